@@ -1,0 +1,20 @@
+"""cmrc, the causal mechanism reduction compiler.
+
+    program = cmrc.trace("model.onnx")                       # or (nn.Module, example inputs), or an ExportedProgram
+    plan = cmrc.Plan(program)
+    plan.do("blocks.3.mlp.act", units=[1, 5, 9], constant=means)
+    lowered = cmrc.lower(program, plan)                      # smaller, dense, equal to the clamped model
+    lowered.check((batch,)); lowered.save("small.onnx"); print(lowered.report)
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+from cmrc.errors import CmrcError
+from cmrc.lower import Check, Lowered, lower
+from cmrc.plan import Affine, Plan
+from cmrc.program import Program, Site, trace
+from cmrc.report import Report
+
+__all__ = ["Affine", "Check", "CmrcError", "Lowered", "Plan", "Program", "Report", "Site", "lower", "trace"]

@@ -1,0 +1,171 @@
+"""Where the units of an axis go when a value is reshaped.
+
+    (N, C, H, W) -> (N, C*H*W)     a unit becomes a block of H*W positions
+    (N, T, H*D)  -> (N, T, H, D)   whole blocks of D units become one position, or the same units of each block do
+    (N, C, H, W) -> (N, C, H*W)    nothing happens to C
+
+Sizes known only at run time take part as symbols: `N` is followed, `N*C` merged into one axis is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cmrc.ir import Array, Dim, Shape
+
+Product = tuple[int, Counter[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring axes before and after a reshape that hold the same elements: [start, stop) on each side."""
+
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The axis and the positions that units went to."""
+
+    axis: int
+    index: tuple[int, ...]
+    segment: Segment
+
+
+def product(dims: Sequence[Dim]) -> Product:
+    """The product of sizes: a number times symbols. `a*b` in a symbol is taken apart, other expressions stay whole."""
+    number, symbols = 1, Counter[str]()
+    for dim in dims:
+        if isinstance(dim, int):
+            number *= dim
+            continue
+        plain = not set(dim) & set("+-/() ")
+        for factor in dim.split("*") if plain else [dim]:
+            if factor.isdigit():
+                number *= int(factor)
+            else:
+                symbols[factor] += 1
+    return number, symbols
+
+
+def _divides(small: Product, large: Product) -> bool:
+    return small[0] != 0 and large[0] % small[0] == 0 and small[1] <= large[1]
+
+
+def segments(before: Shape, after: Shape) -> list[Segment]:
+    """The finest segments. Where sizes cannot be compared, the rest is one segment."""
+    found: list[Segment] = []
+    i = j = 0
+    while i < len(before) and j < len(after):
+        start_i, start_j = i, j
+        i, j = i + 1, j + 1
+        left, right = product(before[start_i:i]), product(after[start_j:j])
+        while left != right:
+            if i < len(before) and (_divides(left, right) or j == len(after)):
+                i += 1
+            elif j < len(after):
+                j += 1
+            elif i < len(before):
+                i += 1
+            else:
+                break
+            left, right = product(before[start_i:i]), product(after[start_j:j])
+        found.append(Segment((start_i, i), (start_j, j)))
+    if found and (i < len(before) or j < len(after)):  # what is left has size one
+        last = found.pop()
+        found.append(Segment((last.before[0], len(before)), (last.after[0], len(after))))
+    return found
+
+
+def _sizes(shape: Shape, span: tuple[int, int]) -> tuple[int, ...] | None:
+    part = shape[span[0] : span[1]]
+    return tuple(int(n) for n in part) if all(isinstance(n, int) for n in part) else None
+
+
+def move(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> Moved | str:
+    """Follow positions of an axis through a reshape; a `str` says why they do not stay positions of one axis."""
+    segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
+    if segment is None:
+        return f"{list(before)} to {list(after)} cannot be followed"
+    one_to_one = segment.before[1] - segment.before[0] == segment.after[1] - segment.after[0] == 1
+    if one_to_one and before[axis] == after[segment.after[0]]:
+        return Moved(segment.after[0], tuple(index), segment)
+    old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    if old is None or new is None or math.prod(old) != math.prod(new):
+        return "it merges the units with a size known only at run time"
+    mask = np.zeros(old, dtype=bool)
+    mask[(slice(None),) * (axis - segment.before[0]) + (list(index),)] = True
+    mask = mask.reshape(new)
+    for local, size in enumerate(new):
+        others = tuple(i for i in range(len(new)) if i != local)
+        profile = mask.any(axis=others)
+        if size > 1 and int(mask.sum()) == int(profile.sum()) * (mask.size // size):
+            return Moved(segment.after[0] + local, tuple(int(i) for i in np.flatnonzero(profile)), segment)
+    if mask.size == 1:
+        return Moved(segment.after[0], (0,), segment)
+    return f"the units are not whole positions of any axis of {list(after)}"
+
+
+def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], moved: Moved, slab: Array) -> Array | str:
+    """The constants of the units, in the order and the place that `move` gave them."""
+    segment = moved.segment
+    result_shape = [1] * len(after)
+    for other in segments(before, after):
+        if other == segment:
+            continue
+        varying = [i for i in range(*other.before) if slab.shape[i] != 1]
+        if not varying:
+            continue
+        if other.before[1] - other.before[0] != 1 or other.after[1] - other.after[0] != 1:
+            return "the constants differ along an axis that is reshaped as well"
+        result_shape[other.after[0]] = slab.shape[other.before[0]]
+    old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    if old is None or new is None:  # one axis, followed as it is
+        result_shape[moved.axis] = len(index)
+        return slab.reshape(result_shape)
+    first, last = segment.before
+    local = axis - first
+    lead, trail = slab.shape[:first], slab.shape[last:]
+    part = np.broadcast_to(slab, (*lead, *(len(index) if i == local else n for i, n in enumerate(old)), *trail))
+    full = np.zeros((*lead, *old, *trail))
+    full[(slice(None),) * axis + (list(index),)] = part
+    full = full.reshape(*lead, *new, *trail)
+    local_after = moved.axis - segment.after[0]
+    full = np.take(full, list(moved.index), axis=len(lead) + local_after)
+    for i in range(len(new)):
+        result_shape[segment.after[0] + i] = full.shape[len(lead) + i]
+    return compress(full.reshape(result_shape), keep=moved.axis)
+
+
+def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tuple[int, Array] | str:
+    """Where each unit's block lies, for a reshape that merges the axis with others: (axis, positions[unit, k])."""
+    segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
+    if segment is None:
+        return f"{list(before)} to {list(after)} cannot be followed"
+    old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    wide = [i for i in range(*segment.after) if after[i] != 1]
+    if segment.before[1] - segment.before[0] == 1 and len(wide) == 1 and before[axis] == after[wide[0]]:
+        return wide[0], np.asarray(index).reshape(-1, 1)
+    if old is None or new is None:
+        return "it merges the units with a size known only at run time"
+    if len(wide) != 1:
+        return "it splits the units over several axes"
+    positions = np.arange(math.prod(old)).reshape(old)
+    chosen = np.take(positions, list(index), axis=axis - segment.before[0])
+    return wide[0], np.moveaxis(chosen, axis - segment.before[0], 0).reshape(len(index), -1)
+
+
+def compress(slab: Array, keep: int) -> Array:
+    """Drop axes along which nothing varies to size one, except `keep`."""
+    for axis in range(slab.ndim):
+        if axis != keep and slab.shape[axis] > 1:
+            first = np.take(slab, [0], axis=axis)
+            if np.array_equal(slab, np.broadcast_to(first, slab.shape)):
+                slab = first
+    return slab

@@ -1,0 +1,68 @@
+"""What a graph costs: parameters, bytes, multiply-accumulates. Sizes known only at run time count as given, or as 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from cmrc.axes import product
+from cmrc.ir import Graph, Leaf, Node, Shape, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Stored numbers, stored bytes, and multiply-accumulates of one run."""
+
+    parameters: int
+    bytes: int
+    macs: int
+
+
+def itemsize(dtype: str) -> int:
+    return np.dtype(getattr(ml_dtypes, dtype, None) or dtype).itemsize
+
+
+def elements(shape: Shape, sizes: Mapping[str, int]) -> int:
+    number, symbols = product(shape)
+    return number * math.prod(sizes.get(symbol, 1) ** power for symbol, power in symbols.items())
+
+
+def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> int:
+    """Multiply-accumulates of one node: affine ops and products of values; everything else counts nothing."""
+    out = elements(node.output.shape, sizes)
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op == "linear" and isinstance(weight, Tensor):
+        return out * weight.shape[node.attrs["w_in"]]
+    if node.op == "conv" and isinstance(weight, Tensor):
+        kernel = math.prod(weight.shape[2:])
+        if node.attrs.get("transposed"):  # every input element meets every output channel of its group and kernel position
+            x = node.inputs[0]
+            assert isinstance(x, str)
+            return elements(shapes[x], sizes) * weight.shape[1] * kernel
+        return out * weight.shape[1] * kernel
+    if node.op == "matmul" and isinstance(node.inputs[0], str):
+        return out * elements(shapes[node.inputs[0]][-1:], sizes)
+    return 0
+
+
+def cost(graph: Graph, sizes: Mapping[str, int] | None = None) -> Cost:
+    """The cost of a graph. A parameter that several nodes share counts once."""
+    sizes = sizes or {}
+    shapes = {name: value.shape for name, value in graph.values().items()}
+    stored: dict[Tensor, None] = {}
+    leaves: dict[str, Leaf] = {}
+    total = 0
+    for node in graph.nodes:
+        total += macs(node, shapes, sizes)
+        for operand in node.inputs:
+            if isinstance(operand, Leaf):
+                leaves[operand.name] = operand
+            elif isinstance(operand, Tensor) and operand.shape:
+                stored.setdefault(operand)
+    tensors = [*leaves.values(), *stored]
+    count = sum(math.prod(t.shape) for t in tensors)
+    return Cost(count, sum(math.prod(t.shape) * itemsize(t.dtype) for t in tensors), total)

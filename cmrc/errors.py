@@ -1,0 +1,110 @@
+"""Every error that a user can meet, one class a kind: what, where, why, and the way out.
+
+    do-shape: %blocks.3.mlp.act (gelu): the plan gives 3 constants for 384 units
+      at plan.json: do[2]
+      fix: give one constant per replaced unit, or one for all
+"""
+
+from __future__ import annotations
+
+
+class CmrcError(Exception):
+    """The parent of all: `kind: %node (op): reason`, the plan's entry, the fix."""
+
+    kind = "error"
+
+    def __init__(self, reason: str, *, node: str = "", op: str = "", at: str = "", fix: str = "") -> None:
+        self.reason, self.node, self.op, self.at, self.fix = reason, node, op, at, fix
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        where = f" %{self.node}" if self.node else ""
+        if self.node and self.op:
+            where += f" ({self.op})"
+        lines = [f"{self.kind}:{where}{':' if where else ''} {self.reason}"]
+        if self.at:
+            lines.append(f"  at {self.at}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class GraphError(CmrcError):
+    """The IR itself does not hold together: a bug in a host or a pass, never in a user's plan."""
+
+    kind = "graph"
+
+    def __init__(self, node: str, op: str, reason: str) -> None:
+        super().__init__(reason, node=node, op=op, fix="this is a fault of cmrc: report it with `cmrc inspect --ir`")
+
+
+class TextError(CmrcError):
+    """A text form of the IR that cannot be parsed."""
+
+    kind = "ir-text"
+
+
+class TraceError(CmrcError):
+    """The model cannot be read."""
+
+    kind = "trace"
+
+
+class SiteError(CmrcError):
+    """A name that is no site, or more than one."""
+
+    kind = "site"
+
+
+class DoError(CmrcError):
+    """A replacement that makes no sense where it stands."""
+
+    kind = "do"
+
+
+class DoShapeError(DoError):
+    """Arrays that do not fit the units."""
+
+    kind = "do-shape"
+
+
+class DoUnitsError(DoError):
+    """Units out of range, repeated, replaced twice, or parents that are themselves replaced."""
+
+    kind = "do-units"
+
+
+class DoValueError(DoError):
+    """NaN or infinite constants."""
+
+    kind = "do-value"
+
+
+class PlanError(CmrcError):
+    """A plan file that cannot be read."""
+
+    kind = "plan"
+
+
+class FingerprintError(CmrcError):
+    """A plan for another model."""
+
+    kind = "fingerprint"
+
+
+class ResidueError(CmrcError):
+    """Replacements that could not be folded away, while the caller asked for a clean result."""
+
+    kind = "residue"
+
+
+class HostError(CmrcError):
+    """Something that this host cannot do."""
+
+    kind = "host"
+
+
+class CheckError(CmrcError):
+    """Lowered and clamped do not agree, or could not be compared."""
+
+    kind = "check"

@@ -1,0 +1,37 @@
+"""A host is the model's own graph: `fx` (torch.export) or `onnx` (onnx_ir). The only places that know a framework.
+
+A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), and runs it.
+`fx_ops.py` and `onnx_ops.py` are the tables: a row an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from cmrc.ir import Array, Graph
+
+
+class Host(Protocol):
+    """A model that can be read as IR, patched, run and saved. Immutable: `build` and `annotate` return another host."""
+
+    kind: str
+    graph: Graph
+    names: Mapping[str, Sequence[str]]
+    """Every name a user may call a value by (module path, node name, value name), to the values it names."""
+
+    def build(self, graph: Graph) -> Self:
+        """A clone of this host that computes `graph`: an edited form of `self.graph`, do and select nodes included."""
+
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
+        """The outputs for one batch, as numpy arrays, then the tapped values by name."""
+
+    def annotations(self) -> list[dict[str, Any]]:
+        """The do's recorded on the nodes, as plan entries in JSON form, in the plan's order."""
+
+    def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> Self:
+        """A clone with plan entries (value name, JSON form) recorded on the nodes that make the values."""
+
+    def save(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the model to `path`, whole or not at all."""

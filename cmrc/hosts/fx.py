@@ -1,0 +1,486 @@
+"""The torch host: `torch.export`'s graph, whose parameters are inputs ("lifted"), read into the IR by `fx_ops.py`.
+
+    trace    nn.Module -> ExportedProgram -> a cleaned copy of its graph (no guards, no in-place ops)
+    build    a patched copy of that graph with new parameters (fx_write.py)
+    module   a plain, trainable fx.GraphModule under the original parameter names
+    save     ONNX by torch.onnx.export, which is handed the program that is already there
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils import _pytree as pytree
+
+from cmrc.errors import HostError, TraceError
+from cmrc.hosts.fx_module import LoweredModule, flat_codegen
+from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, shape_of
+from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
+
+aten = torch.ops.aten
+LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+CHECKS_ONLY = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range", "_assert_async"}
+ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias", "flatten"}
+
+
+def trace(model: torch.nn.Module | ExportedProgram, args: tuple[Any, ...], options: Mapping[str, Any]) -> FxHost:
+    """Export the model in eval mode (its own mode is put back) and take the graph over."""
+    if isinstance(model, ExportedProgram):
+        return FxHost.from_exported(model)
+    was_training = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        exported = torch.export.export(model, args, **options)
+    except Exception as error:
+        raise TraceError(
+            f"torch.export cannot trace {type(model).__name__}: {str(error).strip().splitlines()[0]}",
+            fix="make `torch.export.export(model, args)` work, or export the model to ONNX and trace that file",
+        ) from error
+    finally:
+        for name, module in model.named_modules():
+            module.training = was_training[name]
+    return FxHost.from_exported(exported)
+
+
+@dataclass(eq=False)
+class FxHost:
+    """A lifted graph, what its inputs are, and the tensors behind them."""
+
+    exported: ExportedProgram
+    lifted: fx.Graph
+    specs: tuple[InputSpec, ...]
+    state: dict[str, torch.Tensor]
+    stale: bool = False  # whether shapes in the nodes' meta are those of the graph before a patch
+    untied: tuple[str, ...] = ()
+    kind: str = field(default="fx", init=False)
+
+    @classmethod
+    def from_exported(cls, exported: ExportedProgram) -> FxHost:
+        signature = exported.graph_signature
+        if any(spec.kind == OutputKind.BUFFER_MUTATION for spec in signature.output_specs):
+            raise TraceError("the model changes its buffers while it runs", fix="trace the model in eval mode")
+        state: dict[str, torch.Tensor] = {}
+        for spec in signature.input_specs:
+            if spec.kind in LIFTED and spec.target is not None:
+                found = exported.state_dict.get(spec.target)
+                state[spec.target] = exported.constants[spec.target] if found is None else found
+        return cls(exported, functional(exported.graph), tuple(signature.input_specs), state)
+
+    # ------------------------------------------------------------ reading
+
+    @cached_property
+    def _read(self) -> Reading:
+        if self.stale:
+            self.refresh()
+        return Reading(self)
+
+    @property
+    def graph(self) -> Graph:
+        return self._read.graph
+
+    @property
+    def names(self) -> Mapping[str, Sequence[str]]:
+        return self._read.names
+
+    @property
+    def reads(self) -> dict[str, Read]:
+        return self._read.reads
+
+    @property
+    def parts(self) -> dict[str, str]:
+        return self._read.parts
+
+    def refresh(self) -> None:
+        """Bring the shapes in the nodes' meta up to date with the parameters."""
+        holder = fx.GraphModule(torch.nn.Module(), self.lifted)
+        values = [node.meta.get("val") for node in self.lifted.nodes if node.op == "placeholder"]
+        mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
+        FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*values)
+        self.stale = False
+
+    # ------------------------------------------------------------ writing
+
+    def build(self, graph: Graph) -> FxHost:
+        from cmrc.hosts.fx_write import write
+
+        return write(self, graph)
+
+    def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> FxHost:
+        """Plan entries into `node.meta["custom"]`, the only meta that survives re-export and torch.export.save."""
+        copied = copy_graph(self.lifted)
+        nodes = {node.name: node for node in copied.nodes}
+        for node in copied.nodes:
+            custom = node.meta.get("custom")
+            if custom and "cmrc.do" in custom:
+                node.meta["custom"] = {k: v for k, v in custom.items() if k != "cmrc.do"}
+        for order, (name, entry) in enumerate(entries):
+            node = nodes[name]
+            custom = dict(node.meta.get("custom") or {})
+            custom["cmrc.do"] = json.dumps([*json.loads(custom.get("cmrc.do", "[]")), [order, entry]])
+            node.meta["custom"] = custom
+        return replace(self, lifted=copied)
+
+    def annotations(self) -> list[dict[str, Any]]:
+        found: list[tuple[int, dict[str, Any]]] = []
+        for node in self.lifted.nodes:
+            for order, entry in json.loads((node.meta.get("custom") or {}).get("cmrc.do", "[]")):
+                found.append((order, entry if "site" in entry else {**entry, "site": node.name}))
+        return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+    def module(self) -> LoweredModule:
+        """A plain GraphModule: parameters as attributes under their own names, the model's own call signature."""
+        graph = fx.Graph()
+        kinds = {spec.arg.name: spec for spec in self.specs}
+        mapping: dict[fx.Node, fx.Node] = {}
+        attributes: dict[str, Any] = {}
+        for node in self.lifted.nodes:
+            spec = kinds.get(node.name)
+            if node.op == "placeholder" and spec is not None and spec.kind in LIFTED:
+                assert spec.target is not None
+                tensor = self.state[spec.target]
+                if spec.kind == InputKind.CONSTANT_TENSOR and not spec.target.isidentifier():
+                    raise HostError(f"a constant is called {spec.target!r}", node=node.name)
+                attributes[spec.target] = tensor
+                mapping[node] = graph.create_node("get_attr", spec.target, name=node.name)
+                mapping[node].meta = copy.copy(node.meta)
+            elif node.op == "get_attr":
+                attributes[node.target] = operator.attrgetter(node.target)(self.exported.graph_module)
+                mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+            else:
+                mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+        unread = {n: t for n, t in self.exported.state_dict.items() if n not in self.state and n not in attributes}
+        graph.set_codegen(flat_codegen(self.exported))
+        return LoweredModule.assemble(attributes, graph, unread)
+
+    def to_exported(self) -> ExportedProgram:
+        """An ExportedProgram of this graph, without tracing again."""
+        if self.stale:
+            self.refresh()
+        signature = copy.copy(self.exported.graph_signature)
+        signature.input_specs = list(self.specs)
+        parameters = {n: t for n, t in self.state.items() if self._kind(n) != InputKind.CONSTANT_TENSOR}
+        constants = {n: t for n, t in self.state.items() if n not in parameters}
+        holder = fx.GraphModule(self.exported.graph_module, self.lifted)
+        return ExportedProgram(
+            root=holder,
+            graph=self.lifted,
+            graph_signature=signature,
+            state_dict=parameters,
+            range_constraints=self.exported.range_constraints,
+            module_call_graph=copy.deepcopy(self.exported.module_call_graph),
+            example_inputs=self.exported.example_inputs,
+            constants={**{k: v for k, v in self.exported.constants.items() if k not in self.state}, **constants},
+        )
+
+    def _kind(self, target: str) -> InputKind:
+        return next(spec.kind for spec in self.specs if spec.target == target)
+
+    def save(self, path: Path, metadata: Mapping[str, str]) -> None:
+        from cmrc.hosts.onnx import OnnxHost
+
+        OnnxHost.from_model(self.to_onnx()).save(path, metadata)
+
+    def to_onnx(self) -> Any:
+        """The program as an onnx_ir model, by torch's own exporter."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(self.to_exported(), dynamo=True, verbose=False)
+        assert program is not None
+        return program.model
+
+    # ------------------------------------------------------------ running
+
+    @cached_property
+    def _runner(self) -> LoweredModule:
+        module = self.module()
+        module.eval()
+        return module
+
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
+        args = () if isinstance(inputs, Mapping) else tuple(pytree.tree_map(_as_tensor, tuple(inputs)))
+        kwargs = {k: pytree.tree_map(_as_tensor, v) for k, v in inputs.items()} if isinstance(inputs, Mapping) else {}
+        with torch.no_grad():
+            if not taps:
+                outputs, seen = self._runner(*args, **kwargs), {}
+            else:
+                outputs, seen = _run_with_taps(self._runner, args, kwargs, taps)
+        flat = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+        return [to_numpy(t) for t in (*flat, *(seen[name] for name in taps))]
+
+
+def _run_with_taps(
+    module: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], taps: Sequence[str]
+) -> tuple[Any, dict[str, Any]]:
+    seen: dict[str, Any] = {}
+
+    class Tapped(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.name in taps:
+                seen[n.name] = result
+            return result
+
+    codegen = module.graph._codegen
+    flat = codegen.process_inputs(*args, **kwargs) if kwargs else codegen.process_inputs(*args)
+    result = Tapped(module).run(*flat, enable_io_processing=False)
+    return codegen.process_outputs(result), seen
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """The tensor's own memory as an array where numpy has the dtype; bfloat16 through ml_dtypes."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def from_numpy(array: Array) -> torch.Tensor:
+    array = np.ascontiguousarray(array)
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy under the same names; torch's own renames nodes that are called like a builtin."""
+    copied = copy.deepcopy(graph)
+    for old, new in zip(graph.nodes, copied.nodes, strict=True):
+        new.name = old.name
+    return copied
+
+
+def functional(graph: fx.Graph) -> fx.Graph:
+    """A copy without run-time checks and in-place ops: `relu_(x)` becomes `relu(x)`, and later readers of x read that."""
+    copied = copy_graph(graph)
+    for node in list(copied.nodes):
+        name = str(getattr(node.target, "_opname", "")) or str(node.target).split(".")[-1]
+        if node.op == "call_module" or (node.op == "call_function" and any(check in str(node.target) for check in CHECKS_ONLY)):
+            copied.erase_node(node)
+        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and name.endswith("_"):
+            _make_functional(node, name)
+    return copied
+
+
+def _make_functional(node: fx.Node, name: str) -> None:
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    if not target._schema.is_mutable or name.endswith("__"):
+        return
+    changed = node.args[0]
+    packet = getattr(aten, name[:-1], None)
+    plain = getattr(packet, target._overloadname, None)
+    aliases = isinstance(changed, fx.Node) and _opname(changed) in ALIASES
+    if plain is None or not isinstance(changed, fx.Node) or changed.op == "placeholder" or aliases:
+        raise TraceError(
+            "it changes a value in place that others share",
+            node=node.name,
+            op=name,
+            fix="use the form of the op without the trailing underscore, or inplace=False",
+        )
+    node.target = plain
+    later = False
+    for reader in list(changed.graph.nodes):
+        if later and changed in reader.all_input_nodes:
+            reader.replace_input_with(changed, node)
+        later = later or reader is node
+
+
+def _opname(node: fx.Node) -> str:
+    return str(getattr(node.target, "_opname", ""))
+
+
+class Reading:
+    """One walk over a lifted graph: the IR, the names of its values, and how each node was read."""
+
+    def __init__(self, host: FxHost) -> None:
+        self.host = host
+        self.reads: dict[str, Read] = {}
+        self.parts: dict[str, str] = {}  # a getitem of a split or unbind, to that node
+        self.nodes: list[Node] = []
+        self.inputs: list[Value] = []
+        self.outputs: list[str] = []
+        self.leaves: dict[str, Leaf] = {}  # by placeholder
+        self.specs = {spec.arg.name: spec for spec in host.specs}
+        self.through = {n.name for n in host.lifted.nodes if self._only_turns_a_weight(n)}
+        for node in host.lifted.nodes:
+            self._visit(node)
+        self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
+        self.names = module_names(host.lifted, {v for v in self.graph.values()})
+
+    def _only_turns_a_weight(self, node: fx.Node) -> bool:
+        """w.t() read only as the weight of a product: the product is linear in w itself."""
+        if _opname(node) not in ("t", "transpose", "permute") or len(shape_of(node)) != 2:
+            return False
+        source = node.args[0]
+        spec = self.specs.get(source.name) if isinstance(source, fx.Node) else None
+        products = {"matmul": (1, 0), "mm": (1, 0), "addmm": (2,)}
+        return (
+            spec is not None
+            and spec.kind in LIFTED
+            and all(_opname(u) in products and node in [u.args[i] for i in products[_opname(u)]] for u in node.users)
+        )
+
+    def _visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self._placeholder(node)
+        elif node.op == "output":
+            flat = [n for n in pytree.tree_leaves(node.args[0]) if isinstance(n, fx.Node)]
+            self.outputs = [n.name for n in flat if n.name not in self.leaves]
+        elif node.op == "call_function" and node.name not in self.through:
+            self._call(node)
+
+    def _placeholder(self, node: fx.Node) -> None:
+        spec, value = self.specs[node.name], node.meta.get("val")
+        if spec.kind in LIFTED:
+            assert spec.target is not None
+            tensor = self.host.state[spec.target]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.leaves[node.name] = Leaf(spec.target, tuple(tensor.shape), dtype, _loader(tensor))
+        elif isinstance(value, torch.Tensor):
+            self.inputs.append(_value(node))
+
+    def _operand(self, argument: Any) -> Operand:
+        if isinstance(argument, fx.Node):
+            return self.leaves.get(argument.name) or argument.name
+        if isinstance(argument, (bool, int, float)):
+            return Literal(np.asarray(argument))
+        return None
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._getitem(node)
+            return
+        row: Callable[[Arguments], Read | Opaque | None] | None = ROWS.get(node.target)
+        arguments = Arguments(node)
+        read = row(arguments) if row is not None else None
+        if isinstance(read, Read) and (read.parts is not None or isinstance(node.meta.get("val"), torch.Tensor) or read.op == "opaque"):
+            if read.parts is not None:
+                self.reads[node.name] = read
+                return
+            if read.op == "matmul":
+                read = self._linear_if_weighted(arguments) or read
+            operands = tuple(self._operand(self._at(arguments, p)) for p in read.args)
+            if _known(operands, read):
+                attrs = read.attrs if read.op != "opaque" else {**read.attrs, "host_op": _opname(node)}
+                self.reads[node.name] = read
+                self._emit(node, Node(read.op, operands, (_value(node),), attrs, node.name, path_of(node)))
+                return
+        self._opaque(node, read.why if isinstance(read, Opaque) else "")
+
+    def _at(self, arguments: Arguments, position: Any) -> Any:
+        value = arguments[position[0]][position[1]] if isinstance(position, tuple) else arguments[position]
+        return value.args[0] if isinstance(value, fx.Node) and value.name in self.through else value
+
+    def _linear_if_weighted(self, a: Arguments) -> Read | None:
+        """x @ w and w @ x with a parameter w, turned by a transpose or not."""
+        for weight, x in ((1, 0), (0, 1)):
+            source = self._at(a, weight)
+            other = self._at(a, x)
+            if not (isinstance(source, fx.Node) and source.name in self.leaves) or len(shape_of(source)) != 2:
+                continue
+            if isinstance(other, fx.Node) and other.name in self.leaves:
+                return None
+            turned = a[weight].name in self.through
+            rank = len(shape_of(a[x]))
+            if weight == 1:
+                attrs = {"axis": rank - 1, "w_in": int(turned), "w_out": int(not turned)}
+            elif rank < 2:
+                return None
+            else:
+                attrs = {"axis": rank - 2, "w_in": int(not turned), "w_out": int(turned)}
+            return Read("linear", (x, weight), attrs)
+        return None
+
+    def _getitem(self, node: fx.Node) -> None:
+        source, index = node.args
+        assert isinstance(source, fx.Node) and isinstance(index, int)
+        read = self.reads.get(source.name)
+        if read is None or read.parts is None:
+            return  # one of the results of an opaque node, which lists them
+        operand = self._operand(source.args[0])
+        self.parts[node.name] = source.name
+        self.reads[node.name] = Read(read.op, (0,), read.parts[index])
+        self._emit(node, Node(read.op, (operand,), (_value(node),), read.parts[index], node.name, path_of(source)))
+
+    def _opaque(self, node: fx.Node, why: str) -> None:
+        inputs = tuple(o for o in (self._operand(n) for n in node.all_input_nodes) if o is not None)
+        value = node.meta.get("val")
+        if isinstance(value, (tuple, list)):
+            outputs = tuple(_value(user) for user in node.users if user.target is operator.getitem)
+            if not outputs:
+                return
+        else:
+            if not inputs and not isinstance(value, torch.Tensor):
+                return  # arithmetic on sizes
+            outputs = (_value(node),)
+        attrs: dict[str, Any] = {"host_op": _opname(node) or getattr(node.target, "__name__", str(node.target))}
+        if why:
+            attrs["why"] = why
+        if node.is_impure():
+            attrs["effect"] = True
+        self._emit(node, Node("opaque", inputs, outputs, attrs, node.name, path_of(node)))
+
+    def _emit(self, node: fx.Node, made: Node) -> None:
+        self.nodes.append(made)
+
+
+def _known(operands: Sequence[Operand], read: Read) -> bool:
+    """Whether the operands are of a kind that the op takes: an affine op's weight must be a parameter."""
+    if read.op in ("linear", "conv"):
+        return isinstance(operands[0], str) and isinstance(operands[1], Tensor) and not isinstance((*operands, None)[2], str)
+    if read.op == "embedding":
+        return isinstance(operands[0], str) and isinstance(operands[1], Tensor)
+    return any(isinstance(o, str) for o in operands) or read.op in ("pointwise", "reshape", "transpose", "expand", "concat", "select")
+
+
+def _value(node: fx.Node) -> Value:
+    value = node.meta.get("val")
+    dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int64"
+    return Value(node.name, shape_of(node), dtype)
+
+
+def _loader(tensor: torch.Tensor) -> Callable[[], Array]:
+    return lambda: to_numpy(tensor)
+
+
+def path_of(node: fx.Node) -> str:
+    """The module that the node belongs to, as the user calls it."""
+    stack = node.meta.get("nn_module_stack")
+    return str(list(stack.values())[-1][0]) if stack else ""
+
+
+def module_names(graph: fx.Graph, values: set[str]) -> dict[str, list[str]]:
+    """Every name of a value: its node, and the module that returns it. A module called twice names two values, `path@0`, `path@1`."""
+    last: dict[str, dict[str, str]] = {}
+    for node in graph.nodes:
+        if node.name not in values or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+            if path:
+                last.setdefault(path, {})[key] = node.name
+    names: dict[str, list[str]] = {name: [name] for name in values}
+    for path, calls in last.items():
+        found = list(calls.values())
+        names[path] = found
+        if len(found) > 1:
+            names.update({f"{path}@{i}": [name] for i, name in enumerate(found)})
+    return names

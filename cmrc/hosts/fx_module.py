@@ -1,0 +1,80 @@
+"""The torch result: a plain `fx.GraphModule` whose `.train()` and `.eval()` work, and which can be pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
+
+# The argument of each op that says whether the model trains; export bakes it in as a number.
+TRAINING_FLAGS = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
+
+
+class LoweredModule(fx.GraphModule):
+    """A graph under the user's own parameter names.
+
+    `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph.
+    """
+
+    @classmethod
+    def assemble(cls, attributes: Mapping[str, Any], graph: fx.Graph, unread: Mapping[str, torch.Tensor]) -> Self:
+        """`unread` holds state that the graph does not read (a batch norm's counter) and a state dict still has."""
+        module = cls(dict(attributes), graph)
+        for name, tensor in unread.items():
+            *path, last = name.split(".")
+            owner: torch.nn.Module = module
+            for part in path:
+                if not hasattr(owner, part):
+                    owner.add_module(part, torch.nn.Module())
+                owner = getattr(owner, part)
+            if isinstance(tensor, torch.nn.Parameter):
+                continue
+            owner.register_buffer(last, tensor)
+        return module
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        changed = False
+        for node in self.graph.nodes:
+            flag = TRAINING_FLAGS.get(str(getattr(node.target, "_opname", "")))
+            if flag is not None and len(node.args) > flag and node.args[flag] != mode:
+                node.update_arg(flag, mode)
+                changed = True
+        if changed:
+            self.recompile()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        function, args = super().__reduce__()
+        return _revive, (function, args)
+
+
+def _revive(function: Callable[..., fx.GraphModule], args: tuple[Any, ...]) -> LoweredModule:
+    plain = function(*args)
+    module = LoweredModule(plain, plain.graph)
+    for name, buffer in plain.named_buffers():
+        owner, _, last = name.rpartition(".")
+        target = module.get_submodule(owner) if _has(module, owner) else None
+        if target is not None and last not in target._buffers:
+            target.register_buffer(last, buffer)
+    module.training = plain.training
+    return module
+
+
+def _has(module: torch.nn.Module, path: str) -> bool:
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def flat_codegen(exported: ExportedProgram) -> CodeGen:
+    """Code that takes and returns what the user's own module does."""
+    spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
+    names = [f"arg_{i}" for i in range(spec.child(0).num_children)] + list(spec.child(1).context or [])
+    return _PyTreeCodeGen(_PyTreeInfo(names, spec, out_spec))

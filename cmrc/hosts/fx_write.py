@@ -1,0 +1,420 @@
+"""Write an edited IR into a copy of the lifted torch graph: rewired arguments, new parameters, patched sizes.
+
+Nodes that the IR left alone are left alone. Parameters that change keep their names; where several uses of one parameter
+became different, the use that did not change keeps the name and the others get private copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+from cmrc.errors import HostError
+from cmrc.hosts.fx import LIFTED, FxHost, copy_graph, from_numpy
+from cmrc.hosts.fx_ops import Arguments, arguments
+from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, leaves_of
+from cmrc.ops import materialise
+
+aten = torch.ops.aten
+CONVOLUTIONS = {
+    (1, False): aten.conv1d.default,
+    (2, False): aten.conv2d.default,
+    (3, False): aten.conv3d.default,
+    (1, True): aten.conv_transpose1d.default,
+    (2, True): aten.conv_transpose2d.input,
+    (3, True): aten.conv_transpose3d.input,
+}
+SIZES_ARGUMENT = {"view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
+
+
+def write(host: FxHost, graph: Graph) -> FxHost:
+    """A host that computes `graph`."""
+    return Writer(host, graph).result()
+
+
+def is_range(index: Sequence[int]) -> bool:
+    return tuple(index) == tuple(range(index[0], index[0] + len(index)))
+
+
+@dataclass(eq=False)
+class Writer:
+    """One patch. `made` maps every IR value to the fx node that computes it."""
+
+    host: FxHost
+    graph: Graph
+    lifted: fx.Graph = field(default_factory=fx.Graph)
+    made: dict[str, fx.Node] = field(default_factory=dict)
+    old: dict[str, Node] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    specs: list[InputSpec] = field(default_factory=list)
+    placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
+    tensors: list[tuple[Tensor, str]] = field(default_factory=list)  # what was made of an expression, and its name
+    untied: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lifted = copy_graph(self.host.lifted)
+        self.made = {node.name: node for node in self.lifted.nodes}
+        self.old = {node.name: node for node in self.host.graph.nodes}
+        self.state, self.specs = dict(self.host.state), list(self.host.specs)
+        kinds = {spec.arg.name: spec for spec in self.specs}
+        for node in self.lifted.nodes:
+            spec = kinds.get(node.name) if node.op == "placeholder" else None
+            if spec is not None and spec.kind in LIFTED and spec.target is not None:
+                self.placeholders[spec.target] = node
+
+    def result(self) -> FxHost:
+        self._replace_parameters()
+        cursor = [node for node in self.lifted.nodes if node.op == "placeholder"][-1]
+        patched: list[tuple[Node, Node]] = []
+        for node in self.graph.nodes:
+            if not node.origin:
+                cursor = self._insert(node, cursor)
+                continue
+            before = self.old.get(node.name)
+            if before is None:
+                raise HostError("is not a node of the graph that is patched", node=node.label, op=node.kind)
+            if before is not node and before != node:
+                patched.append((before, node))
+            cursor = max(cursor, self.made[node.outputs[-1].name])
+        for before, node in patched:
+            self._patch(before, node)
+        self._patch_parts()
+        output = self.lifted.output_node()
+        for was, now in zip(self.host.graph.outputs, self.graph.outputs, strict=True):
+            if was != now:
+                output.replace_input_with(self.made[was], self.made[now])
+        self._drop_unread()
+        self.lifted.lint()
+        custom = [n for n in self.lifted.nodes if (n.meta.get("custom") or {}).get("cmrc.do")]
+        for node in custom:
+            node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "cmrc.do"}
+        return replace(
+            self.host, lifted=self.lifted, specs=tuple(self.specs), state=self.state, stale=True, untied=tuple(self.untied)
+        )
+
+    # ------------------------------------------------------------ parameters
+
+    def _replace_parameters(self) -> None:
+        """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
+        uses: dict[str, list[Tensor]] = {}
+        for node in self.graph.nodes:
+            for operand in node.inputs:
+                if isinstance(operand, Tensor):
+                    named = next((leaf.name for leaf in leaves_of(_shell(operand))), None)
+                    if named is not None and all(operand != seen for seen in uses.get(named, ())):
+                        uses.setdefault(named, []).append(operand)
+        shared = {id(t): n for n, t in reversed(self.state.items())}  # tied parameters: one tensor under two names
+        for name, forms in uses.items():
+            if any(isinstance(form, Leaf) for form in forms):
+                continue  # somebody reads it unchanged
+            form = forms[0]
+            tensor = self._tensor(form, like=self.host.state[name])
+            twin = shared[id(self.host.state[name])]
+            self.state[name] = tensor
+            if twin != name:
+                self.untied.append(f"{name} from {twin}")
+            self.tensors.append((form, name))
+            self._set_meta(self.placeholders[name], tensor)
+            if len(forms) > 1:
+                self.untied.append(f"{name}: {len(forms)} uses became different")
+
+    def _tensor(self, expression: Tensor, like: torch.Tensor) -> torch.Tensor:
+        made = from_numpy(materialise(expression)).to(like.device)
+        if made.dtype != like.dtype and made.dtype.is_floating_point:
+            made = made.to(like.dtype)
+        return torch.nn.Parameter(made, requires_grad=like.requires_grad) if isinstance(like, torch.nn.Parameter) else made
+
+    def _set_meta(self, node: fx.Node, tensor: torch.Tensor) -> None:
+        mode = next(n.meta["val"].fake_mode for n in self.lifted.nodes if hasattr(n.meta.get("val"), "fake_mode"))
+        with mode:
+            node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    def _constant(self, tensor: torch.Tensor, base: str, *, parameter: bool = False) -> fx.Node:
+        """A new parameter or buffer as an input of the lifted graph."""
+        name, count = base, 0
+        taken = set(self.state) | set(self.host.exported.state_dict)
+        while name in taken or any(other.startswith(f"{name}.") for other in taken):
+            count += 1
+            name = f"{base}_{count}"
+        kind = InputKind.PARAMETER if parameter else InputKind.BUFFER
+        self.state[name] = torch.nn.Parameter(tensor) if parameter and tensor.dtype.is_floating_point else tensor
+        first = next(iter(self.lifted.nodes))
+        with self.lifted.inserting_before(first):
+            node = self.lifted.placeholder(("p_" if parameter else "b_") + name.replace(".", "_"))
+        self._set_meta(node, tensor)
+        persistent = None if parameter else True
+        self.specs.insert(0, InputSpec(kind, TensorArgument(node.name), name, persistent))
+        self.placeholders[name] = node
+        return node
+
+    def _operand(self, operand: Operand, node: Node, position: int, dtype: torch.dtype) -> Any:
+        """The fx argument for an IR operand."""
+        if operand is None:
+            return None
+        if isinstance(operand, str):
+            return self.made[operand]
+        if isinstance(operand, Leaf):
+            return self.placeholders[operand.name]
+        if isinstance(operand, Literal) and operand.array.ndim == 0 and node.origin:
+            return operand.array.item()
+        for seen, name in self.tensors:
+            if seen == operand:
+                return self.placeholders[name]
+        tensor = from_numpy(materialise(operand))
+        if tensor.dtype != dtype and tensor.dtype.is_floating_point:
+            tensor = tensor.to(dtype)
+        role = {("linear", 1): "weight", ("conv", 1): "weight", ("linear", 2): "bias", ("conv", 2): "bias"}.get((node.op, position))
+        one_axis = sum(n > 1 for n in tensor.shape) <= 1
+        if role is None:
+            role = "bias" if node.attrs.get("addend") and one_axis else "offset"
+        base = f"{node.path}.{role}" if node.path else f"{node.name.replace('.', '_')}_{role}"
+        made = self._constant(tensor, base, parameter=role != "offset")
+        self.tensors.append((operand, next(n for n, p in self.placeholders.items() if p is made)))
+        return made
+
+    # ------------------------------------------------------------ nodes of the model
+
+    def _patch(self, before: Node, node: Node) -> None:
+        if node.name in self.host.parts or node.op == "opaque":
+            if node.op == "opaque":
+                for was, now in zip(before.inputs, node.inputs, strict=True):
+                    if was != now:
+                        self.made[node.name].replace_input_with(self.made[str(was)], self.made[str(now)])
+            return
+        target = self.made[node.name]
+        read = self.host.reads[node.name]
+        values = arguments(target)
+        dtype = _dtype(node.output.dtype)
+        changed = False
+        if node.op == "concat":
+            operands = [self._operand(o, node, i, dtype) for i, o in enumerate(node.inputs)]
+            values[0], changed = operands, True
+        else:
+            for i, position in enumerate(read.args):
+                now = node.inputs[i] if i < len(node.inputs) else None
+                was = before.inputs[i] if i < len(before.inputs) else None
+                if now == was:
+                    continue
+                assert isinstance(position, int)
+                operand = self._operand(now, node, i, dtype)
+                held = values[position]
+                if isinstance(held, fx.Node) and held.name in self.host._read.through and isinstance(now, Tensor):
+                    if held.args[0] is operand:
+                        continue
+                    with self.lifted.inserting_before(target):
+                        operand = self.lifted.call_function(held.target, (operand, *held.args[1:]))
+                if values[position] is not operand:
+                    values[position], changed = operand, True
+        changed = self._patch_attributes(before, node, target, values) or changed
+        if changed:
+            _set_arguments(target, values)
+
+    def _patch_attributes(self, before: Node, node: Node, target: fx.Node, values: list[Any]) -> bool:
+        """Numbers that the exporter baked in: sizes of views, groups of convolutions, bounds of slices."""
+        if node.op in ("reshape", "expand") and node.output.shape != before.output.shape:
+            position = SIZES_ARGUMENT.get(str(target.target._opname))  # type: ignore[union-attr]
+            if position is None:
+                return False
+            sizes = list(values[position])
+            offset = Arguments(target).dims(1)[0] if position == 2 else 0
+            for i, size in enumerate(sizes):
+                new = node.output.shape[i + offset]
+                if isinstance(size, int) and size != -1 and size != new:
+                    sizes[i] = new
+            values[position] = sizes
+            return True
+        if node.op == "conv" and node.attrs["groups"] != before.attrs["groups"]:
+            position = {"convolution": 8}.get(str(target.target._opname), 6)  # type: ignore[union-attr]
+            values[position] = node.attrs["groups"]
+            return True
+        if node.op == "select" and node.attrs["keep"] != before.attrs["keep"]:
+            self._take(target, values[0], node.attrs["axis"], node.attrs["keep"])
+            values[:] = list(target.args)
+            return True
+        return False
+
+    def _take(self, target: fx.Node, x: fx.Node, axis: int, keep: Sequence[int]) -> None:
+        """Turn a node into a slice, or an index_select where the positions are no range."""
+        if is_range(keep):
+            target.target, target.args = aten.slice.Tensor, (x, axis, keep[0], keep[-1] + 1)
+        else:
+            index = self._constant(torch.tensor(keep), f"{x.name.replace('.', '_')}_keep")
+            target.target, target.args = aten.index_select.default, (x, axis, index)
+        target.kwargs = {}
+
+    def _patch_parts(self) -> None:
+        """Results of split and unbind: the op stays where its parts still are its parts, else each becomes a slice of its own."""
+        groups: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            if node.name in self.host.parts:
+                groups.setdefault(self.host.parts[node.name], []).append(node)
+        for source, parts in groups.items():
+            if all(part == self.old[part.name] for part in parts):
+                continue
+            split = self.made[source]
+            everyone = [name for name, owner in self.host.parts.items() if owner == source]
+            inputs = {part.inputs[0] for part in parts if isinstance(part.inputs[0], str)}
+            whole = len(parts) == len(everyone) and len(inputs) == 1
+            if whole and parts[0].op == "along":
+                split.update_arg(0, self.made[str(parts[0].inputs[0])])
+                continue
+            if whole and self._still_splits(split, parts):
+                continue
+            for part in parts:
+                self._stand_alone(part)
+
+    def _still_splits(self, split: fx.Node, parts: Sequence[Node]) -> bool:
+        order = sorted(parts, key=lambda p: int(self.made[p.name].args[1]))  # type: ignore[call-overload]
+        flat = [k for part in order for k in part.attrs["keep"]]
+        x = self.made[str(order[0].inputs[0])]
+        size = self.graph.values()[str(order[0].inputs[0])].shape[order[0].attrs["axis"]]
+        if flat != list(range(int(size))):
+            return False
+        sizes = [len(part.attrs["keep"]) for part in order]
+        if str(split.target._opname) == "chunk" and len(set(sizes)) == 1:  # type: ignore[union-attr]
+            split.update_arg(0, x)
+        else:
+            split.target, split.kwargs = aten.split_with_sizes.default, {}
+            split.args = (x, sizes, order[0].attrs["axis"])
+        return True
+
+    def _stand_alone(self, part: Node) -> None:
+        target, x = self.made[part.name], self.made[str(part.inputs[0])]
+        if part.op == "along":
+            target.target, target.args = aten.select.int, (x, part.attrs["axes"][0], part.attrs["index"])
+        else:
+            self._take(target, x, part.attrs["axis"], part.attrs["keep"])
+
+    # ------------------------------------------------------------ nodes that the passes insert
+
+    def _insert(self, node: Node, cursor: fx.Node) -> fx.Node:
+        """Emit an inserted node after `cursor`; returns the last node emitted."""
+        with self.lifted.inserting_after(cursor):
+            made = self._emit(node)
+        for value, result in zip(node.outputs, (made,), strict=True):
+            self.made[value.name] = result
+        return made
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.lifted.call_function(target, args, kwargs)
+        self.lifted.inserting_after(node)
+        return node
+
+    def _emit(self, node: Node) -> fx.Node:
+        dtype = _dtype(node.output.dtype)
+        if node.op == "do":
+            return self._emit_do(node, dtype)
+        if node.op == "select":
+            x = self.made[str(node.inputs[0])]
+            made = self._call(aten.slice.Tensor, x)
+            self._take(made, x, node.attrs["axis"], node.attrs["keep"])
+            return made
+        if node.op == "plane":
+            x = self.made[str(node.inputs[0])]
+            axis, rank = node.attrs["axis"], len(node.output.shape)
+            sizes = [self._call(aten.sym_size.int, x, d) for d in range(axis + 1, rank)]
+            device = next(iter(self.state.values())).device
+            return self._call(aten.ones.default, [*([1] * (axis + 1)), *sizes], dtype=dtype, device=device)
+        operands = [self._operand(o, node, i, dtype) for i, o in enumerate(node.inputs)]
+        if node.op == "pointwise" and node.attrs["fn"] == "add":
+            return self._call(aten.add.Tensor, *operands)
+        if node.op == "conv":
+            a = node.attrs
+            rank, transposed = len(a["stride"]), bool(a.get("transposed"))
+            target = CONVOLUTIONS[rank, transposed]
+            pad = list(a["pad"])
+            x = operands[0]
+            if any(lo != hi for lo, hi in pad):
+                flat = [p for lo, hi in reversed(pad) for p in (lo, hi)]
+                x, pad = self._call(aten.constant_pad_nd.default, x, flat), [(0, 0)] * rank
+            head = (x, operands[1], None, list(a["stride"]), [lo for lo, _ in pad])
+            if transposed:
+                return self._call(target, *head, list(a["output_padding"]), 1, list(a["dilation"]))
+            return self._call(target, *head, list(a["dilation"]), 1)
+        raise HostError(f"the torch host cannot insert {node.kind}", node=node.label, op=node.op)
+
+    def _emit_do(self, node: Node, dtype: torch.dtype) -> fx.Node:
+        """The literal meaning: where(mask, constants, x), or the parents' affine function copied into place."""
+        x, axis, units = self.made[str(node.inputs[0])], node.attrs["axis"], node.attrs["units"]
+        shape, rank = node.output.shape, len(node.output.shape)
+        base = node.name.replace(".", "_")
+        value = node.inputs[1]
+        assert isinstance(value, Tensor)
+        slab = materialise(value).astype(np.float64)
+        if slab.ndim < rank:
+            slab = slab.reshape([slab.size if i == axis else 1 for i in range(rank)])
+        slab = np.broadcast_to(slab, [len(units) if i == axis else n for i, n in enumerate(slab.shape)])
+        if len(node.inputs) == 2:
+            size = int(shape[axis])
+            mask = np.zeros([size if i == axis else 1 for i in range(rank)], dtype=bool)
+            mask[(slice(None),) * axis + (list(units),)] = True
+            filled = np.zeros([size if i == axis else n for i, n in enumerate(slab.shape)])
+            filled[(slice(None),) * axis + (list(units),)] = slab
+            constants = self._constant(torch.from_numpy(filled).to(dtype), f"{base}_value")
+            return self._call(aten.where.self, self._constant(torch.from_numpy(mask), f"{base}_mask"), constants, x)
+        weight = node.inputs[2]
+        assert isinstance(weight, Tensor)
+        mix = torch.from_numpy(np.array(materialise(weight), dtype=np.float64)).to(dtype)
+        rows, columns = mix.shape
+        repeat = len(units) // rows
+        parents = self._constant(torch.tensor(node.attrs["parents"]), f"{base}_parents")
+        where = self._constant(torch.tensor(units), f"{base}_units")
+        seen = self._call(aten.transpose.int, self._call(aten.index_select.default, x, axis, parents), axis, rank - 1)
+        held = self._constant(mix, f"{base}_weight")
+        if repeat == 1:
+            rebuilt = self._call(aten.linear.default, seen, held)
+        else:
+            blocks = self._call(aten.unflatten.int, seen, -1, [columns, repeat])
+            mixed = self._call(aten.linear.default, self._call(aten.transpose.int, blocks, -1, -2), held)
+            rebuilt = self._call(aten.flatten.using_ints, self._call(aten.transpose.int, mixed, -1, -2), -2, -1)
+        rebuilt = self._call(aten.transpose.int, rebuilt, axis, rank - 1)
+        offset = self._constant(torch.from_numpy(np.array(slab)).to(dtype), f"{base}_bias")
+        return self._call(aten.index_copy.default, x, axis, where, self._call(aten.add.Tensor, rebuilt, offset))
+
+    # ------------------------------------------------------------ clean-up
+
+    def _drop_unread(self) -> None:
+        """Nodes that the passes dropped, and the parameters that nobody reads any more."""
+        read_before = {n.name for n in self.host.lifted.nodes if n.users}
+        for node in reversed(list(self.lifted.nodes)):
+            if node.users or node.op in ("output", "placeholder") or node.is_impure():
+                continue
+            if node.name in read_before or node.name not in {n.name for n in self.host.lifted.nodes}:
+                self.lifted.erase_node(node)
+        gone: set[str] = set()
+        for target, node in list(self.placeholders.items()):
+            if not node.users and (node.name in read_before or target not in self.host.state):
+                self.lifted.erase_node(node)
+                gone.add(target)
+        self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
+        self.state = {n: t for n, t in self.state.items() if n not in gone}
+
+
+def _shell(operand: Tensor) -> Tensor:
+    """The part of a folded parameter that names it: the bias of `bias + W c`, the weight of `W with W_P += W_S B`."""
+    while not isinstance(operand, (Leaf, Literal)):
+        operand = operand.inputs[0]
+    return operand
+
+
+def _set_arguments(target: fx.Node, values: Iterable[Any]) -> None:
+    """Write arguments back: positional as far as the schema allows, the rest by keyword."""
+    values = list(values)
+    schema = target.target._schema.arguments  # type: ignore[union-attr]
+    split = next((i for i, a in enumerate(schema) if a.kwarg_only), len(schema))
+    target.args = tuple(values[:split])
+    names = [a.name for a in schema[split:]]
+    target.kwargs = {n: v for n, v, a in zip(names, values[split:], schema[split:], strict=True)
+                     if n in target.kwargs or v != a.default_value}  # fmt: skip
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

@@ -1,0 +1,91 @@
+"""The three rewrites, one a file, and the driver that runs them.
+
+    constant_fold   do(units := constants) sinks along the data flow into the next affine op
+    affine_fold     do(units := B · parents + β) sinks likewise
+    dead_subgraph   select rises against the data flow, dead nodes fall away
+
+Passes are pure: graph in, graph out, and they import only the IR. Every step preserves meaning by itself, so any prefix
+of the pipeline is a correct program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cmrc.ir import Graph, Node, verify
+from cmrc.passes import affine_fold, constant_fold, dead_subgraph
+from cmrc.passes.rewriter import Action, Log
+
+PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
+ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """A do or select that stayed: the node that it stands at, who stopped it, and why."""
+
+    node: Node
+    stopped_at: str
+    stopped_op: str
+    reason: str
+    sources: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """The graph after the passes, what they did, what stayed, and the seconds each took."""
+
+    graph: Graph
+    actions: list[Action]
+    residue: list[Residue]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, graph: None) -> Result:
+    """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass (`--print-passes`)."""
+    log, seconds = Log(), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
+    verify(graph)
+    for _ in range(ROUNDS):
+        moved = False
+        for name, rewrite in PIPELINE:
+            start = time.perf_counter()
+            graph, changed = rewrite(graph, log)
+            verify(graph)
+            seconds[name] += time.perf_counter() - start
+            moved = moved or changed
+            watch(name, graph)
+        if not moved:
+            break
+    return Result(graph, log.actions, find_residue(graph, log), seconds)
+
+
+def find_residue(graph: Graph, log: Log) -> list[Residue]:
+    """What is left of do's and selects, each with the reason noted when it stopped."""
+    found: list[Residue] = []
+    consumers, producers = graph.consumers(), {value.name: node for node in graph.nodes for value in node.outputs}
+    for node in graph.nodes:
+        if node.op == "do":
+            readers = [(r.name, r.label, r.kind) for r in consumers[node.name]]
+            readers += [("output", "output", "output")] if node.name in graph.outputs else []
+            for name, label, kind in readers:
+                reason = log.reasons.get((node.name, name), "nothing takes it in")
+                found.append(Residue(node, label, kind, reason, tuple(node.attrs.get("sources", ()))))
+        elif node.op == "select" and not node.origin:
+            source = node.inputs[0]
+            assert isinstance(source, str)
+            maker = producers.get(source)
+            label, kind = (maker.label, maker.kind) if maker else (source, "input")
+            reason = log.reasons.get((source, node.name)) or _unselected(graph, consumers[source], node)
+            found.append(Residue(node, label, kind, reason, ()))
+    return found
+
+
+def _unselected(graph: Graph, readers: list[Node], select: Node) -> str:
+    others = [r.label for r in readers if r.op != "select"]
+    if select.inputs[0] in graph.outputs:
+        return "the whole value is an output of the model"
+    if others:
+        return f"the whole value is also read by {', '.join(sorted(set(others)))}"
+    return "readers need different parts of it"

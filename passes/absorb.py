@@ -1,0 +1,195 @@
+"""An affine op takes in what replaced units send it, and keeps only the columns of the rest.
+
+    y = W x + b,  x_S := c           ->  y = W_K x_K + (b + W_S c)
+    y = W x + b,  x_S := B x_P + β   ->  y = (W_K + [W_S B]_P) x_K + (b + W_S β)
+
+A convolution with zero padding sees zeros, not c, beyond the border. There `W_S c` is not one number a channel, so it is
+added as a plane: stored where the spatial size is known, computed from a plane of ones at run time where it is not.
+
+Folding is linear algebra in float64, cast once to the parameter's dtype: equal to the clamped model up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cmrc.ir import Array, Node, Tensor, Value, literal
+from cmrc.ops import apply, constant, conv_pads, take
+from cmrc.passes.rewriter import Sweep, complement, resized
+
+
+def position_free(slab: Array, axis: int) -> bool:
+    """Whether the constants are one number a unit, the same at every position of the other axes."""
+    return all(n == 1 for i, n in enumerate(slab.shape) if i != axis)
+
+
+def add_tensors(first: Tensor | None, second: Tensor, scale: float = 1.0, dtype: str = "") -> Tensor:
+    """first + scale * second, as a tensor expression."""
+    dtype = dtype or (first or second).dtype
+    if first is None:
+        first = literal(np.zeros(()))
+    shape = np.broadcast_shapes(first.shape, second.shape)
+    return apply("pointwise", (first, second), {"fn": "add", "alpha": scale, "rank": len(shape)}, shape, dtype)
+
+
+def add_after(sweep: Sweep, node: Node, addend: Tensor) -> None:
+    """Emit `node`, then `node + addend`, and let everyone read the sum."""
+    sweep.emit(node)
+    out = node.output
+    total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
+    attrs = {"fn": "add", "addend": True}
+    sweep.emit(Node("pointwise", (out.name, addend), (total,), attrs, path=node.path))
+    sweep.redirected[out.name] = total.name
+
+
+def fold_into_linear(
+    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: tuple[Sequence[int], Tensor] | None = None
+) -> str:
+    """y = W x + b with units of x replaced: see the module. Returns what happened, for the report."""
+    axis, w_in = node.attrs["axis"], node.attrs["w_in"]
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    assert isinstance(weight, Tensor) and not isinstance(bias, str)
+    keep = complement(units, weight.shape[w_in])
+    if mix is not None:
+        attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0])}
+        folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
+    else:
+        folded = weight
+    smaller = replace(node, inputs=(sweep.select(x, axis, keep), take(folded, w_in, keep), bias))
+    if not np.any(slab):
+        sweep.emit(smaller)
+        return "nothing to add, the constants are 0"
+    outs, alpha = weight.shape[node.attrs["w_out"]], node.attrs.get("alpha", 1.0)
+    if position_free(slab, axis):
+        values = np.broadcast_to(slab.reshape(-1), len(units))
+        attrs = {"axis": w_in, "units": tuple(units)}
+        vector = apply("weigh_columns", (weight, literal(values)), attrs, (outs,), weight.dtype)
+        if node.attrs.get("takes_bias"):
+            summed = add_tensors(bias, vector, alpha / node.attrs.get("beta", 1.0), weight.dtype)
+            sweep.emit(replace(smaller, inputs=(*smaller.inputs[:2], summed)))
+            return "constants into the bias"
+        trailing = len(node.output.shape) - axis - 1
+        if trailing:
+            shape = (outs, *([1] * trailing))
+            vector = apply("reshape", (vector,), {"shape": shape}, shape, vector.dtype)
+        add_after(sweep, smaller, add_tensors(None, vector, alpha, weight.dtype) if alpha != 1.0 else vector)
+        return "constants into a bias"
+    values = np.broadcast_to(slab, resized(slab.shape, axis, len(units)))  # type: ignore[arg-type]
+    attrs = {"axis": axis, "w_in": w_in, "w_out": node.attrs["w_out"], "alpha": alpha}
+    shape = tuple(int(n) for n in resized(values.shape, axis, outs))
+    addend = apply("linear", (literal(values), take(weight, w_in, units)), attrs, shape, weight.dtype)
+    add_after(sweep, smaller, addend)
+    return f"constants that differ by position into an added {list(shape)} buffer"
+
+
+def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
+    """The spatial size of a convolution's result."""
+    weight = node.inputs[1]
+    assert isinstance(weight, Tensor)
+    a, kernel = node.attrs, weight.shape[2:]
+    found = []
+    extra = a.get("output_padding", (0,) * len(kernel))
+    pads = conv_pads(a, spatial, kernel)
+    for n, k, s, d, (lo, hi), more in zip(spatial, kernel, a["stride"], a["dilation"], pads, extra, strict=True):
+        reach = d * (k - 1) + 1
+        found.append((n - 1) * s - lo - hi + reach + more if a.get("transposed") else (n + lo + hi - reach) // s + 1)
+    return tuple(found)
+
+
+def has_border(node: Node) -> bool:
+    """Whether a constant plane comes out as anything but a constant plane."""
+    pad = node.attrs["pad"]
+    return bool(node.attrs.get("transposed")) or isinstance(pad, str) or any(lo or hi for lo, hi in pad)
+
+
+def fold_into_conv(
+    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: tuple[Sequence[int], Tensor] | None = None
+) -> str:
+    """y = conv(x; W) + b with channels of x replaced: see the module. Returns what happened, for the report."""
+    axis, groups = node.attrs["axis"], node.attrs["groups"]
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    assert isinstance(weight, Tensor) and not isinstance(bias, str)
+    transposed = bool(node.attrs.get("transposed"))
+    w_in = 0 if transposed else 1
+    channels = int(sweep.values[x].shape[axis])
+    keep = complement(units, channels)
+    folded = weight
+    if mix is not None:
+        attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0]), "groups": 1 if transposed else groups}
+        folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
+    smaller = replace(node, inputs=(sweep.select(x, axis, keep), conv_columns(folded, node, keep), bias))
+    if not np.any(slab):
+        sweep.emit(smaller)
+        return "nothing to add, the constants are 0"
+    outs, kernel = int(node.output.shape[axis]), weight.shape[2:]
+    if not position_free(slab, axis):
+        spatial = tuple(int(n) for n in sweep.values[x].shape[axis + 1 :])
+        full = np.zeros((*slab.shape[:axis], channels, *spatial))
+        full[(slice(None),) * axis + (list(units),)] = slab
+        shape = (*slab.shape[:axis], outs, *conv_shape(node, spatial))
+        addend = apply("conv", (literal(full), weight), _pure(node), shape, weight.dtype)
+        add_after(sweep, smaller, addend)
+        return f"constants that differ by position into an added {list(shape)} buffer"
+    values = literal(np.broadcast_to(slab.reshape(-1), len(units)))
+    attrs = {"axis": w_in, "units": tuple(units), "groups": 1 if transposed else groups}
+    if transposed and groups > 1:
+        per_in = weight.shape[0] // groups
+        seen = np.zeros((groups, 1, weight.shape[1], *kernel))
+        w = constant(weight)
+        for unit, c in zip(units, values.array, strict=True):
+            seen[unit // per_in, 0] += c * w[unit]
+        bundle: Tensor = literal(seen.reshape(1, outs, *kernel))
+    else:
+        shape = (outs, *kernel)
+        flat = apply("weigh_columns", (weight, values), attrs, shape, weight.dtype)
+        shape = (1, outs, *kernel) if transposed else (outs, 1, *kernel)
+        bundle = apply("reshape", (flat,), {"shape": shape}, shape, weight.dtype)
+    if not has_border(node):
+        over = tuple(range(2, 2 + len(kernel)))
+        summed = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), weight.dtype)
+        vector = apply("reshape", (summed,), {"shape": (outs,)}, (outs,), weight.dtype)
+        sweep.emit(replace(smaller, inputs=(*smaller.inputs[:2], add_tensors(bias, vector, dtype=weight.dtype))))
+        return "constants into the bias"
+    spatial_dims = sweep.values[x].shape[axis + 1 :]
+    lead = (1,) * axis
+    plain = {**_pure(node), "groups": 1}
+    if all(isinstance(n, int) for n in spatial_dims):
+        spatial = tuple(int(n) for n in spatial_dims)
+        shape = (*lead, outs, *conv_shape(node, spatial))
+        ones = literal(np.ones((*lead, 1, *spatial)))
+        add_after(sweep, smaller, apply("conv", (ones, bundle), plain, shape, weight.dtype))
+        return f"constants into an added {list(shape)} buffer, exact at the zero-padded border"
+    # A batch of one suffices: the plane is the same for every sample.
+    plane = Value(sweep.fresh(x, "plane"), (*lead, 1, *spatial_dims), sweep.values[x].dtype)
+    seen_x = smaller.inputs[0]
+    sweep.emit(Node("plane", (seen_x,), (plane,), {"axis": axis}, path=node.path))
+    border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *node.output.shape[axis + 1 :]), node.output.dtype)
+    sweep.emit(Node("conv", (plane.name, bundle, None), (border,), plain, path=node.path))
+    sweep.emit(smaller)
+    out = node.output
+    total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
+    sweep.emit(Node("pointwise", (out.name, border.name), (total,), {"fn": "add"}, path=node.path))
+    sweep.redirected[out.name] = total.name
+    return "constants into a run-time plane, exact at the zero-padded border of any size"
+
+
+def _pure(node: Node) -> dict[str, object]:
+    names = ("axis", "stride", "pad", "dilation", "groups", "transposed", "output_padding")
+    return {name: node.attrs[name] for name in names if name in node.attrs}
+
+
+def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
+    """The weight for the input channels that stay. In a grouped convolution every group keeps equally many."""
+    groups = node.attrs["groups"]
+    if node.attrs.get("transposed"):
+        return take(weight, 0, keep)
+    if groups == 1:
+        return take(weight, 1, keep)
+    per = weight.shape[1]
+    local = np.asarray(keep).reshape(groups, -1) % per
+    shape = (weight.shape[0], local.shape[1], *weight.shape[2:])
+    attrs = {"keep": tuple(map(tuple, local.tolist()))}
+    return apply("select_in_groups", (weight,), attrs, shape, weight.dtype)

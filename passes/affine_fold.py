@@ -1,0 +1,361 @@
+"""affine_fold: a `do(units := B · parents + β)` sinks through linear ops until an affine op takes it in.
+
+    %d = do(%a, β, B) {units=S, parents=P}        %s = select(%a) {keep=K}
+    %y = linear(%d, W, b)                   ->    %y = linear(%s, W[:,K] with W[:,P] += W[:,S]·B, b + W[:,S]·β)
+
+    %d = do(%h, β, B) {units=S, parents=P}        %n = batch_norm(%h)
+    %n = batch_norm(%d)                     ->    %d = do(%n, β', B') {units=S, parents=P}
+
+The relation holds among values before a scaling `a·x + d`; after it `B' = a_S B / a_P` and `β' = a_S β + d_S − B' d_P`,
+so a parent whose scale is 0 cannot carry it. A nonlinear op stops it: f(B x) is no affine function of f(x).
+One forward sweep, one rule an op; absorbing is shared with constant_fold (absorb.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cmrc.axes import blocks, compress
+from cmrc.ir import Array, Graph, Node, Tensor, Value, literal
+from cmrc.ops import AFFINE_OPERANDS, LINEAR_ALONG, MEANINGS, constant, take
+from cmrc.passes.absorb import fold_into_conv, fold_into_linear
+from cmrc.passes.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
+
+SMALLEST_SCALE = 1e-6  # of the largest scale of the parents: below it the division would lose the precision of the result
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """units := weight · parents + slab, along an axis. Each row of the weight serves `repeat` units in a row."""
+
+    source: str
+    axis: int
+    units: tuple[int, ...]
+    parents: tuple[int, ...]
+    slab: Array
+    weight: Array
+    sources: tuple[int, ...]
+
+    @property
+    def repeat(self) -> int:
+        return len(self.units) // self.weight.shape[0]
+
+
+Rule = Callable[[Sweep, Node, Relation], Declined | str]
+
+
+def relation_of(node: Node) -> Relation:
+    source, value, weight = node.inputs
+    assert isinstance(source, str) and isinstance(value, Tensor) and isinstance(weight, Tensor)
+    rank, attrs = len(node.output.shape), node.attrs
+    slab = constant(value)
+    if slab.ndim < rank:
+        slab = slab.reshape([slab.size if i == attrs["axis"] else 1 for i in range(rank)])
+    shape = [len(attrs["units"]) if i == attrs["axis"] else n for i, n in enumerate(slab.shape)]
+    slab = np.broadcast_to(slab, shape)
+    return Relation(source, attrs["axis"], tuple(attrs["units"]), tuple(attrs["parents"]), slab, constant(weight), tuple(attrs["sources"]))
+
+
+def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> str:
+    inputs = tuple(relation.source if i == position else o for i, o in enumerate(node.inputs))
+    sweep.emit(replace(node, inputs=inputs))
+    _put(sweep, node.output, relation)
+    return "past"
+
+
+def _put(sweep: Sweep, value: Value, relation: Relation) -> None:
+    output = Value(sweep.fresh(value.name, "do"), value.shape, value.dtype)
+    attrs = {
+        "axis": relation.axis,
+        "units": relation.units,
+        "parents": relation.parents,
+        "sources": relation.sources,
+    }
+    tensors = (literal(compress(relation.slab, relation.axis)), literal(relation.weight))
+    sweep.emit(Node("do", (value.name, *tensors), (output,), attrs))
+    sweep.redirected[value.name] = output.name
+
+
+# ---------------------------------------------------------------- rules
+
+def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """W_P += W_S · B, b += W_S · β."""
+    if node.inputs[0] not in sweep.producers or isinstance(node.inputs[1], str):
+        return Declined("its weight is computed at run time")
+    if relation.axis != node.attrs["axis"]:
+        return Declined("it acts along another axis than the replacement")
+    mix = (relation.parents, literal(relation.weight))
+    return fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix) + ", affine into the weight"
+
+
+def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """The same at every kernel position; units and parents must share a group."""
+    if isinstance(node.inputs[1], str):
+        return Declined("its weight is computed at run time")
+    if relation.axis != node.attrs["axis"]:
+        return Declined("it mixes positions along the replaced axis")
+    groups = node.attrs["groups"]
+    channels = int(sweep.shape(relation.source)[relation.axis])
+    per = channels // groups
+    if groups > 1:
+        if node.attrs.get("transposed") or relation.repeat != 1:
+            return Declined("a grouped transposed convolution cannot rebuild channels")
+        unit_group, parent_group = np.asarray(relation.units) // per, np.asarray(relation.parents) // per
+        if np.any(relation.weight[unit_group[:, None] != parent_group[None, :]]):
+            return Declined("a unit and its parents lie in different groups")
+        kept = np.ones(channels, dtype=bool)
+        kept[list(relation.units)] = False
+        counts = kept.reshape(groups, per).sum(axis=1)
+        if counts.min() != counts.max():
+            return Declined("its groups would keep different numbers of channels")
+    mix = (relation.parents, literal(relation.weight))
+    return fold_into_conv(sweep, node, relation.source, relation.units, relation.slab, mix) + ", affine into the weight"
+
+
+def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """f(x) = a·x + d with known a and d."""
+    position = next(i for i, o in enumerate(node.inputs) if isinstance(o, str) and sweep.producers.get(o) is not None
+                    and is_affine_do(sweep.producers[o]))  # fmt: skip
+    fn, rank = node.attrs["fn"], len(node.output.shape)
+    if position not in AFFINE_OPERANDS.get(fn, ()):
+        return Declined("it is not affine in the replaced units")
+    if any(isinstance(o, str) for i, o in enumerate(node.inputs) if i != position):
+        return Declined("its other operand is not a constant")
+    if fn == "cast" and not str(node.attrs["dtype"]).startswith(("float", "bfloat")):
+        return Declined("it is not affine in the replaced units")
+    axis = result_axis(node, position, sweep.shape(relation.source), relation.axis)
+    if node.output.shape[axis] != sweep.shape(relation.source)[relation.axis]:
+        return Declined("the replaced axis is broadcast here")
+    if fn in ("identity", "cast"):
+        return _sink(sweep, node, position, relation)
+
+    def scale_and_shift(units: Sequence[int]) -> tuple[Array, Array] | Declined:
+        operands: list[Array | None] = []
+        for i, operand in enumerate(node.inputs):
+            if i == position or operand is None or isinstance(operand, str):
+                operands.append(None)
+                continue
+            local = operand_axis(node, i, operand.shape, axis)
+            operands.append(constant(operand if local is None else take(operand, local, units)))
+        results = []
+        for probe in (0.0, 1.0):
+            operands[position] = np.full((1,) * rank, probe)
+            result = MEANINGS["pointwise"]({**node.attrs, "rank": rank}, *operands)
+            result = result.reshape((1,) * (rank - result.ndim) + result.shape)
+            if any(n != 1 for i, n in enumerate(result.shape) if i != axis):
+                return Declined("its other operand differs by position")
+            results.append(np.broadcast_to(result.reshape(-1), len(units)))
+        return results[1] - results[0], results[0]
+
+    of_units, of_parents = scale_and_shift(relation.units), scale_and_shift(relation.parents)
+    if isinstance(of_units, Declined) or isinstance(of_parents, Declined):
+        return of_units if isinstance(of_units, Declined) else Declined("its other operand differs by position")
+    rows = relation.weight.shape[0]
+    (a_s, d_s), (a_p, d_p) = of_units, of_parents
+    if relation.repeat > 1:
+        blocks_s, blocks_p = a_s.reshape(rows, -1), a_p.reshape(relation.weight.shape[1], -1)
+        if np.any(blocks_s != blocks_s[:, :1]) or np.any(blocks_p != blocks_p[:, :1]):
+            return Declined("it scales the positions of a unit's block differently")
+        a_s, a_p = blocks_s[:, 0], blocks_p[:, 0]
+    used = np.any(relation.weight != 0, axis=0)
+    if np.any(np.abs(a_p[used]) <= SMALLEST_SCALE * max(np.abs(a_p).max(), np.abs(a_s).max())):
+        return Declined("it scales a parent by (almost) 0")
+    mixed = a_s[:, None] * relation.weight / np.where(used, a_p, 1.0)[None, :]
+    lost = np.einsum("sp,pr->sr", mixed, d_p.reshape(relation.weight.shape[1], -1)).reshape(-1)
+    spread = [len(relation.units) if i == axis else 1 for i in range(rank)]
+    scale = (np.repeat(a_s, relation.repeat)).reshape(spread)
+    slab = scale * relation.slab.reshape((1,) * (rank - relation.slab.ndim) + relation.slab.shape)
+    slab = slab + (d_s - lost).reshape(spread)
+    return _sink(sweep, node, position, replace(relation, axis=axis, slab=slab, weight=mixed))
+
+
+def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """A linear f over other axes, alike for every unit: B as it is, β as a constant goes through f."""
+    fn, axes, attrs = node.attrs["fn"], tuple(node.attrs["axes"]), node.attrs
+    if relation.axis in axes:
+        return Declined("it mixes the units with each other")
+    if fn not in LINEAR_ALONG or (fn == "pad" and attrs["value"] != 0):
+        return Declined("it is not affine in the replaced units")
+    axis = relation.axis - sum(a < relation.axis for a in axes) if attrs.get("drop") else relation.axis
+    slab = relation.slab
+    if not np.any(slab) or fn in ("mean", "adaptive_avg_pool", "pick", "resize", "flip", "roll", "slice", "pad_edge"):
+        if np.any(slab) and any(slab.shape[a] != 1 for a in axes):
+            return Declined("its constant part differs by position")
+        result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
+    else:
+        sizes = [sweep.shape(relation.source)[a] for a in axes]
+        if not all(isinstance(n, int) for n in sizes):
+            return Declined("its constant part becomes different at different positions, and their number is not fixed")
+        shape = list(slab.shape)
+        for a, n in zip(axes, sizes, strict=True):
+            shape[a] = int(n)
+        result = compress(MEANINGS["along"](attrs, np.broadcast_to(slab, shape)), axis)
+    return _sink(sweep, node, 0, replace(relation, axis=axis, slab=result))
+
+
+def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """A unit that becomes a block takes its relation along, position by position."""
+    before, after = sweep.shape(relation.source), node.output.shape
+    units = blocks(before, after, relation.axis, relation.units)
+    parents = blocks(before, after, relation.axis, relation.parents)
+    if isinstance(units, str) or isinstance(parents, str):
+        return Declined(units if isinstance(units, str) else str(parents))
+    axis, places = units
+    slab = relation.slab
+    if any(n != 1 for i, n in enumerate(slab.shape) if i != relation.axis):
+        return Declined("its constant part differs by position")
+    spread = [1] * len(after)
+    spread[axis] = places.size
+    result = np.repeat(slab.reshape(-1), places.shape[1]).reshape(spread)
+    where = tuple(int(i) for i in places.reshape(-1))
+    origin = tuple(int(i) for i in parents[1].reshape(-1))
+    return _sink(sweep, node, 0, replace(relation, axis=axis, units=where, parents=origin, slab=result))
+
+
+def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    perm = node.attrs["perm"]
+    return _sink(sweep, node, 0, replace(relation, axis=perm.index(relation.axis), slab=np.transpose(relation.slab, perm)))
+
+
+def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """Along the units, positions shift. One replaced part at a time: the next sweep takes the next."""
+    position = next(i for i, o in enumerate(node.inputs) if isinstance(o, str) and is_affine_do(sweep.producers.get(o)))
+    if relation.axis != node.attrs["axis"]:
+        return Declined("the concatenation runs along another axis")
+    sizes = [sweep.shape(operand)[relation.axis] for operand in node.inputs[:position]]
+    if not all(isinstance(n, int) for n in sizes):
+        return Declined("a part has a size known only at run time")
+    offset = sum(int(n) for n in sizes)
+    shifted = replace(
+        relation, units=tuple(u + offset for u in relation.units), parents=tuple(p + offset for p in relation.parents)
+    )
+    return _sink(sweep, node, position, shifted)
+
+
+def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """Units that are not read vanish; the parents of the others must be read as well."""
+    axis, keep = node.attrs["axis"], node.attrs["keep"]
+    if axis != relation.axis:
+        slab = relation.slab
+        slab = slab if slab.shape[axis] == 1 else np.take(slab, keep, axis=axis)
+        return _sink(sweep, node, 0, replace(relation, slab=slab))
+    where = {u: i for i, u in enumerate(keep)}
+    rows = [r for r in range(relation.weight.shape[0]) if relation.units[r * relation.repeat] in where]
+    units = [relation.units[r * relation.repeat + k] for r in rows for k in range(relation.repeat)]
+    if not rows:
+        sweep.emit(replace(node, inputs=(relation.source,)))
+        return "past, none of the units is read here"
+    if any(u not in where for u in units) or any(p not in where for p in relation.parents):
+        return Declined("it drops parents that the units are rebuilt from")
+    chosen = [r * relation.repeat + k for r in rows for k in range(relation.repeat)]
+    reduced = replace(
+        relation,
+        units=tuple(where[u] for u in units),
+        parents=tuple(where[p] for p in relation.parents),
+        weight=relation.weight[rows],
+        slab=np.take(relation.slab, chosen, axis=axis),
+    )
+    return _sink(sweep, node, 0, reduced)
+
+
+def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """Two do's on one axis that name different units, none a parent of the other, change places."""
+    if node.attrs["axis"] != relation.axis:
+        return Declined("a replacement along another axis stands here")
+    here = set(node.attrs["units"])
+    if here & (set(relation.units) | set(relation.parents)) or set(node.attrs.get("parents", ())) & set(relation.units):
+        return Declined("another replacement of the same units stands here")
+    if is_affine_do(node):  # one way only, or two relations would change places for ever
+        return _join(sweep, node, relation)
+    return _sink(sweep, node, 0, relation)
+
+
+def _join(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """Two affine do's become one: block rows, the union of the parents."""
+    other = relation_of(node)
+    if other.repeat != 1 or relation.repeat != 1:
+        return Declined("another affine replacement of blocks stands here")
+    parents = tuple(dict.fromkeys((*relation.parents, *other.parents)))
+    weight = np.zeros((len(relation.units) + len(other.units), len(parents)))
+    column = {p: i for i, p in enumerate(parents)}
+    weight[: len(relation.units), [column[p] for p in relation.parents]] = relation.weight
+    weight[len(relation.units) :, [column[p] for p in other.parents]] = other.weight
+    shape = [max(a, b) for a, b in zip(relation.slab.shape, other.slab.shape, strict=True)]
+    parts = []
+    for slab, count in ((relation.slab, len(relation.units)), (other.slab, len(other.units))):
+        parts.append(np.broadcast_to(slab, [count if i == relation.axis else n for i, n in enumerate(shape)]))
+    joined = Relation(
+        relation.source,
+        relation.axis,
+        (*relation.units, *other.units),
+        parents,
+        np.concatenate(parts, axis=relation.axis),
+        weight,
+        tuple(sorted({*relation.sources, *other.sources})),
+    )
+    attrs = {**node.attrs, "units": joined.units, "parents": joined.parents, "sources": joined.sources}
+    tensors = (literal(compress(joined.slab, joined.axis)), literal(joined.weight))
+    sweep.emit(replace(node, inputs=(joined.source, *tensors), attrs=attrs))
+    return "joined with the next do"
+
+
+def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    """An op that reads sizes, not values, does not see the do."""
+    made = [relation.source if isinstance(o, str) and is_affine_do(sweep.producers.get(o)) else o for o in node.inputs]
+    sweep.emit(replace(node, inputs=tuple(made)))
+    return "past"
+
+
+def stop(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+    if node.attrs.get("shape_only"):
+        return read_shape_only(sweep, node, relation)
+    return Declined(node.attrs.get("why") or f"{node.kind} is not an op that replacements can pass")
+
+
+RULES: dict[str, Rule] = {
+    "linear": absorb_into_linear,
+    "conv": absorb_into_conv,
+    "pointwise": sink_through_pointwise,
+    "along": sink_along_other_axes,
+    "reshape": sink_through_reshape,
+    "transpose": sink_through_transpose,
+    "concat": sink_through_concat,
+    "select": sink_through_select,
+    "do": sink_through_do,
+    "plane": read_shape_only,
+}
+
+
+def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
+    """Sink every affine do as far as it goes."""
+    sweep = Sweep(graph, log)
+    for original in graph.nodes:
+        node = sweep.arrive(original)
+        found = [o for o in node.values() if is_affine_do(sweep.producers.get(o))]
+        if not found:
+            sweep.emit(node)
+            continue
+        if len(set(found)) > 1 and node.op != "concat":
+            outcome: Declined | str = Declined("several operands are replaced by affine functions")
+        else:
+            relation = relation_of(sweep.producers[found[0]])
+            outcome = RULES.get(node.op, stop)(sweep, node, relation)
+        if isinstance(outcome, Declined):
+            for name in found:
+                log.reasons[name, node.name] = outcome.reason
+            sweep.emit(node)
+            continue
+        sweep.changed = True
+        log.did("affine_fold", node, outcome, relation.sources)
+    for name in graph.outputs:
+        seen = sweep.redirected.get(name, name)
+        if is_affine_do(sweep.producers.get(seen)):
+            log.reasons[seen, "output"] = "it is an output of the model"
+    return sweep.finish(), sweep.changed
+
+
+PASS = ("affine_fold", run)
+

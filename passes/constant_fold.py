@@ -1,0 +1,479 @@
+"""constant_fold: a `do(units := constants)` sinks along the data flow until an affine op takes it in.
+
+    %d = do(%a, c) {units=S}                      %s = select(%a) {keep=K}
+    %y = linear(%d, W, b)                   ->    %y = linear(%s, W[:,K], b + W[:,S]·c)
+
+    %d = do(%h, c) {units=S}                      %r = relu(%h)
+    %r = relu(%d)                           ->    %d = do(%r, relu(c)) {units=S}
+
+One forward sweep, one rule an op. A rule gives the constants of the result by calling the evaluator (`ops.py`) on the
+constants of the operands, so an op has one meaning. Where a rule declines, the do stays before that op and the reason is
+noted; other readers of the same value go on without it. Condition: constants are finite (0 · x is taken to be 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cmrc.axes import compress, move, move_slab
+from cmrc.ir import Array, Graph, Node, Tensor, literal
+from cmrc.ops import ALONG, KEEPS_CONSTANTS, MEANINGS, constant, take
+from cmrc.passes.absorb import add_tensors, conv_shape, fold_into_conv, fold_into_linear, has_border, position_free
+from cmrc.passes.rewriter import (
+    Declined,
+    Log,
+    Sweep,
+    is_constant_do,
+    operand_axis,
+    resized,
+    result_axis,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of an operand: units of an axis and their constants (a slab that broadcasts over the other axes)."""
+
+    source: str
+    axis: int
+    units: tuple[int, ...]
+    slab: Array
+    sources: tuple[int, ...]
+
+    def at(self, units: Sequence[int]) -> Array:
+        where = {unit: i for i, unit in enumerate(self.units)}
+        return np.take(self.full(), [where[u] for u in units], axis=self.axis)
+
+    def full(self) -> Array:
+        shape = [len(self.units) if i == self.axis else n for i, n in enumerate(self.slab.shape)]
+        return np.broadcast_to(self.slab, shape)
+
+
+Facts = dict[int, Known]
+Rule = Callable[[Sweep, Node, Facts], Declined | str]
+
+
+def known_of(node: Node) -> Known:
+    value = node.inputs[1]
+    source = node.inputs[0]
+    assert isinstance(value, Tensor) and isinstance(source, str)
+    rank, attrs = len(node.output.shape), node.attrs
+    slab = constant(value)
+    if slab.ndim < rank:
+        slab = slab.reshape([slab.size if i == attrs["axis"] else 1 for i in range(rank)])
+    return Known(source, attrs["axis"], tuple(attrs["units"]), slab, tuple(attrs.get("sources", ())))
+
+
+def _bare(node: Node, facts: Facts, only: Sequence[int] | None = None) -> Node:
+    """The node, reading its operands as they were before the do's."""
+    chosen = facts if only is None else {i: facts[i] for i in only}
+    return replace(node, inputs=tuple(chosen[i].source if i in chosen else o for i, o in enumerate(node.inputs)))
+
+
+def _sources(facts: Facts) -> tuple[int, ...]:
+    return tuple(sorted({s for fact in facts.values() for s in fact.sources}))
+
+
+def _sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> str:
+    sweep.emit(_bare(node, facts))
+    sweep.put_do(node.output, axis, units, compress(slab, axis), _sources(facts))
+    return "past"
+
+
+# ---------------------------------------------------------------- rules
+
+def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """f(x_S := a, y_S := b) -> do(f(x, y), S := f(a, b)); 0 · y is 0 whatever y; a fully known operand becomes a tensor."""
+    out = node.output.shape
+    axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
+    if len(axes) > 1:
+        return Declined("its operands are replaced along different axes")
+    axis = axes.pop()
+    size = out[axis]
+    if any(sweep.shape(fact.source)[fact.axis] != size for fact in facts.values()):
+        return Declined("the replaced axis is broadcast here")
+    unknown = [i for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
+    agreed = set.intersection(*(set(f.units) for f in facts.values())) if not unknown else set()
+    zeros: set[int] = set()
+    if node.attrs["fn"] == "mul":
+        for fact in facts.values():
+            flat = np.moveaxis(fact.full(), fact.axis, 0).reshape(len(fact.units), -1)
+            zeros |= {u for u, row in zip(fact.units, flat, strict=True) if not row.any()}
+    units = sorted(agreed | zeros)
+    if units and len(units) < max(len(f.units) for f in facts.values()):
+        return _sink_some(sweep, node, facts, axis, sorted(agreed), sorted(zeros - agreed))
+    if units:
+        slab = _evaluate_pointwise(node, facts, axis, sorted(agreed)) if agreed else None
+        return _sink(sweep, node, facts, axis, *_with_zeros(slab, sorted(agreed), sorted(zeros - agreed), len(out), axis))
+    for i, fact in facts.items():
+        if len(fact.units) == size:
+            others = {j: f for j, f in facts.items() if j != i}
+            tensor = literal(fact.at(range(int(size))).astype(np.float64))
+            sweep.emit(replace(node, inputs=tuple(tensor if j == i else o for j, o in enumerate(node.inputs))))
+            if others:
+                return Declined("one operand is constant here, the other only in part")
+            return "a constant operand"
+    reader = sorted(facts)[0]
+    other = next((node.inputs[i] for i in unknown), None)
+    if isinstance(other, str):
+        return Declined(f"operand %{facts[reader].source} is replaced in these units, operand %{other} is not")
+    return Declined("its operands are replaced in different units")
+
+
+def _with_zeros(
+    slab: Array | None, agreed: Sequence[int], zeros: Sequence[int], rank: int, axis: int
+) -> tuple[list[int], Array]:
+    if not zeros:
+        assert slab is not None
+        return list(agreed), slab
+    shape = list(slab.shape) if slab is not None else [1] * rank
+    shape[axis] = len(zeros)
+    nothing = np.zeros(shape)
+    return [*agreed, *zeros], nothing if slab is None else np.concatenate([slab, nothing], axis=axis)
+
+
+def _sink_some(sweep: Sweep, node: Node, facts: Facts, axis: int, agreed: Sequence[int], zeros: Sequence[int]) -> str:
+    """Some units sink; the others keep their do before this op."""
+    slab = _evaluate_pointwise(node, facts, axis, agreed) if agreed else None
+    units, slab = _with_zeros(slab, agreed, zeros, len(node.output.shape), axis)
+    gone, inputs = set(units), list(node.inputs)
+    for i, fact in facts.items():
+        left = [u for u in fact.units if u not in gone]
+        inputs[i] = sweep.do(sweep.values[fact.source], fact.axis, left, fact.at(left), fact.sources) if left else fact.source
+        if left:
+            sweep.log.reasons[str(inputs[i]), node.name] = "these units are replaced in one operand only"
+    sweep.emit(replace(node, inputs=tuple(inputs)))
+    sweep.put_do(node.output, axis, units, compress(slab, axis), _sources(facts))
+    return "past, in part"
+
+
+def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int]) -> Array:
+    arrays: list[Array | None] = []
+    rank = len(node.output.shape)
+    for i, operand in enumerate(node.inputs):
+        if i in facts:
+            slab = facts[i].at(units)
+            arrays.append(slab)
+        elif operand is None or isinstance(operand, str):
+            arrays.append(None)
+        else:
+            local = operand_axis(node, i, operand.shape, axis)
+            arrays.append(constant(operand if local is None else take(operand, local, units)))
+    slab = MEANINGS["pointwise"]({**node.attrs, "rank": rank}, *arrays)
+    slab = slab.reshape((1,) * (rank - slab.ndim) + slab.shape)
+    return np.broadcast_to(slab, [len(units) if i == axis else n for i, n in enumerate(slab.shape)])
+
+
+def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units themselves it stops."""
+    if set(facts) != {0}:
+        return Declined("one of its parameters is replaced")
+    fact, attrs, fn = facts[0], node.attrs, node.attrs["fn"]
+    axes = tuple(attrs["axes"])
+    if fact.axis in axes:
+        return Declined("it mixes the units with each other")
+    axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
+    slab = fact.full()
+    flat = all(slab.shape[a] == 1 for a in axes)
+    plain_mean = fn == "avg_pool" and not attrs.get("divisor") and not (
+        attrs.get("include_pad") and any(p != (0, 0) for p in attrs["pad"])
+    )  # fmt: skip
+    same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))
+    if flat and (fn in KEEPS_CONSTANTS or plain_mean or same_pad):
+        result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
+        return _sink(sweep, node, facts, axis, fact.units, result)
+    if fn not in ALONG:
+        return Declined(f"what {fn} does to a constant is not known")
+    if not (flat and fn in ("layer_norm", "instance_norm", "rms_norm")):
+        sizes = [sweep.shape(fact.source)[a] for a in axes]
+        if not all(isinstance(n, int) for n in sizes):
+            return Declined("the constant becomes different at different positions, and their number is not fixed")
+        shape = list(slab.shape)
+        for a, n in zip(axes, sizes, strict=True):
+            shape[a] = int(n)
+        slab = np.broadcast_to(slab, shape)
+    parameters = []
+    for i, operand in enumerate(node.inputs[1:], start=1):
+        if isinstance(operand, str):
+            return Declined("one of its parameters is computed at run time")
+        local = None if operand is None else _parameter_axis(node, i, operand.shape, fact.axis, slab.ndim)
+        parameters.append(None if operand is None else constant(operand if local is None else take(operand, local, fact.units)))
+    return _sink(sweep, node, facts, axis, fact.units, MEANINGS["along"](attrs, slab, *parameters))
+
+
+def _parameter_axis(node: Node, position: int, shape: Sequence[object], axis: int, rank: int) -> int | None:
+    """The axis of a parameter of an `along` op that runs along `axis` of its input."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    if dims is None:
+        local = axis - (rank - len(shape))
+        return local if local >= 0 and shape[local] != 1 else None
+    return dims.index(axis) if axis in dims else None
+
+
+def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Follow the units to where they go (axes.py)."""
+    fact = facts[0]
+    before, after = sweep.shape(fact.source), node.output.shape
+    moved = move(before, after, fact.axis, fact.units)
+    if isinstance(moved, str):
+        return Declined(moved)
+    order = np.argsort(fact.units)
+    slab = move_slab(before, after, fact.axis, [fact.units[i] for i in order], moved, np.take(fact.full(), order, axis=fact.axis))
+    if isinstance(slab, str):
+        return Declined(slab)
+    return _sink(sweep, node, facts, moved.axis, moved.index, slab)
+
+
+def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """transpose(do(x)) -> do(transpose(x)), the axis permuted."""
+    fact, perm = facts[0], node.attrs["perm"]
+    return _sink(sweep, node, facts, perm.index(fact.axis), fact.units, np.transpose(fact.full(), perm))
+
+
+def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """expand(do(x)) -> do(expand(x)) where the units' own axis is not the one expanded."""
+    fact = facts[0]
+    lead = len(node.output.shape) - len(sweep.shape(fact.source))
+    if node.output.shape[fact.axis + lead] != sweep.shape(fact.source)[fact.axis]:
+        return Declined("it repeats the units")
+    return _sink(sweep, node, facts, fact.axis + lead, fact.units, fact.full().reshape((1,) * lead + fact.full().shape))
+
+
+def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Along the units: positions shift. Along another axis: every part must be known in the same units."""
+    along, rank = node.attrs["axis"], len(node.output.shape)
+    axes = {fact.axis for fact in facts.values()}
+    if len(axes) > 1:
+        return Declined("its operands are replaced along different axes")
+    axis = axes.pop()
+    if axis == along:
+        units: list[int] = []
+        slabs, offset = [], 0
+        for i, operand in enumerate(node.inputs):
+            if i in facts:
+                units += [offset + u for u in facts[i].units]
+                slabs.append(facts[i].full())
+            size = sweep.shape(operand)[along]
+            if not isinstance(size, int):
+                return Declined("a part has a size known only at run time")
+            offset += size
+        shape = [max(s.shape[d] for s in slabs) for d in range(rank)]
+        parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(rank)]) for s in slabs]
+        return _sink(sweep, node, facts, axis, units, np.concatenate(parts, axis=axis))
+    tensors = {i: o for i, o in enumerate(node.inputs) if o is not None and not isinstance(o, str)}
+    if len(facts) + len(tensors) < len(node.inputs):
+        return Declined("another part of the concatenation is not replaced")
+    common = sorted(set.intersection(*(set(f.units) for f in facts.values())))
+    if len(common) < max(len(f.units) for f in facts.values()):
+        return Declined("the parts are replaced in different units")
+    slabs, sizes = [], []
+    for i, operand in enumerate(node.inputs):
+        slabs.append(facts[i].at(common) if i in facts else constant(take(tensors[i], axis, common)))
+        sizes.append(sweep.shape(operand)[along])
+    if all(s.shape[along] == 1 for s in slabs) and all(np.array_equal(s, slabs[0]) for s in slabs):
+        return _sink(sweep, node, facts, axis, common, slabs[0])
+    if not all(isinstance(n, int) for n in sizes):
+        return Declined("the constants differ between parts whose sizes are known only at run time")
+    shape = [max(s.shape[d] for s in slabs) for d in range(rank)]
+    full = []
+    for slab, n in zip(slabs, sizes, strict=True):
+        target = list(shape)
+        target[along] = int(n)
+        full.append(np.broadcast_to(slab, target))
+    return _sink(sweep, node, facts, axis, common, np.concatenate(full, axis=along))
+
+
+def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """select(do(x, S), K) -> do(select(x, K), S in K); nothing left of S, nothing left of the do."""
+    fact, axis, keep = facts[0], node.attrs["axis"], node.attrs["keep"]
+    if axis != fact.axis:
+        slab = fact.full()
+        slab = slab if slab.shape[axis] == 1 else np.take(slab, keep, axis=axis)
+        return _sink(sweep, node, facts, fact.axis, fact.units, slab)
+    known = set(fact.units)
+    left = [(i, u) for i, u in enumerate(keep) if u in known]
+    if not left:
+        sweep.emit(_bare(node, facts))
+        return "past, none of the units is read here"
+    return _sink(sweep, node, facts, axis, [i for i, _ in left], fact.at([u for _, u in left]))
+
+
+def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """do after do on one axis: the later wins where both name a unit; constant parents of an affine do join its bias."""
+    fact, axis = facts[0], node.attrs["axis"]
+    if 1 in facts or axis != fact.axis:
+        return Declined("a replacement along another axis stands here")
+    if is_constant_do(node):
+        later = known_of(replace(node, inputs=(fact.source, *node.inputs[1:])))
+        first = [u for u in fact.units if u not in set(later.units)]
+        slabs = [fact.at(first), later.full()] if first else [later.full()]
+        shape = [max(s.shape[d] for s in slabs) for d in range(slabs[0].ndim)]
+        parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
+        merged = np.concatenate(parts, axis=axis)
+        sources = tuple(sorted({*fact.sources, *later.sources}))
+        attrs = {**node.attrs, "units": (*first, *later.units), "sources": sources}
+        sweep.emit(replace(node, inputs=(fact.source, literal(compress(merged, axis))), attrs=attrs))
+        return "joined with the next do"
+    if set(node.attrs["parents"]) & set(fact.units):
+        return Declined("the parents of an affine replacement are themselves replaced")
+    later_units = set(node.attrs["units"])
+    first = [u for u in fact.units if u not in later_units]
+    sweep.emit(_bare(node, facts))
+    if first:
+        sweep.put_do(node.output, axis, first, fact.at(first), fact.sources)
+    return "past"
+
+
+def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Along the contracted axis: into bias and columns. Along another: the constants go through the map."""
+    if set(facts) != {0} or isinstance(node.inputs[1], str):
+        return Declined("its weight is computed at run time")
+    fact, axis, weight = facts[0], node.attrs["axis"], node.inputs[1]
+    assert isinstance(weight, Tensor)
+    ins = weight.shape[node.attrs["w_in"]]
+    if fact.axis == axis and len(fact.units) < ins:
+        return fold_into_linear(sweep, node, fact.source, fact.units, fact.full())
+    slab = fact.at(range(ins)) if fact.axis == axis else fact.full()
+    slab = np.broadcast_to(slab, resized(slab.shape, axis, ins))  # type: ignore[arg-type]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    assert not isinstance(bias, str)
+    result = MEANINGS["linear"](node.attrs, slab, constant(weight), None if bias is None else constant(bias))
+    units = range(int(node.output.shape[axis])) if fact.axis == axis else fact.units
+    return _sink(sweep, node, facts, fact.axis, tuple(units), result)
+
+
+def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
+    if set(facts) != {0} or isinstance(node.inputs[1], str):
+        return Declined("its weight is computed at run time")
+    fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
+    if fact.axis != axis:
+        return Declined("it mixes positions along the replaced axis")
+    channels = int(sweep.shape(fact.source)[axis])
+    per, outs = channels // groups, int(node.output.shape[axis]) // groups
+    kept = np.ones(channels, dtype=bool)
+    kept[list(fact.units)] = False
+    counts = kept.reshape(groups, per).sum(axis=1)
+    if counts.min() == counts.max() > 0:
+        return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
+    gone = np.flatnonzero(counts == 0)
+    if not all(count in (0, per) for count in counts):
+        return Declined("its groups would keep different numbers of channels")
+    slab = _groups_of_constants(sweep, node, fact, gone, per, outs)
+    if isinstance(slab, Declined):
+        return slab
+    units = [int(g) * outs + i for g in gone for i in range(outs)]
+    return _sink(sweep, node, facts, axis, units, slab)
+
+
+def _groups_of_constants(
+    sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int
+) -> Array | Declined:
+    """The outputs of groups whose inputs are all known."""
+    axis, attrs = node.attrs["axis"], node.attrs
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    assert isinstance(weight, Tensor) and not isinstance(bias, str)
+    slab = fact.at([int(g) * per + i for g in gone for i in range(per)])
+    rows = [int(g) * outs + i for g in gone for i in range(outs)]
+    columns = [int(g) * per + i for g in gone for i in range(per)]
+    small = constant(take(weight, 0, columns if attrs.get("transposed") else rows))
+    shift = None if bias is None else constant(take(bias, 0, rows))
+    spatial = sweep.shape(fact.source)[axis + 1 :]
+    attrs = {**attrs, "groups": len(gone)}
+    free = position_free(slab, axis)
+    if free and not np.any(slab):
+        base = np.zeros(len(rows)) if shift is None else shift
+        return base.reshape([-1 if i == axis else 1 for i in range(len(spatial) + axis + 1)])
+    if free and not has_border(node):
+        size: Sequence[int] = [d * (k - 1) + 1 for k, d in zip(small.shape[2:], attrs["dilation"], strict=True)]
+        attrs["stride"] = (1,) * len(size)
+    elif all(isinstance(n, int) for n in spatial):
+        size = [int(n) for n in spatial]
+        conv_shape(node, size)
+    else:
+        return Declined("the constant becomes different at the zero-padded border, and the spatial size is not fixed")
+    full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
+    return MEANINGS["conv"](attrs, full, small, shift)
+
+
+def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """An op that reads sizes, not values, does not see the do."""
+    sweep.emit(_bare(node, facts))
+    return "past"
+
+
+def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    if node.attrs.get("shape_only"):
+        return read_shape_only(sweep, node, facts)
+    return Declined(node.attrs.get("why") or f"{node.kind} is not an op that replacements can pass")
+
+
+RULES: dict[str, Rule] = {
+    "linear": absorb_into_linear,
+    "conv": absorb_into_conv,
+    "pointwise": sink_through_pointwise,
+    "along": sink_along_other_axes,
+    "reshape": sink_through_reshape,
+    "transpose": sink_through_transpose,
+    "expand": sink_through_expand,
+    "concat": sink_through_concat,
+    "select": sink_through_select,
+    "do": sink_through_do,
+    "plane": read_shape_only,
+}
+
+
+def merge_addends(sweep: Sweep, node: Node) -> Node:
+    """(y + v) + p -> y + (p + v), where v came from folding and p is a parameter: no extra op at run time."""
+    if node.op != "pointwise" or node.attrs["fn"] != "add" or node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("align"):
+        return node
+    for i, operand in enumerate(node.inputs):
+        made = sweep.producers.get(operand) if isinstance(operand, str) else None
+        other = node.inputs[1 - i]
+        if made is None or not made.attrs.get("addend") or other is None or isinstance(other, str):
+            continue
+        y, addend = made.inputs
+        assert isinstance(y, str) and addend is not None and not isinstance(addend, str)
+        if len(node.output.shape) != len(made.output.shape):
+            continue
+        total = add_tensors(other, addend, dtype=other.dtype)
+        sweep.changed = True
+        return replace(node, inputs=(y, total) if i == 0 else (total, y))
+    return node
+
+
+def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
+    """Sink every constant do as far as it goes."""
+    sweep = Sweep(graph, log)
+    for original in graph.nodes:
+        node = merge_addends(sweep, sweep.arrive(original))
+        facts = {
+            i: known_of(sweep.producers[o])
+            for i, o in enumerate(node.inputs)
+            if isinstance(o, str) and is_constant_do(sweep.producers.get(o))
+        }
+        if not facts:
+            sweep.emit(node)
+            continue
+        before = len(sweep.emitted)
+        outcome = RULES.get(node.op, stop)(sweep, node, facts)
+        if isinstance(outcome, Declined):
+            for i in facts:
+                log.reasons[str(node.inputs[i]), node.name] = outcome.reason
+            if not any(made.name == node.name for made in sweep.emitted[before:]):
+                sweep.emit(node)
+            continue
+        sweep.changed = True
+        log.did("constant_fold", node, outcome, _sources(facts))
+    for name in graph.outputs:
+        seen = sweep.redirected.get(name, name)
+        if is_constant_do(sweep.producers.get(seen)):
+            log.reasons[seen, "output"] = "it is an output of the model"
+    return sweep.finish(), sweep.changed
+
+
+PASS = ("constant_fold", run)

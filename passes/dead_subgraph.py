@@ -1,0 +1,384 @@
+"""dead_subgraph: a `select` rises against the data flow until an affine op takes it in by dropping rows.
+
+    %h = linear(%x, W, b)                         %h = linear(%x, W[K,:], b[K])
+    %a = relu(%h)                           ->    %a = relu(%h)
+    %s = select(%a) {keep=K}                      %y = linear(%a, ...)
+    %y = linear(%s, ...)
+
+One backward sweep, one rule an op. A value whose every reader needs only some positions is made only there; readers that
+need fewer still select from what is left. What nobody reads is dropped. Only bytes move: nothing is computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cmrc.axes import move
+from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
+from cmrc.ops import take
+from cmrc.passes.rewriter import Declined, Log, operand_axis, resized
+
+
+@dataclass(slots=True)
+class Rise:
+    """A backward walk: later nodes are settled, `uses` says who reads a value, `select` asks for part of an operand."""
+
+    graph: Graph
+    log: Log
+    settled: dict[str, Node] = field(default_factory=dict)  # in reverse order
+    uses: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    pending: list[Node] = field(default_factory=list)
+    changed: bool = False
+    _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+
+    def __post_init__(self) -> None:
+        self.values = self.graph.values()
+        self.uses = {name: [] for name in self.values}
+
+    def shape(self, operand: Operand) -> Shape:
+        return self.values[operand].shape if isinstance(operand, str) else operand.shape if operand is not None else ()
+
+    def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
+        """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
+        keep = tuple(keep)
+        if operand is None or keep == tuple(range(int(self.shape(operand)[axis]))):
+            return operand
+        if not isinstance(operand, str):
+            return take(operand, axis, keep)
+        for made in self.pending:  # asked for twice by one node
+            if made.inputs[0] == operand and made.attrs["axis"] == axis and made.attrs["keep"] == keep:
+                return made.name
+        value = self.values[operand]
+        name = f"{operand}.select"
+        while name in self.values:
+            name = f"{operand}.select{self._count()}"
+        output = Value(name, resized(value.shape, axis, len(keep)), value.dtype)
+        self.values[name], self.uses[name] = output, []
+        self.pending.append(Node("select", (operand,), (output,), {"axis": axis, "keep": keep}))
+        return name
+
+    def settle(self, node: Node) -> None:
+        self.settled[node.name] = node
+        for value in node.outputs:
+            self.values[value.name] = value
+        for operand in set(node.values()):
+            self.uses[operand].append(node.name)
+
+    def drop(self, node: Node) -> None:
+        """Forget a settled node."""
+        del self.settled[node.name]
+        for operand in set(node.values()):
+            self.uses[operand].remove(node.name)
+
+
+COPY = {"fn": "identity", "vanishes": True}  # a node that only copies: its readers read its operand
+Rule = Callable[[Rise, Node, int, tuple[int, ...]], Declined | Node]
+
+
+def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, size: int, **attrs: object) -> Node:
+    output = replace(node.output, shape=resized(node.output.shape, axis, size))
+    return replace(node, inputs=tuple(inputs), outputs=(output,), attrs={**node.attrs, **attrs} if attrs else node.attrs)
+
+
+# ---------------------------------------------------------------- rules
+
+def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """select(W x + b, K) -> W[K] x + b[K]; along another axis it rises to x."""
+    x, weight, bias = (*node.inputs, None)[:3]
+    if axis != node.attrs["axis"]:
+        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, len(keep))
+    if isinstance(weight, str) or isinstance(bias, str) or weight is None:
+        return Declined("its weight is computed at run time")
+    if bias is not None and bias.shape and bias.shape[-1] != 1:
+        bias = take(bias, len(bias.shape) - 1, keep)
+    return _shrunk(node, (x, take(weight, node.attrs["w_out"], keep), bias), axis, len(keep))
+
+
+def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """Output channels. In a grouped convolution whole groups go with their inputs; the others keep equally many outputs."""
+    x, weight, bias = (*node.inputs, None)[:3]
+    attrs, groups = node.attrs, node.attrs["groups"]
+    if axis > attrs["axis"]:
+        return Declined("it mixes positions along this axis")
+    if axis < attrs["axis"]:
+        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, len(keep))
+    if not isinstance(weight, Tensor) or isinstance(bias, str):
+        return Declined("its weight is computed at run time")
+    bias = None if bias is None else take(bias, 0, keep)
+    if groups == 1:
+        weight = take(weight, 1 if attrs.get("transposed") else 0, keep)
+        return _shrunk(node, (x, weight, bias), axis, len(keep))
+    outs = int(node.output.shape[axis]) // groups
+    ins = int(rise.shape(x)[axis]) // groups
+    wanted = np.zeros(groups * outs, dtype=bool)
+    wanted[list(keep)] = True
+    counts = wanted.reshape(groups, outs).sum(axis=1)
+    left = np.flatnonzero(counts)
+    if len({int(c) for c in counts[left]}) > 1:
+        return Declined("its groups would keep different numbers of outputs")
+    inputs = [int(g) * ins + i for g in left for i in range(ins)]
+    if attrs.get("transposed"):
+        if counts[left[0]] != outs:
+            return Declined("a grouped transposed convolution keeps or loses whole groups")
+        weight = take(weight, 0, inputs)
+    else:
+        weight = take(weight, 0, keep)
+    return _shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, len(keep), groups=len(left))
+
+
+def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """To every operand that has the axis; a broadcast operand stays."""
+    inputs = []
+    for i, operand in enumerate(node.inputs):
+        local = None if operand is None else operand_axis(node, i, rise.shape(operand), axis)
+        inputs.append(operand if local is None else rise.select(operand, local, keep))
+    return _shrunk(node, inputs, axis, len(keep))
+
+
+def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """An axis that the op does not touch rises; parameters that run along it are sliced."""
+    axes, x = node.attrs["axes"], node.inputs[0]
+    shape = rise.shape(x)
+    source = axis
+    if node.attrs.get("drop"):
+        source = [d for d in range(len(shape)) if d not in axes][axis]
+    if source in axes:
+        return Declined("it mixes the units with each other")
+    inputs = [rise.select(x, source, keep)]
+    align = node.attrs.get("align") or (None,) * len(node.inputs)
+    for operand, dims in zip(node.inputs[1:], align[1:], strict=True):
+        if operand is None:
+            inputs.append(None)
+            continue
+        size = rise.shape(operand)
+        local = (dims.index(source) if source in dims else -1) if dims is not None else source - (len(shape) - len(size))
+        inputs.append(rise.select(operand, local, keep) if local >= 0 and size[local] != 1 else operand)
+    return _shrunk(node, inputs, axis, len(keep))
+
+
+def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """Backwards through the same map as a do goes forwards (axes.py)."""
+    x = node.inputs[0]
+    moved = move(node.output.shape, rise.shape(x), axis, keep)
+    return Declined(moved) if isinstance(moved, str) else _shrunk(node, (rise.select(x, moved.axis, moved.index),), axis, len(keep))
+
+
+def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    return _shrunk(node, (rise.select(node.inputs[0], node.attrs["perm"][axis], keep),), axis, len(keep))
+
+
+def rise_through_expand(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """An axis that was expanded from one is simply expanded to fewer."""
+    x = node.inputs[0]
+    local = axis - (len(node.output.shape) - len(rise.shape(x)))
+    operand = x if local < 0 or rise.shape(x)[local] == 1 else rise.select(x, local, keep)
+    return _shrunk(node, (operand,), axis, len(keep))
+
+
+def rise_through_concat(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
+    if axis != node.attrs["axis"]:
+        return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, len(keep))
+    if list(keep) != sorted(keep):
+        return Declined("the positions are read in another order")
+    inputs, offset = [], 0
+    for operand in node.inputs:
+        size = int(rise.shape(operand)[axis])
+        share = [k - offset for k in keep if offset <= k < offset + size]
+        if share:
+            inputs.append(rise.select(operand, axis, share))
+        offset += size
+    smaller = _shrunk(node, inputs, axis, len(keep))
+    alone = len(inputs) == 1 and isinstance(inputs[0], str)
+    return Node("pointwise", smaller.inputs, smaller.outputs, COPY) if alone else smaller
+
+
+def rise_through_select(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """select(select(x, J), K) -> select(x, J[K]); on another axis they change places."""
+    if axis != node.attrs["axis"]:
+        return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, len(keep))
+    return _shrunk(node, node.inputs, axis, len(keep), keep=tuple(node.attrs["keep"][k] for k in keep), touched=True)
+
+
+def rise_through_do(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """A do that stays shrinks with its value, if nothing that it needs is lost."""
+    x, attrs = node.inputs[0], node.attrs
+    tensors = [o for o in node.inputs[1:] if isinstance(o, Tensor)]
+    if attrs["axis"] != axis:
+        value = tensors[0]
+        if len(value.shape) == len(node.output.shape) and value.shape[axis] != 1:
+            tensors[0] = take(value, axis, keep)
+        return _shrunk(node, (rise.select(x, axis, keep), *tensors), axis, len(keep))
+    where = {u: i for i, u in enumerate(keep)}
+    left = [i for i, u in enumerate(attrs["units"]) if u in where]
+    parents = attrs.get("parents", ())
+    if left and any(p not in where for p in parents):
+        return Declined("an affine replacement reads units that are dropped here")
+    if not left:  # nothing of the do is read: it is a plain copy of what stays, which its readers take directly
+        output = replace(node.output, shape=resized(node.output.shape, axis, len(keep)))
+        inputs = (rise.select(x, axis, keep),)
+        return Node("pointwise", inputs, (output,), COPY)
+    if len(tensors) == 2 and len(attrs["units"]) != tensors[1].shape[0]:
+        return Declined("an affine replacement of blocks stays here")
+    value = tensors[0]
+    along = axis if len(value.shape) == len(node.output.shape) else 0
+    if value.shape and value.shape[along] != 1:
+        tensors[0] = take(value, along, left)
+    if len(tensors) == 2:
+        tensors[1] = take(tensors[1], 0, left)
+    changes: dict[str, object] = {"units": tuple(where[attrs["units"][i]] for i in left)}
+    if parents:
+        changes["parents"] = tuple(where[p] for p in parents)
+    return _shrunk(node, (rise.select(x, axis, keep), *tensors), axis, len(keep), **changes)
+
+
+def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """Rows come from the left operand, columns from the right, batch axes from both."""
+    left, right = node.inputs
+    rank = len(node.output.shape)
+    if axis == rank - 2:
+        return _shrunk(node, (rise.select(left, len(rise.shape(left)) - 2, keep), right), axis, len(keep))
+    if axis == rank - 1:
+        return _shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, len(keep))
+    inputs = []
+    for operand in (left, right):
+        local = axis - (rank - len(rise.shape(operand)))
+        inputs.append(operand if local < 0 or rise.shape(operand)[local] == 1 else rise.select(operand, local, keep))
+    return _shrunk(node, inputs, axis, len(keep))
+
+
+def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """An embedding's columns; its other axes are those of the indices."""
+    ids, table = node.inputs
+    if axis != len(node.output.shape) - 1:
+        return _shrunk(node, (rise.select(ids, axis, keep), table), axis, len(keep))
+    return _shrunk(node, (ids, rise.select(table, 1, keep)), axis, len(keep))
+
+
+def stop(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    return Declined(node.attrs.get("why") or f"{node.kind} makes all of its units at once")
+
+
+RULES: dict[str, Rule] = {
+    "linear": drop_rows_of_linear,
+    "conv": drop_rows_of_conv,
+    "pointwise": rise_through_pointwise,
+    "along": rise_along_other_axes,
+    "reshape": rise_through_reshape,
+    "transpose": rise_through_transpose,
+    "expand": rise_through_expand,
+    "concat": rise_through_concat,
+    "select": rise_through_select,
+    "do": rise_through_do,
+    "matmul": rise_through_matmul,
+    "embedding": drop_columns_of_table,
+}
+
+
+def needed(rise: Rise, node: Node) -> tuple[int, tuple[int, ...], list[Node]] | None:
+    """The axis, the positions of it that some reader needs, and the readers; `None` where all is needed or nothing is new."""
+    if len(node.outputs) != 1 or node.name in rise.graph.outputs:
+        return None
+    readers = [rise.settled[name] for name in rise.uses[node.name]]
+    selects = [r for r in readers if r.op == "select"]
+    others = [r for r in readers if r.op != "select" and not _reads_other_sizes(r, selects)]
+    if not selects or others or not any(not r.origin or r.attrs.get("touched") for r in selects):
+        return None
+    axis = selects[0].attrs["axis"]
+    if any(r.attrs["axis"] != axis for r in selects):
+        return None
+    keep = tuple(sorted({k for r in selects for k in r.attrs["keep"]}))
+    if len(keep) == node.output.shape[axis]:
+        return None
+    return axis, keep, readers
+
+
+def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
+    """An op that reads the size of another axis needs nothing of this one."""
+    if reader.op == "plane":
+        return True
+    sizes = reader.attrs.get("shape_only")
+    return sizes is not None and all(select.attrs["axis"] not in sizes for select in selects)
+
+
+def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], readers: Sequence[Node]) -> None:
+    """Readers select from what is left: a select of all of it vanishes, the others count anew."""
+    where = {k: i for i, k in enumerate(keep)}
+    for reader in readers:
+        if reader.op != "select":
+            continue
+        again = tuple(where[k] for k in reader.attrs["keep"])
+        if again == tuple(range(len(keep))) and not reader.origin:
+            rise.drop(reader)
+            rise.renamed[reader.name] = name
+            for user in list(rise.uses.pop(reader.name)):
+                node = rise.settled[user]
+                inputs = tuple(name if o == reader.name else o for o in node.inputs)
+                rise.settled[user] = replace(node, inputs=inputs)
+                if user not in rise.uses[name]:
+                    rise.uses[name].append(user)
+        else:
+            rise.settled[reader.name] = reader.with_attrs(keep=again, touched=True)
+
+
+def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
+    """Raise every select as far as it goes, and drop what nobody reads any more."""
+    rise = Rise(graph, log)
+    read_before = {operand for node in graph.nodes for operand in node.values()} | set(graph.outputs)
+    stack = list(graph.nodes)
+    while stack:
+        node = stack.pop()
+        unread = not any(rise.uses[value.name] or value.name in graph.outputs for value in node.outputs)
+        was_read = any(value.name in read_before for value in node.outputs) or not node.origin
+        if unread and was_read and not node.attrs.get("effect"):
+            rise.changed = rise.changed or bool(node.origin)
+            if node.origin:
+                log.did("dead_subgraph", node, "dropped, nobody reads it")
+            continue
+        need = needed(rise, node)
+        if need is not None:
+            axis, keep, readers = need
+            outcome = RULES.get(node.op, stop)(rise, node, axis, keep)
+            if isinstance(outcome, Declined):
+                for reader in readers:
+                    log.reasons[node.name, reader.name] = outcome.reason
+                rise.pending.clear()
+            else:
+                rise.changed = True
+                size = node.output.shape[axis]
+                if outcome.op != "select":
+                    log.did("dead_subgraph", node, f"{size} -> {len(keep)} along axis {axis}")
+                settle_readers(rise, node.name, axis, keep, readers)
+                node = outcome
+        if node.attrs.get("vanishes"):
+            _replace_by_operand(rise, node)
+        else:
+            rise.settle(node)
+        stack.extend(rise.pending)
+        rise.pending.clear()
+    outputs = tuple(rise.renamed.get(name, name) for name in graph.outputs)
+    result = Graph(graph.inputs, tuple(reversed(rise.settled.values())), outputs)
+    for value in graph.inputs:
+        for reader in rise.uses.get(value.name, ()):
+            log.reasons.setdefault((value.name, reader), "it is an input of the model")
+    return result, rise.changed
+
+
+def _replace_by_operand(rise: Rise, node: Node) -> None:
+    """Readers of a node that only copies read its operand."""
+    operand = node.inputs[0]
+    assert isinstance(operand, str)
+    for user in rise.uses.pop(node.name):
+        reader = rise.settled[user]
+        rise.settled[user] = replace(reader, inputs=tuple(operand if o == node.name else o for o in reader.inputs))
+        if user not in rise.uses[operand]:
+            rise.uses[operand].append(user)
+
+
+PASS = ("dead_subgraph", run)

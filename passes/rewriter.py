@@ -1,0 +1,159 @@
+"""What the passes share: the outcome of a rule, and the record of what was done.
+
+A rule looks at one node and returns one of three things: `Rewritten`, `Declined(reason)`, or `None` (not mine).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from cmrc.ir import Graph, Node, Operand, Shape, Value, literal
+from cmrc.ir import Array as Array
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The rule understands the op and cannot pass it, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One movement that happened: which rule, at which node, for which of the plan's entries."""
+
+    rule: str
+    node: str
+    op: str
+    detail: str
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Log:
+    """What a pipeline did, and why what stopped stopped: reasons by (value, consumer)."""
+
+    actions: list[Action] = field(default_factory=list)
+    reasons: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
+        self.actions.append(Action(rule, node.label, node.kind, detail, tuple(sources)))
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A forward walk that emits a new list of nodes and redirects later uses of a value to another."""
+
+    graph: Graph
+    log: Log
+    emitted: list[Node] = field(default_factory=list)
+    producers: dict[str, Node] = field(default_factory=dict)
+    redirected: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    selects: dict[tuple[str, int, tuple[int, ...]], str] = field(default_factory=dict)
+    changed: bool = False
+    _count: Iterable[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.values = self.graph.values()
+
+    def arrive(self, node: Node) -> Node:
+        """The node with its operands redirected to what they have become."""
+        if any(operand in self.redirected for operand in node.values()):
+            inputs = tuple(self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs)
+            return replace(node, inputs=inputs)
+        return node
+
+    def emit(self, node: Node) -> None:
+        self.emitted.append(node)
+        for value in node.outputs:
+            self.producers[value.name] = node
+            self.values[value.name] = value
+
+    def fresh(self, base: str, tag: str) -> str:
+        """A name that no value has yet."""
+        name = f"{base}.{tag}"
+        while name in self.values:
+            name = f"{base}.{tag}{next(iter(self._count))}"
+        return name
+
+    def shape(self, operand: Operand) -> Shape:
+        if isinstance(operand, str):
+            return self.values[operand].shape
+        assert operand is not None
+        return operand.shape
+
+    def do(self, value: Value, axis: int, units: Sequence[int], slab: Array, sources: Sequence[int]) -> str:
+        """The name of the value with units replaced by constants."""
+        output = Value(self.fresh(value.name, "do"), value.shape, value.dtype)
+        attrs = {"axis": axis, "units": tuple(units), "sources": tuple(sources)}
+        self.emit(Node("do", (value.name, literal(slab)), (output,), attrs))
+        return output.name
+
+    def put_do(self, value: Value, axis: int, units: Sequence[int], slab: Array, sources: Sequence[int]) -> None:
+        """Replace units of a value by constants for everyone who reads it from here on."""
+        self.redirected[value.name] = self.do(value, axis, units, slab, sources)
+
+    def select(self, name: str, axis: int, keep: Sequence[int]) -> str:
+        """The name of a value that holds only these positions; made once, shared by all who ask."""
+        keep = tuple(keep)
+        value = self.values[name]
+        if keep == tuple(range(int(value.shape[axis]))):
+            return name
+        key = (name, axis, keep)
+        if key not in self.selects:
+            output = Value(self.fresh(name, "select"), resized(value.shape, axis, len(keep)), value.dtype)
+            self.emit(Node("select", (name,), (output,), {"axis": axis, "keep": keep}))
+            self.selects[key] = output.name
+        return self.selects[key]
+
+    def finish(self) -> Graph:
+        outputs = tuple(self.redirected.get(name, name) for name in self.graph.outputs)
+        return Graph(self.graph.inputs, drop_unused_moves(self.emitted, outputs), outputs)
+
+
+def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
+    """Without the do and select nodes (and what was inserted for them) that nobody reads any more."""
+    used = set(outputs)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.origin or node.op == "opaque" or any(value.name in used for value in node.outputs):
+            kept.append(node)
+            used.update(node.values())
+    return tuple(reversed(kept))
+
+
+def resized(shape: Shape, axis: int, size: int) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def complement(units: Sequence[int], size: int) -> tuple[int, ...]:
+    gone = set(units)
+    return tuple(i for i in range(size) if i not in gone)
+
+
+def is_constant_do(node: Node | None) -> bool:
+    return node is not None and node.op == "do" and len(node.inputs) == 2
+
+
+def is_affine_do(node: Node | None) -> bool:
+    return node is not None and node.op == "do" and len(node.inputs) == 3
+
+
+def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
+    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    if dims is None:
+        local = axis - (len(node.output.shape) - len(shape))
+        return local if local >= 0 and (shape[local] != 1 or node.output.shape[axis] == 1) else None
+    return dims.index(axis) if axis in dims else None
+
+
+def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
+    """The axis of the result along which an axis of a pointwise operand runs."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
