@@ -23,12 +23,12 @@ class Cost:
 
 
 def itemsize(dtype: str) -> int:
-    return np.dtype(getattr(ml_dtypes, dtype, None) or dtype).itemsize
+    return int(np.dtype(getattr(ml_dtypes, dtype, None) or dtype).itemsize)
 
 
 def elements(shape: Shape, sizes: Mapping[str, int]) -> int:
     number, symbols = product(shape)
-    return number * math.prod(sizes.get(symbol, 1) ** power for symbol, power in symbols.items())
+    return number * math.prod(int(pow(sizes.get(symbol, 1), power)) for symbol, power in symbols.items())
 
 
 def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> int:
@@ -36,10 +36,12 @@ def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> i
     out = elements(node.output.shape, sizes)
     weight = node.inputs[1] if len(node.inputs) > 1 else None
     if node.op == "linear" and isinstance(weight, Tensor):
-        return out * weight.shape[node.attrs["w_in"]]
+        return out * int(weight.shape[node.attrs["w_in"]])
     if node.op == "conv" and isinstance(weight, Tensor):
         kernel = math.prod(weight.shape[2:])
-        if node.attrs.get("transposed"):  # every input element meets every output channel of its group and kernel position
+        if node.attrs.get(
+            "transposed"
+        ):  # every input element meets every output channel of its group and kernel position
             x = node.inputs[0]
             assert isinstance(x, str)
             return elements(shapes[x], sizes) * weight.shape[1] * kernel

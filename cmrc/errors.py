@@ -1,8 +1,8 @@
 """Every error that a user can meet, one class a kind: what, where, why, and the way out.
 
-    do-shape: %blocks.3.mlp.act (gelu): the plan gives 3 constants for 384 units
-      at plan.json: do[2]
-      fix: give one constant per replaced unit, or one for all
+do-shape: %blocks.3.mlp.act (gelu): the plan gives 3 constants for 384 units
+  at plan.json: do[2]
+  fix: give one constant per replaced unit, or one for all
 """
 
 from __future__ import annotations

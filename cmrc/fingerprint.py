@@ -1,4 +1,4 @@
-"""What model a plan was made for: its structure and its weights, so that a plan for another model is refused with the difference."""
+"""What model a plan was made for: structure and weights. A plan for another model is refused with the difference."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def fingerprint(graph: Graph) -> Fingerprint:
     """Of structure and weights; reads every parameter once."""
     wiring = hashlib.sha256()
     for node in graph.nodes:
-        inputs = [o.name if isinstance(o, Leaf) else repr(o.array.tolist()) if isinstance(o, Literal) else o for o in node.inputs]
+        inputs = [
+            o.name if isinstance(o, Leaf) else repr(o.array.tolist()) if isinstance(o, Literal) else o
+            for o in node.inputs
+        ]
         attrs = sorted((k, v) for k, v in node.attrs.items() if k != "why")
         shapes = [[n if isinstance(n, int) else "?" for n in v.shape] for v in node.outputs]
         wiring.update(repr((node.op, inputs, [v.name for v in node.outputs], shapes, attrs)).encode())

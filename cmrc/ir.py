@@ -6,9 +6,10 @@
     %y = linear(%d, @fc2.weight, @fc2.bias) {...}                       ; fc2
 
 A `Graph` is a list of `Node`s in topological order. An operand is the name of a value (`str`), a `Tensor` that is
-known before the program runs, or `None` for an optional operand that is absent. A `Tensor` is a host parameter (`Leaf`),
-an array (`Literal`), or an op of this same IR applied to tensors (`Apply`): folding builds an `Apply`, and nothing is
-computed or copied until a host asks for it. Dimensions are integers, or strings where they are only known at run time.
+known before the program runs, or `None` for an optional operand that is absent. A `Tensor` is a host parameter
+(`Leaf`), an array (`Literal`), or an op of this same IR applied to tensors (`Apply`): folding builds an `Apply`, and
+nothing is computed or copied until a host asks for it. Dimensions are integers, or strings where they are only known at
+run time.
 
 The ops (`ops.py` gives each its meaning):
 
@@ -62,7 +63,7 @@ class Literal:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
     @property
     def dtype(self) -> str:
@@ -96,7 +97,7 @@ Operand: TypeAlias = str | Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One step. `origin` names the host's node, `path` the user's module where the host knows it; both empty if inserted."""
+    """One step. `origin` names the host's node (empty if inserted), `path` the user's module where it is known."""
 
     op: str
     inputs: tuple[Operand, ...]
@@ -179,7 +180,7 @@ def literal(array: Any, dtype: str = "float64") -> Literal:
 
 
 def verify(graph: Graph) -> None:
-    """Check that every operand is defined before its use, every name is unique, and every op's shapes fit (ops.CHECKS)."""
+    """Check that operands are defined before their use, names are unique, and every op's shapes fit (ops.CHECKS)."""
     from cmrc.ops import CHECKS
 
     shapes: dict[str, Shape] = {}
@@ -192,7 +193,9 @@ def verify(graph: Graph) -> None:
         check = CHECKS.get(node.op)
         if check is None:
             raise GraphError(node.label, node.op, "is not an op of the IR")
-        problem = check(node, [shapes[o] if isinstance(o, str) else o.shape if o is not None else None for o in node.inputs])
+        problem = check(
+            node, [shapes[o] if isinstance(o, str) else o.shape if o is not None else None for o in node.inputs]
+        )
         if problem:
             raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:

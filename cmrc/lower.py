@@ -48,7 +48,7 @@ class Check:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Lowered:
     """The smaller model, what was folded, and what was left and why."""
 
@@ -57,6 +57,9 @@ class Lowered:
     host: Host
     report: Report
     graph: Graph
+
+    def __repr__(self) -> str:
+        return f"Lowered({self.report.before.parameters:,} -> {self.report.after.parameters:,} parameters)"
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -76,7 +79,11 @@ class Lowered:
     def save(self, path: str | Path) -> None:
         """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from."""
         fingerprint = self.program.fingerprint
-        metadata = {"cmrc.version": cmrc.__version__, "cmrc.source": fingerprint.digest, "cmrc.plan": plan_digest(self.plan)}
+        metadata = {
+            "cmrc.version": cmrc.__version__,
+            "cmrc.source": fingerprint.digest,
+            "cmrc.plan": plan_digest(self.plan),
+        }
         self.host.save(Path(path), metadata)
 
     @cached_property
@@ -85,12 +92,16 @@ class Lowered:
         return self.program.clamped(self.plan)
 
     def check(self, inputs: Sequence[Any] | Mapping[str, Any], *, tolerance: float | None = None) -> Check:
-        """Compare the result with the literally clamped model on a batch, and say how far the clamp moved the outputs."""
+        """Compare the result with the literally clamped model on a batch; says how far the clamp itself moved it."""
         return compare(self.program.host, self.clamped, self.host, inputs, tolerance)
 
 
 def compare(
-    original: Host, clamped: Host, lowered: Host, inputs: Sequence[Any] | Mapping[str, Any], tolerance: float | None = None
+    original: Host,
+    clamped: Host,
+    lowered: Host,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    tolerance: float | None = None,
 ) -> Check:
     expected, found, plain = clamped.run(inputs), lowered.run(inputs), original.run(inputs)
     error = moved = allowed = 0.0
@@ -103,7 +114,9 @@ def compare(
             continue
         a, b, c = (array.astype(np.float64) for array in (want, got, before))
         if not np.isfinite(a).all():
-            raise CheckError("the clamped model gives NaN or infinity here", fix="check on inputs for which the model is finite")
+            raise CheckError(
+                "the clamped model gives NaN or infinity here", fix="check on inputs for which the model is finite"
+            )
         scale = float(np.abs(a).max()) or 1.0
         error = max(error, _largest(a - b) / scale)
         moved = max(moved, _largest(a - c) / scale)
@@ -147,7 +160,10 @@ def lower(
     program = _program(model, plan, args, options)
     plan = plan if plan is not None else program.plan
     if plan is None:
-        raise PlanError("there is no plan: none was given, and the model is not annotated", fix="pass a plan, or program.annotate(plan)")
+        raise PlanError(
+            "there is no plan: none was given, and the model is not annotated",
+            fix="pass a plan, or program.annotate(plan)",
+        )
     program.require(plan)
     start = time.perf_counter()
     result = passes.run(program.with_dos(plan), watch=watch)

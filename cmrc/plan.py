@@ -1,4 +1,4 @@
-"""A plan: the ordered do's, and the fingerprint of the model that they were made for. A file one can read, diff and review.
+"""A plan: the ordered do's, and the fingerprint of the model they were made for. A file to read, diff and review.
 
 `plan.json` holds everything a person wants to see; arrays of more than `INLINE` numbers lie beside it in a safetensors
 file named by its content, so that a plan is never half-written and never needs pickle.
@@ -54,7 +54,12 @@ class Do:
     weight: Array | None = None
 
     def to_json(self, pack: Callable[[str, Array], Any]) -> dict[str, Any]:
-        entry: dict[str, Any] = {"site": self.site, "value": self.value, "axis": self.axis, "units": to_ranges(self.units)}
+        entry: dict[str, Any] = {
+            "site": self.site,
+            "value": self.value,
+            "axis": self.axis,
+            "units": to_ranges(self.units),
+        }
         if self.weight is None:
             return {**entry, "constant": pack("constant", self.constant)}
         weight, bias = pack("weight", self.weight), pack("bias", self.constant)
@@ -71,10 +76,12 @@ class Do:
             parents = from_ranges(affine["parents"])
             return cls(site, value, axis, units, unpack(affine["bias"]), parents, unpack(affine["weight"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"an entry cannot be read: {error}", at=at, fix="compare it with the entries that `Plan.save` writes") from error
+            raise PlanError(
+                f"an entry cannot be read: {error}", at=at, fix="compare it with the entries that `Plan.save` writes"
+            ) from error
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Plan:
     """Ordered do's for one model. `do` checks each against the model's sites as it is added."""
 
@@ -96,7 +103,7 @@ class Plan:
         affine: Affine | None = None,
         axis: int | None = None,
     ) -> Self:
-        """Replace units of a site (or of every site that a glob names) by constants, or by an affine function of others.
+        """Replace units of a site, or of every site that a glob names, by constants or by an affine function of others.
 
         `units` are indices, a boolean mask, or "all"; `constant` is one number for all, one per unit, or a slab that
         broadcasts against the units' values at every position. `axis` is the site's own unless given.
@@ -152,7 +159,9 @@ class Plan:
         try:
             document = json.loads(path.read_text())
         except OSError as error:
-            raise PlanError(f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a plan file") from error
+            raise PlanError(
+                f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a plan file"
+            ) from error
         except ValueError as error:
             raise PlanError(f"is not JSON: {error}", at=str(path), fix="give a file that `Plan.save` wrote") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -164,7 +173,9 @@ class Plan:
                 tensors = load_file(beside)
             except (OSError, SafetensorError) as error:
                 raise PlanError(
-                    f"its arrays in {beside.name} cannot be read: {error}", at=str(path), fix="keep that file beside the plan, unchanged"
+                    f"its arrays in {beside.name} cannot be read: {error}",
+                    at=str(path),
+                    fix="keep that file beside the plan, unchanged",
                 ) from error
 
         def unpack(packed: Any) -> Array:
@@ -179,12 +190,18 @@ class Plan:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __repr__(self) -> str:
+        return f"Plan({len(self.entries)} do's on {len({e.value for e in self.entries})} sites)"
+
 
 def pack_text(name: str, array: Array) -> Any:
     """An array as JSON on its own: for annotations, which have no file beside them."""
     if array.size <= INLINE:
         return array.tolist()
-    return {"float64": base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode(), "shape": list(array.shape)}
+    return {
+        "float64": base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode(),
+        "shape": list(array.shape),
+    }
 
 
 def unpack_text(packed: Any) -> Array:
@@ -218,6 +235,7 @@ def from_ranges(text: str | list[int]) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- checks
 
+
 def _checked(
     site: Site,
     units: Iterable[int] | npt.ArrayLike | str,
@@ -232,11 +250,15 @@ def _checked(
     if axis is None:
         axis = site.axis
     if not -rank <= axis < rank:
-        raise DoError(f"has no axis {axis}, its shape is {list(site.shape)}", **where, fix=f"name an axis from 0 to {rank - 1}")
+        raise DoError(
+            f"has no axis {axis}, its shape is {list(site.shape)}", **where, fix=f"name an axis from 0 to {rank - 1}"
+        )
     axis %= rank
     size = site.shape[axis]
     if not isinstance(size, int):
-        raise DoError(f"the size of axis {axis} is known only at run time ({size})", **where, fix="replace units of a fixed axis")
+        raise DoError(
+            f"the size of axis {axis} is known only at run time ({size})", **where, fix="replace units of a fixed axis"
+        )
     chosen = _units(units, size, where)
     for other in earlier:
         if other.value != site.value or other.axis != axis:
@@ -247,17 +269,23 @@ def _checked(
         orphaned = sorted(set(other.parents) & set(chosen))
         if orphaned:
             raise DoUnitsError(
-                f"units {_some(orphaned)} are parents of an earlier do", **where, fix="rebuild that unit from units that stay"
+                f"units {_some(orphaned)} are parents of an earlier do",
+                **where,
+                fix="rebuild that unit from units that stay",
             )
     if affine is None:
         assert constant is not None
         values = _floats(constant, "constants", where)
         return Do(site.name, site.value, axis, chosen, _slab(values, len(chosen), size, axis, site.shape, where))
     parents = _units(affine.parents, size, where, what="parents")
-    replaced = set(chosen) | {u for other in earlier if other.value == site.value and other.axis == axis for u in other.units}
+    replaced = set(chosen) | {
+        u for other in earlier if other.value == site.value and other.axis == axis for u in other.units
+    }
     bad = sorted(set(parents) & replaced)
     if bad:
-        raise DoUnitsError(f"parents {_some(bad)} are themselves replaced", **where, fix="choose parents among the units that stay")
+        raise DoUnitsError(
+            f"parents {_some(bad)} are themselves replaced", **where, fix="choose parents among the units that stay"
+        )
     weight = _floats(affine.weight, "weights", where)
     if weight.shape != (len(chosen), len(parents)):
         raise DoShapeError(
@@ -272,7 +300,9 @@ def _checked(
 def _units(units: Any, size: int, where: dict[str, str], what: str = "units") -> tuple[int, ...]:
     if isinstance(units, str):
         if units != "all":
-            raise DoUnitsError(f"{what}={units!r} is not understood", **where, fix='give indices, a boolean mask, or "all"')
+            raise DoUnitsError(
+                f"{what}={units!r} is not understood", **where, fix='give indices, a boolean mask, or "all"'
+            )
         return tuple(range(size))
     array = np.asarray(list(units) if not isinstance(units, np.ndarray) else units)
     if array.dtype == bool and array.shape == (size,):
@@ -280,10 +310,16 @@ def _units(units: Any, size: int, where: dict[str, str], what: str = "units") ->
     if array.size == 0:
         raise DoUnitsError(f"names no {what}", **where, fix=f"give at least one of the {size} units")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise DoUnitsError(f"{what} are not a list of whole numbers", **where, fix='give indices, a boolean mask, or "all"')
+        raise DoUnitsError(
+            f"{what} are not a list of whole numbers", **where, fix='give indices, a boolean mask, or "all"'
+        )
     outside = sorted({int(u) for u in array if not 0 <= u < size})
     if outside:
-        raise DoUnitsError(f"{what} {_some(outside)} are out of range: it has {size} units", **where, fix=f"units run from 0 to {size - 1}")
+        raise DoUnitsError(
+            f"{what} {_some(outside)} are out of range: it has {size} units",
+            **where,
+            fix=f"units run from 0 to {size - 1}",
+        )
     found = tuple(int(u) for u in array)
     if len(set(found)) != len(found):
         raise DoUnitsError(f"{what} are named twice", **where, fix="name each unit once")
@@ -302,7 +338,13 @@ def _floats(values: npt.ArrayLike, what: str, where: dict[str, str]) -> Array:
 
 
 def _slab(
-    values: Array, count: int, size: int, axis: int, shape: Sequence[int | str], where: dict[str, str], what: str = "constants"
+    values: Array,
+    count: int,
+    size: int,
+    axis: int,
+    shape: Sequence[int | str],
+    where: dict[str, str],
+    what: str = "constants",
 ) -> Array:
     """One number a unit, kept as a vector; or a slab of the value's rank where it differs by position."""
     if values.ndim == 0:
@@ -315,7 +357,9 @@ def _slab(
             return values
     given = len(values) if values.ndim == 1 else f"an array {list(values.shape)} of {math.prod(values.shape)}"
     raise DoShapeError(
-        f"the plan gives {given} {what} for {count} units", **where, fix="give one constant per replaced unit, or one for all"
+        f"the plan gives {given} {what} for {count} units",
+        **where,
+        fix="give one constant per replaced unit, or one for all",
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,16 @@ class Site:
         return int(self.shape[self.axis])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Program:
     """What `cmrc.trace` returns. `args` and `options` are those of the trace, for tracing the same module again."""
 
     host: Host
     args: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Program({self.host.kind}, {len(self.graph.nodes)} nodes, {len(self.axes)} sites)"
 
     @property
     def graph(self) -> Graph:
@@ -99,23 +103,26 @@ class Program:
     # ------------------------------------------------------------ sites
 
     def sites(self, pattern: str = "*", *, folds: bool = True) -> list[Site]:
-        """Every site, in the order of the graph. `folds=False` leaves out how each folds, which takes a dry run a site."""
+        """Every site in the order of the graph. `folds=False` leaves out how each folds, which takes a dry run each."""
         wanted = None if pattern == "*" else {site.value for site in self.find(pattern)}
         found = []
         for name in self.values:
             if name in self.axes and (wanted is None or name in wanted):
-                found.append(self._site(name, folds=folds))
-        return found
+                found.append(self._site(name))
+        return [self.describe(site) for site in found] if folds else found
 
-    def _site(self, value: str, *, axis: int | None = None, folds: bool = False, name: str = "") -> Site:
+    def describe(self, site: Site) -> Site:
+        """The same site with how it folds: a dry run."""
+        return replace(site, folds=describe_folds(self.graph, site.value, site.axis))
+
+    def _site(self, value: str, *, axis: int | None = None, name: str = "") -> Site:
         node = self.producers.get(value)
         consumers = tuple(dict.fromkeys(reader.label for reader in self.consumers[value]))
         if value in self.graph.outputs:
             consumers = (*consumers, "output")
         place = self.axes.get(value, 0) if axis is None else axis
         op = node.kind if node else "input"
-        told = describe_folds(self.graph, value, place) if folds else ""
-        return Site(name or self.title(value), value, op, place, self.values[value].shape, consumers, told)
+        return Site(name or self.title(value), value, op, place, self.values[value].shape, consumers)
 
     def find(self, pattern: str, *, at: str = "") -> list[Site]:
         """The sites that a name or a glob means. A name that means none or several is an error."""
@@ -125,7 +132,9 @@ class Program:
             if len(found) > 1:
                 calls = [f"{pattern}@{i}" for i in range(len(found))]
                 raise SiteError(
-                    f"{pattern!r} is called {len(found)} times, each call is its own site", at=at, fix=f"name one: {', '.join(calls)}"
+                    f"{pattern!r} is called {len(found)} times, each call is its own site",
+                    at=at,
+                    fix=f"name one: {', '.join(calls)}",
                 )
         elif any(c in pattern for c in "*?["):
             hits = [alias for alias in names if fnmatch.fnmatchcase(alias, pattern)]
@@ -146,7 +155,9 @@ class Program:
         known = self.values.get(value)
         if known is None:
             near = difflib.get_close_matches(value, list(self.values), n=5, cutoff=0.5)
-            raise SiteError(f"the model has no value {value!r}", at=at, fix=f"near matches: {', '.join(near)}" if near else "")
+            raise SiteError(
+                f"the model has no value {value!r}", at=at, fix=f"near matches: {', '.join(near)}" if near else ""
+            )
         if axis is None and value not in self.axes:
             axis = len(known.shape) - 1
         if not known.shape or not known.dtype.startswith(("float", "bfloat")):
@@ -163,7 +174,7 @@ class Program:
     # ------------------------------------------------------------ plans
 
     def annotate(self, plan: Plan) -> Program:
-        """A copy of the model with the plan's do's written on its nodes. Saved and traced again, it still carries them."""
+        """A copy of the model with the do's written on its nodes. Saved and traced again, it still carries them."""
         self.require(plan)
         entries = [(entry.value, entry.to_json(pack_text)) for entry in plan.entries]
         return Program(self.host.annotate(entries), self.args, self.options)
@@ -238,7 +249,9 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
         chain(value)
     for node in graph.nodes:
         inputs = tuple(renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs)
-        nodes.append(node if inputs == node.inputs else Node(node.op, inputs, node.outputs, node.attrs, node.origin, node.path))
+        nodes.append(
+            node if inputs == node.inputs else Node(node.op, inputs, node.outputs, node.attrs, node.origin, node.path)
+        )
         for value in node.outputs:
             chain(value)
     return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))
@@ -347,13 +360,18 @@ def neighbourhood(graph: Graph, value: str) -> Graph:
     # A value that somebody outside reads counts as an output, unless it is past the reach of the do.
     read = dict.fromkeys(o for node in nodes for o in node.values() if o not in made)
     inside = {node.name for node in nodes}
-    ends = [n for n in made if n in graph.outputs or not consumers[n] or any(r.name not in inside for r in consumers[n])]
+    ends = [
+        n for n in made if n in graph.outputs or not consumers[n] or any(r.name not in inside for r in consumers[n])
+    ]
     return Graph(tuple(every[n] for n in read), nodes, tuple(n for n in every if n in set(ends)))
 
 
 def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
-    """Read a model: a path to an ONNX file, an onnx.ModelProto, an onnx_ir.Model; an nn.Module with example
-    inputs (and torch.export's options, such as `dynamic_shapes`), or an ExportedProgram. A Program is returned as it is."""
+    """Read a model into a Program (which is returned as it is).
+
+    The model is a path to an ONNX file, an onnx.ModelProto or an onnx_ir.Model; or an nn.Module with example inputs
+    (and torch.export's options, such as `dynamic_shapes`), or an ExportedProgram.
+    """
     if isinstance(model, Program):
         return model
     module = type(model).__module__.split(".")[0]
@@ -361,17 +379,12 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
         from cmrc.hosts.onnx import OnnxHost
 
         return Program(OnnxHost.load(model) if isinstance(model, (str, Path)) else OnnxHost.from_model(model))
-    try:
-        import torch
-    except ImportError:
-        torch = None  # type: ignore[assignment]
-    if torch is not None and isinstance(model, (torch.nn.Module, torch.export.ExportedProgram)):
-        from cmrc.hosts.fx import trace as trace_fx
+    if "torch" in sys.modules:  # somebody who holds a torch model has imported torch
+        from cmrc.hosts import fx
 
-        if isinstance(model, torch.nn.Module) and not isinstance(args, tuple):
-            raise TraceError("the example inputs are not a tuple", fix="call cmrc.trace(model, (x,))")
-        return Program(trace_fx(model, args, options), args, options)
+        if fx.is_torch_model(model):
+            return Program(fx.trace(model, args, options), args, options)
     raise TraceError(
         f"cannot trace a {type(model).__name__}",
-        fix="give a path to an ONNX file, an onnx or onnx_ir model, an nn.Module with example inputs, or an ExportedProgram",
+        fix="give a path to an ONNX file, an onnx(_ir) model, an nn.Module with example inputs, or an ExportedProgram",
     )

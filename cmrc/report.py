@@ -1,4 +1,4 @@
-"""What a lowering did: per site what was folded where, before and after, and every replacement that stayed with the reason."""
+"""What a lowering did: per site what folded where, before and after, and whatever stayed with the reason."""
 
 from __future__ import annotations
 
@@ -62,11 +62,15 @@ class Report:
             rows.append((name, f"{before:,}", f"{after:,}", f"{after / before:.3f}" if before else ""))
         lines = _table(rows)
         lines += ["", *_table([("site", "op", "units", "folded"), *(
-            (s.site, s.op, f"{s.units_before} -> {s.units_after}", "; ".join(s.folded) or "not at all") for s in self.sites
+            (s.site, s.op, f"{s.units_before} -> {s.units_after}", "; ".join(s.folded) or "not at all")
+            for s in self.sites
         )])]  # fmt: skip
         if self.declined:
             lines += ["", "not folded:"]
-            lines += [f"  {d.kind} of {d.site or d.node} stops at {d.node} ({d.op}): {d.reason}; {d.cost}" for d in self.declined]
+            lines += [
+                f"  {d.kind} of {d.site or d.node} stops at {d.node} ({d.op}): {d.reason}; {d.cost}"
+                for d in self.declined
+            ]
         if self.untied:
             lines += ["", *(f"no longer shared: {what}" for what in self.untied)]
         return "\n".join(lines)
@@ -78,7 +82,13 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def make_report(
-    program: Program, plan: Plan, result: Result, before: Cost, after: Cost, untied: Sequence[str], seconds: dict[str, float]
+    program: Program,
+    plan: Plan,
+    result: Result,
+    before: Cost,
+    after: Cost,
+    untied: Sequence[str],
+    seconds: dict[str, float],
 ) -> Report:
     final = result.graph.values()
     sites = []
@@ -106,7 +116,8 @@ def _decline(residue: Residue, plan: Plan, graph: Graph) -> Decline:
     count = elements(node.output.shape, {})
     if node.op == "do":
         site = ", ".join(dict.fromkeys(plan.entries[i].site for i in residue.sources))
-        told = f"a clamp over {count:,} elements a sample stays, and the {len(node.attrs['units'])} units with their parameters"
+        units = len(node.attrs["units"])
+        told = f"a clamp over {count:,} elements a sample stays, and the {units} units with their parameters"
         return Decline("do", site, residue.stopped_at, residue.stopped_op, residue.reason, told)
     told = f"a gather of {count:,} elements a sample stays, and what makes the rest"
     return Decline("select", "", residue.stopped_at, residue.stopped_op, residue.reason, told)

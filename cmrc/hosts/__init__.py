@@ -1,6 +1,6 @@
 """A host is the model's own graph: `fx` (torch.export) or `onnx` (onnx_ir). The only places that know a framework.
 
-A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), and runs it.
+A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), runs it.
 `fx_ops.py` and `onnx_ops.py` are the tables: a row an op.
 """
 
@@ -16,10 +16,17 @@ from cmrc.ir import Array, Graph
 class Host(Protocol):
     """A model that can be read as IR, patched, run and saved. Immutable: `build` and `annotate` return another host."""
 
-    kind: str
-    graph: Graph
-    names: Mapping[str, Sequence[str]]
-    """Every name a user may call a value by (module path, node name, value name), to the values it names."""
+    @property
+    def kind(self) -> str:
+        """`fx` or `onnx`."""
+
+    @property
+    def graph(self) -> Graph:
+        """The model in the IR."""
+
+    @property
+    def names(self) -> Mapping[str, Sequence[str]]:
+        """Every name a user may call a value by (module path, node name, value name), to the values it names."""
 
     def build(self, graph: Graph) -> Self:
         """A clone of this host that computes `graph`: an edited form of `self.graph`, do and select nodes included."""

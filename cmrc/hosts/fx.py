@@ -38,10 +38,17 @@ CHECKS_ONLY = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range
 ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias", "flatten"}
 
 
+def is_torch_model(model: object) -> bool:
+    return isinstance(model, (torch.nn.Module, ExportedProgram))
+
+
 def trace(model: torch.nn.Module | ExportedProgram, args: tuple[Any, ...], options: Mapping[str, Any]) -> FxHost:
     """Export the model in eval mode (its own mode is put back) and take the graph over."""
     if isinstance(model, ExportedProgram):
         return FxHost.from_exported(model)
+    if not isinstance(args, tuple) or not (args or options.get("kwargs")):
+        told = "there are no example inputs" if not args else "the example inputs are not a tuple"
+        raise TraceError(f"{told} for {type(model).__name__}", fix="give them as a tuple: cmrc.trace(model, (x,)), or lower(..., args=(x,))")
     was_training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
@@ -57,7 +64,7 @@ def trace(model: torch.nn.Module | ExportedProgram, args: tuple[Any, ...], optio
     return FxHost.from_exported(exported)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FxHost:
     """A lifted graph, what its inputs are, and the tensors behind them."""
 

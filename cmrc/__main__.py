@@ -1,0 +1,3 @@
+from cmrc.cli import main
+
+main()

@@ -1,0 +1,277 @@
+"""The command line. Exit codes: 0 it holds, 1 it does not (a check fails, a replacement stays), 2 the input is bad."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import cmrc
+from cmrc.errors import CheckError, CmrcError, ResidueError
+from cmrc.ir import Graph, Value
+from cmrc.lower import compare, lower
+from cmrc.plan import Plan, to_ranges
+from cmrc.program import Program, trace
+from cmrc.text import to_text
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=(
+    "Causal mechanism reduction compiler: fold do(unit := constant or affine function of others) into a smaller model."
+    "\n\nA first round:  cmrc inspect MODEL.onnx;  write a plan in Python (cmrc.Plan);  "
+    "cmrc lower MODEL.onnx plan.json -o small.onnx;  "
+    "cmrc check MODEL.onnx small.onnx plan.json"
+))  # fmt: skip
+plan_app = typer.Typer(no_args_is_help=True, help="Read plans.")
+app.add_typer(plan_app, name="plan")
+out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, highlight=False)
+
+Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
+PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Where to write; appears whole or not at all.", show_default=False)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Inputs: .npz with an array per input name, or .npy for a single input. Random if absent."),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--size", help="A size known only at run time, for random inputs: batch=4. 2 if absent."),
+]
+
+
+@contextmanager
+def reported(as_json: bool) -> Iterator[None]:
+    """Turn a CmrcError into its text (or JSON) and exit code."""
+    try:
+        yield
+    except CmrcError as error:
+        if as_json:
+            told = {
+                "kind": error.kind,
+                "node": error.node,
+                "op": error.op,
+                "reason": error.reason,
+                "at": error.at,
+                "fix": error.fix,
+            }
+            print(json.dumps({"error": told}, indent=1))
+        else:
+            err.print(str(error), markup=False, soft_wrap=True)
+        raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
+
+
+def fail(code: int) -> NoReturn:
+    raise typer.Exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def main_options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(cmrc.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def inspect(
+    model: Model,
+    sites: Annotated[str, typer.Option(help="Only sites whose name matches this glob.")] = "*",
+    ir: Annotated[bool, typer.Option("--ir", help="Print the intermediate representation and nothing else.")] = False,
+    folds: Annotated[
+        bool, typer.Option(help="Find out for every site how a replaced unit folds (a dry run each).")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """List the sites of a model: name, op, units, who reads it, and how a replaced unit folds."""
+    with reported(as_json):
+        program = trace(model)
+        if ir:
+            print(to_text(program.graph))
+            return
+        plain = program.sites(sites, folds=False)
+        found = (
+            [program.describe(site) for site in track(plain, "dry runs", console=err, transient=True)]
+            if folds
+            else plain
+        )
+        if as_json:
+            rows = [
+                {"name": s.name, "value": s.value, "op": s.op, "axis": s.axis, "units": s.units, "shape": list(s.shape),
+                 "consumers": list(s.consumers), "folds": s.folds} for s in found
+            ]  # fmt: skip
+            ops = program.fingerprint.ops
+            print(
+                json.dumps(
+                    {"model": str(model), "digest": program.fingerprint.digest, "ops": ops, "sites": rows}, indent=1
+                )
+            )
+            return
+        table = Table("site", "op", "axis", "units", "read by", "a replaced unit", box=None, header_style="bold")
+        for s in found:
+            table.add_row(s.name, s.op, str(s.axis), str(s.units), ", ".join(s.consumers), s.folds)
+        out.print(table)
+        cost = program.cost()
+        out.print(
+            f"{len(found)} sites; {cost.parameters:,} parameters, {cost.macs:,} MACs (sizes of run time count as 1)"
+        )
+
+
+@app.command("lower")
+def lower_command(
+    model: Model,
+    plan: PlanFile,
+    output: Output,
+    residue: Annotated[
+        str,
+        typer.Option(help="What to do with a replacement that cannot be folded: 'error', or 'keep' it at run time."),
+    ] = "error",
+    print_passes: Annotated[bool, typer.Option("--print-passes", help="Print the IR after every pass.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lower a model by a plan and write the smaller one."""
+    with reported(as_json):
+        if residue not in ("error", "keep"):
+            raise CmrcError(f"--residue is {residue!r}", fix="say error or keep")
+
+        def show(name: str, graph: Graph) -> None:
+            if print_passes:
+                err.print(f"; {name}\n{to_text(graph)}", markup=False, soft_wrap=True)
+
+        lowered = lower(model, Plan.load(plan), residue=residue, watch=show)  # type: ignore[arg-type]
+        lowered.save(output)
+        if as_json:
+            print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
+            return
+        out.print(str(lowered.report), markup=False)
+        out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)", markup=False)
+
+
+@app.command()
+def check(
+    model: Model,
+    lowered: Annotated[Path, typer.Argument(help="The lowered model.", show_default=False)],
+    plan: PlanFile,
+    data: Data = None,
+    size: Sizes = None,
+    seed: Annotated[int, typer.Option(help="For random inputs.")] = 0,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Allowed difference, of the output's scale. By the outputs' precision if absent."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a lowered model with the original, its units literally replaced. Exit code 0 only if they are equal."""
+    with reported(as_json):
+        program, small = trace(model), trace(lowered)
+        loaded = Plan.load(plan)
+        program.require(loaded)
+        inputs = read_inputs(program, data) if data else random_inputs(program.graph.inputs, size or [], seed)
+        result = compare(program.host, program.clamped(loaded), small.host, inputs, tolerance)
+        if as_json:
+            print(
+                json.dumps(
+                    {
+                        "holds": result.holds,
+                        "error": result.error,
+                        "tolerance": result.tolerance,
+                        "moved": result.moved,
+                    },
+                    indent=1,
+                )
+            )
+        else:
+            out.print(str(result))
+    if not result.holds:
+        fail(1)
+
+
+@app.command()
+def annotate(model: Model, plan: PlanFile, output: Output, as_json: AsJson = False) -> None:
+    """Write the plan's do's onto the model's nodes, without lowering: `cmrc.lower` takes such a file as it is."""
+    with reported(as_json):
+        trace(model).annotate(Plan.load(plan)).save(output)
+        print(json.dumps({"output": str(output)})) if as_json else out.print(f"wrote {output}", markup=False)
+
+
+@plan_app.command("show")
+def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Show a plan: every do with its site, units and constants, and the model it was made for."""
+    with reported(as_json):
+        loaded = Plan.load(plan)
+        rows = [
+            {"do": i, "site": e.site, "value": e.value, "axis": e.axis, "units": to_ranges(e.units),
+             "count": len(e.units),
+             "becomes": "affine" if e.weight is not None else "constant", "parents": to_ranges(e.parents),
+             "smallest": float(e.constant.min()), "largest": float(e.constant.max())}
+            for i, e in enumerate(loaded.entries)
+        ]  # fmt: skip
+        if as_json:
+            digest = loaded.fingerprint.digest if loaded.fingerprint else None
+            print(json.dumps({"plan": str(plan), "model": digest, "do": rows}, indent=1))
+            return
+        table = Table("do", "site", "axis", "replaced", "units", "becomes", box=None, header_style="bold")
+        for e, r in zip(loaded.entries, rows, strict=True):
+            span = f"{r['smallest']:.4g} .. {r['largest']:.4g}"
+            becomes = (
+                f"affine function of {len(e.parents)} units, bias {span}"
+                if e.weight is not None
+                else f"constants {span}"
+            )
+            table.add_row(f"[{r['do']}]", e.site, str(e.axis), str(r["count"]), _short(str(r["units"])), becomes)
+        out.print(table)
+        if loaded.fingerprint:
+            out.print(f"for model {loaded.fingerprint.digest} with {len(loaded.fingerprint.weights)} parameters")
+
+
+def _short(text: str, width: int = 40) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def read_inputs(program: Program, path: Path) -> dict[str, Any]:
+    names = [value.name for value in program.graph.inputs]
+    try:
+        loaded = np.load(path)
+    except (OSError, ValueError) as error:
+        raise CheckError(f"the inputs cannot be read: {error}", at=str(path), fix="give a .npy or .npz file") from error
+    if isinstance(loaded, np.ndarray):
+        return {names[0]: loaded}
+    missing = [name for name in names if name not in loaded]
+    if missing:
+        raise CheckError(
+            f"there is no array for input {missing[0]!r}", at=str(path), fix=f"name the arrays {', '.join(names)}"
+        )
+    return {name: loaded[name] for name in names}
+
+
+def random_inputs(values: Sequence[Value], sizes: Sequence[str], seed: int) -> dict[str, Any]:
+    """Standard normal numbers; zeros and ones where the input is of whole numbers."""
+    known: dict[str, int] = {}
+    for text in sizes:
+        name, _, number = text.partition("=")
+        if not number.isdigit():
+            raise CheckError(f"--size {text!r} is not understood", fix="write it as name=4")
+        known[name] = int(number)
+    rng = np.random.default_rng(seed)
+    found = {}
+    for value in values:
+        shape = [n if isinstance(n, int) else known.get(n, 2) for n in value.shape]
+        floating = value.dtype.startswith(("float", "bfloat"))
+        drawn = rng.normal(size=shape) if floating else rng.integers(0, 2, size=shape)
+        found[value.name] = drawn.astype(value.dtype)
+    return found
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The nodes that the compiler itself puts into an ONNX model: do, select, a sum, a plane of ones, its convolution.
+
+A `do` that is still there runs literally. Constants: `Where(mask, constants, x)`. Affine: the parents are gathered,
+multiplied, and the rebuilt units put in place: `Gather(Concat(x, W · parents + β), order)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import HostError
+from cmrc.hosts.onnx_patch import selection
+from cmrc.ir import Array, Literal, Node, Tensor
+from cmrc.ops import constant
+
+if TYPE_CHECKING:
+    from cmrc.hosts.onnx_write import Patch
+
+
+def _source(patch: Patch, node: Node) -> onnx_ir.Value:
+    value = patch.value(node.inputs[0], node.output.dtype)
+    assert value is not None
+    return value
+
+
+def _ints(patch: Patch, *values: int) -> onnx_ir.Value:
+    return patch.array(np.asarray(values, dtype=np.int64))
+
+
+def insert_do(patch: Patch, node: Node) -> None:
+    x, axis, units = _source(patch, node), node.attrs["axis"], list(node.attrs["units"])
+    size, dtype = int(node.output.shape[axis]), node.output.dtype
+    slab = _slab(node)
+    if len(node.inputs) > 2:
+        return _insert_affine(patch, node, x, slab)
+    mask = np.zeros([size if i == axis else 1 for i in range(slab.ndim)], dtype=bool)
+    full = np.zeros([size if i == axis else n for i, n in enumerate(slab.shape)])
+    at = (slice(None),) * axis + (units,)
+    mask[at] = True
+    full[at] = slab
+    patch.insert("Where", [patch.array(mask), patch.initializer(Literal(full), dtype=dtype), x], node.output)
+    return None
+
+
+def _slab(node: Node) -> Array:
+    """The constants of the units, with all axes of the value."""
+    value, axis, rank = node.inputs[1], node.attrs["axis"], len(node.output.shape)
+    assert isinstance(value, Tensor)
+    slab = constant(value)
+    if slab.ndim < rank:
+        slab = slab.reshape([slab.size if i == axis else 1 for i in range(rank)])
+    return np.broadcast_to(slab, [len(node.attrs["units"]) if i == axis else n for i, n in enumerate(slab.shape)])
+
+
+def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> None:
+    axis, rank, name, dtype = node.attrs["axis"], slab.ndim, node.name, node.output.dtype
+    units, weight = list(node.attrs["units"]), node.inputs[2]
+    assert isinstance(weight, Tensor)
+    rows, columns = weight.shape
+    repeat = len(units) // rows
+    along = [onnx_ir.AttrInt64("axis", axis)]
+    parents = patch.insert("Gather", [x, _ints(patch, *node.attrs["parents"])], f"{name}.parents", along)
+    last = [i for i in range(rank) if i != axis] + [axis]
+    if axis != rank - 1:
+        parents = patch.insert("Transpose", [parents], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
+    if repeat == 1:
+        turned = patch.array(np.ascontiguousarray(constant(weight).T.astype(_numpy(dtype))))
+        rebuilt = patch.insert("MatMul", [parents, turned], f"{name}.mixed")
+    else:  # each row of the weight serves a block of units
+        blocks = _ints(patch, *(0,) * (rank - 1), columns, repeat)
+        parents = patch.insert("Reshape", [parents, blocks], f"{name}.blocks")
+        mixed = patch.insert("MatMul", [patch.initializer(weight, dtype=dtype), parents], f"{name}.mixed")
+        rebuilt = patch.insert("Reshape", [mixed, _ints(patch, *(0,) * (rank - 1), len(units))], f"{name}.units")
+    shift = patch.initializer(Literal(np.transpose(slab, last)), dtype=dtype)
+    rebuilt = patch.insert("Add", [rebuilt, shift], f"{name}.rebuilt")
+    if axis != rank - 1:
+        back = [onnx_ir.AttrInt64s("perm", [last.index(i) for i in range(rank)])]
+        rebuilt = patch.insert("Transpose", [rebuilt], f"{name}.back", back)
+    joined = patch.insert("Concat", [x, rebuilt], f"{name}.joined", along)
+    size = int(node.output.shape[axis])
+    order = list(range(size))
+    for i, unit in enumerate(units):
+        order[unit] = size + i
+    patch.insert("Gather", [joined, _ints(patch, *order)], node.output, along)
+
+
+def _numpy(dtype: str) -> np.dtype[np.generic]:
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+
+
+def insert_select(patch: Patch, node: Node) -> None:
+    op, inputs, attributes = selection(patch, node)
+    patch.insert(op, inputs, node.output, attributes)
+
+
+def insert_pointwise(patch: Patch, node: Node) -> None:
+    ops = {"add": "Add", "identity": "Identity"}
+    op = ops.get(node.attrs["fn"])
+    if op is None or node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("align"):
+        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+    base = node.path or str(node.inputs[0]) if node.attrs.get("addend") else ""
+    values: list[onnx_ir.Value | None] = []
+    for operand in node.inputs:
+        if isinstance(operand, Tensor):
+            is_vector = sum(n != 1 for n in operand.shape) <= 1
+            named = f"{base}.{'bias' if is_vector else 'border'}" if base else ""
+            values.append(patch.initializer(operand, dtype=node.output.dtype, base=named))
+        else:
+            values.append(patch.value(operand, node.output.dtype))
+    patch.insert(op, values, node.output)
+
+
+def insert_plane(patch: Patch, node: Node) -> None:
+    """Ones of the spatial size that the value has when the model runs."""
+    x, first = _source(patch, node), node.attrs["axis"] + 1
+    rank = len(patch.shapes[str(node.inputs[0])])
+    shape = patch.insert("Shape", [x], f"{node.name}.shape")
+    if patch.opset >= 10:
+        bounds = [_ints(patch, n) for n in (first, rank)]
+        spatial = patch.insert("Slice", [shape, *bounds], f"{node.name}.spatial")
+    else:
+        attributes = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [rank])]
+        spatial = patch.insert("Slice", [shape], f"{node.name}.spatial", attributes)
+    lead = _ints(patch, *(1,) * first)
+    size = patch.insert("Concat", [lead, spatial], f"{node.name}.size", [onnx_ir.AttrInt64("axis", 0)])
+    one = onnx_ir.tensor(np.ones(1, dtype=_numpy(node.output.dtype)))
+    patch.insert("ConstantOfShape", [size], node.output, [onnx_ir.AttrTensor("value", one)])
+
+
+def insert_conv(patch: Patch, node: Node) -> None:
+    attrs, weight = node.attrs, node.inputs[1]
+    assert isinstance(weight, Tensor)
+    attributes = [
+        onnx_ir.AttrInt64("group", attrs["groups"]),
+        onnx_ir.AttrInt64s("kernel_shape", list(weight.shape[2:])),
+        onnx_ir.AttrInt64s("strides", list(attrs["stride"])),
+        onnx_ir.AttrInt64s("dilations", list(attrs["dilation"])),
+    ]
+    if isinstance(attrs["pad"], str):
+        attributes.append(onnx_ir.AttrString("auto_pad", attrs["pad"].upper()))
+    else:
+        attributes.append(onnx_ir.AttrInt64s("pads", [p[0] for p in attrs["pad"]] + [p[1] for p in attrs["pad"]]))
+    if attrs.get("transposed"):
+        attributes.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
+    base = f"{node.path}.border" if node.path else ""
+    inputs = [_source(patch, node), patch.initializer(weight, dtype=node.output.dtype, base=base)]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        inputs.append(patch.value(bias, node.output.dtype) or inputs[0])
+    patch.insert("ConvTranspose" if attrs.get("transposed") else "Conv", inputs, node.output, attributes)
+
+
+INSERTED: dict[str, Callable[[Patch, Node], None]] = {
+    "do": insert_do,
+    "select": insert_select,
+    "pointwise": insert_pointwise,
+    "plane": insert_plane,
+    "conv": insert_conv,
+}

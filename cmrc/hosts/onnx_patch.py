@@ -1,0 +1,309 @@
+"""The writers of the ONNX table: what changes in a node besides its inputs when a value shrinks.
+
+A writer gets the ONNX node, the IR nodes that it stands for now (one, or one a part of a Split), and those it was
+read as.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import HostError
+from cmrc.hosts.onnx_read import subgraphs
+from cmrc.ir import Node, Operand, Shape
+from cmrc.ops import materialise
+
+if TYPE_CHECKING:
+    from cmrc.hosts.onnx_write import Patch
+
+Writer = Callable[["Patch", onnx_ir.Node, list[Node], list[Node]], None]
+
+
+def rewire(patch: Patch, host: onnx_ir.Node, node: Node, before: Node) -> None:
+    """Operands that differ from what was read: other values, changed tensors, a bias that was not there."""
+    slots = patch.reading.slots[before.name]
+    for i, operand in enumerate(node.inputs):
+        old = before.inputs[i] if i < len(before.inputs) else None
+        if operand == old:
+            continue
+        if i >= len(slots):
+            _rewire_captured(patch, host, old, operand)
+            continue
+        slot = slots[i]
+        if slot >= len(host.inputs):
+            host.resize_inputs(slot + 1)
+        if old is None:
+            base = f"{node.path or host.name or node.name}.bias"
+            tensor = None if isinstance(operand, str) else operand
+            value = None if tensor is None else patch.initializer(tensor, dtype=node.output.dtype, base=base)
+        else:
+            value = patch.value(operand, _dtype(patch, old))
+        host.replace_input_with(slot, value)
+
+
+def _dtype(patch: Patch, operand: Operand) -> str:
+    if isinstance(operand, str):
+        return patch.dtypes[operand]
+    return operand.dtype if operand is not None else ""
+
+
+def _rewire_captured(patch: Patch, host: onnx_ir.Node, old: Operand, new: Operand) -> None:
+    """A value that the subgraphs of a node read from the main graph."""
+    if not isinstance(old, str):
+        return
+    was, value = patch.values[old], patch.value(new, patch.dtypes[old])
+    for graph in subgraphs(host):
+        for inner in onnx_ir.traversal.RecursiveGraphIterator(graph):
+            for i, read in enumerate(inner.inputs):
+                if read is was:
+                    inner.replace_input_with(i, value)
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def write_conv(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    rewire(patch, host, nodes[0], before[0])
+    if nodes[0].attrs["groups"] != before[0].attrs["groups"]:
+        host.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])
+
+
+def write_concat(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Fewer inputs, perhaps; those that were there stay the ONNX values they were."""
+    node = nodes[0]
+    known = list(zip(before[0].inputs, host.inputs, strict=True))
+    values = []
+    for operand in node.inputs:
+        same = next((value for old, value in known if old == operand and not isinstance(old, str)), None)
+        values.append(same if same is not None else patch.value(operand, node.output.dtype))
+    _set_inputs(host, values)
+
+
+def _set_inputs(host: onnx_ir.Node, values: Sequence[onnx_ir.Value | None]) -> None:
+    host.resize_inputs(len(values))
+    for i, value in enumerate(values):
+        host.replace_input_with(i, value)
+
+
+# ---------------------------------------------------------------- shape constants
+
+
+def write_shape(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Reshape and Expand: the sizes that changed, in a private copy of the target shape."""
+    node, was = nodes[0], before[0]
+    old_x = host.inputs[0]
+    rewire(patch, host, node, was)
+    changed = [i for i, (a, b) in enumerate(zip(was.output.shape, node.output.shape, strict=True)) if a != b]
+    target = host.inputs[1]
+    if not changed or target is None or old_x is None:
+        return
+    source = node.inputs[0]
+    x = patch.shapes[source] if isinstance(source, str) else source.shape if source is not None else ()
+    tensor = patch.reading.tensors.get(target.name or "")
+    if tensor is not None:
+        entries = [int(n) for n in materialise(tensor)]
+        host.replace_input_with(1, _target(patch, _changed_entries(host, entries, node, x, changed), target))
+        return
+    pieces = _changed_pieces(patch, target, node.output.shape, changed)
+    if pieces is not None:
+        maker = target.producer()
+        assert maker is not None
+        patch.cursor = maker
+        joined = patch.insert("Concat", pieces, f"{target.name}.cmrc", [onnx_ir.AttrInt64("axis", 0)])
+        host.replace_input_with(1, joined)
+        return
+    host.replace_input_with(1, _target(patch, _entries_of(host, node, x), target))
+
+
+def _target(patch: Patch, entries: Sequence[int], old: onnx_ir.Value) -> onnx_ir.Value:
+    return patch.array(np.asarray(entries, dtype=np.int64), base=old.name or "")
+
+
+def _changed_entries(host: onnx_ir.Node, entries: list[int], node: Node, x: Shape, changed: Sequence[int]) -> list[int]:
+    shape = node.output.shape
+    lead = len(shape) - len(entries)
+    copies = "allowzero" not in host.attributes or not host.attributes["allowzero"].as_int()
+    for axis in changed:
+        i = axis - lead
+        if host.op_type == "Expand":
+            if i >= 0 and entries[i] != 1:
+                entries[i] = int(shape[axis])
+        elif entries[i] != -1 and not (entries[i] == 0 and copies and x[i] == shape[axis]):
+            entries[i] = int(shape[axis])
+    return entries
+
+
+def _changed_pieces(
+    patch: Patch, target: onnx_ir.Value, shape: Shape, changed: Sequence[int]
+) -> list[onnx_ir.Value | None] | None:
+    """A target made by a Concat, with the pieces of the changed sizes replaced; `None` where it is made otherwise."""
+    maker = target.producer()
+    if maker is None or maker.op_type != "Concat":
+        return None
+    pieces: list[onnx_ir.Value | None] = []
+    start = 0
+    for piece in maker.inputs:
+        name = "" if piece is None else piece.name or ""
+        tensor = patch.reading.tensors.get(name)
+        size = tensor.shape if tensor is not None else patch.was.get(name, ())
+        if len(size) != 1 or not isinstance(size[0], int):
+            return None
+        here = [axis for axis in changed if start <= axis < start + size[0]]
+        if here and tensor is None and size[0] != 1:
+            return None
+        if here:
+            entries = [0] if tensor is None else [int(n) for n in materialise(tensor)]
+            for axis in here:
+                entries[axis - start] = int(shape[axis])
+            pieces.append(patch.array(np.asarray(entries, dtype=np.int64), base=name))
+        else:
+            pieces.append(piece)
+        start += size[0]
+    return pieces if start == len(shape) else None
+
+
+def _entries_of(host: onnx_ir.Node, node: Node, x: Shape) -> list[int]:
+    """A target made anew: sizes that are fixed, 0 for one that is copied, -1 for one that is left."""
+    entries: list[int] = []
+    lead = len(node.output.shape) - len(x)
+    for i, size in enumerate(node.output.shape):
+        if isinstance(size, int):
+            entries.append(size)
+        elif host.op_type == "Expand" and i >= lead and x[i - lead] == size:
+            entries.append(1)
+        elif host.op_type == "Reshape" and i < len(x) and x[i] == size and "allowzero" not in host.attributes:
+            entries.append(0)
+        else:
+            entries.append(-1)
+    if entries.count(-1) > (1 if host.op_type == "Reshape" else 0):
+        raise HostError(
+            f"its target shape is computed at run time in a way that cannot be changed to {list(node.output.shape)}",
+            node=node.label,
+            op=host.op_type,
+            fix="give the target shape as a constant, or as a Concat of sizes",
+        )
+    return entries
+
+
+def write_resize(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Sizes that name the units' axis as well."""
+    node, was = nodes[0], before[0]
+    rewire(patch, host, node, was)
+    sizes = host.inputs[3] if len(host.inputs) > 3 else None
+    tensor = patch.reading.tensors.get(sizes.name or "") if sizes is not None else None
+    if sizes is None or tensor is None or not tensor.shape[0]:
+        return
+    entries = [int(n) for n in materialise(tensor)]
+    rank = len(node.output.shape)
+    named = [a % rank for a in host.attributes["axes"].as_ints()] if "axes" in host.attributes else range(rank)
+    for i, axis in enumerate(named):
+        if node.output.shape[axis] != was.output.shape[axis]:
+            entries[i] = int(node.output.shape[axis])
+    host.replace_input_with(3, _target(patch, entries, sizes))
+
+
+# ---------------------------------------------------------------- positions
+
+
+def write_select(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Gather, Slice, Split: the node stays where only its input is another; else it is written anew."""
+    if len(host.outputs) > 1:
+        return _write_split(patch, host, nodes, before)
+    node, was = nodes[0], before[0]
+    if node.op != "select" or _same_positions(patch, node, was):
+        return rewire(patch, host, node, was)
+    op, inputs, attributes = selection(patch, node)
+    host.op_type = op
+    host.attributes.clear()
+    host.attributes.update({attribute.name: attribute for attribute in attributes})
+    _set_inputs(host, inputs)
+    return None
+
+
+def _same_positions(patch: Patch, node: Node, before: Node) -> bool:
+    x, old, axis = str(node.inputs[0]), str(before.inputs[0]), node.attrs["axis"]
+    same_size = patch.shapes[x][axis] == patch.was[old][axis]
+    return same_size and bool(axis == before.attrs["axis"] and node.attrs["keep"] == before.attrs["keep"])
+
+
+def _write_split(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A Split with other sizes where the parts still make up the whole, in order; else one selection a part."""
+    source = str(nodes[0].inputs[0])
+    together = all(node.inputs[0] == source for node in nodes)
+    if any(node.op != "select" for node in nodes):
+        if not together or len(nodes) < len(before):
+            reason = "its parts, of sizes known only at run time, now read different values"
+            raise HostError(reason, node=nodes[0].label, op="Split")
+        return rewire(patch, host, nodes[0], before[0])
+    positions = [k for node in nodes for k in node.attrs["keep"]]
+    whole = positions == list(range(int(patch.shapes[source][nodes[0].attrs["axis"]])))
+    if together and whole and len(nodes) == len(before):
+        _set_sizes(patch, host, patch.values[source], [len(node.attrs["keep"]) for node in nodes])
+        return None
+    if together and whole and len(nodes) > 1:
+        _shorter_split(patch, host, nodes, patch.values[source])
+        return None
+    for node in nodes:
+        op, inputs, attributes = selection(patch, node)
+        patch.replace_value(node.name, patch.insert(op, inputs, f"{node.name}.part", attributes))
+    patch.retire(host)
+    return None
+
+
+def _set_sizes(patch: Patch, host: onnx_ir.Node, x: onnx_ir.Value, sizes: Sequence[int]) -> None:
+    host.attributes.pop("num_outputs", None)
+    if patch.opset < 13:
+        host.attributes["split"] = onnx_ir.AttrInt64s("split", list(sizes))
+        _set_inputs(host, [x])
+    else:
+        base = host.inputs[1].name if len(host.inputs) > 1 and host.inputs[1] is not None else f"{host.name}.sizes"
+        _set_inputs(host, [x, patch.array(np.asarray(sizes, dtype=np.int64), base=base or "")])
+
+
+def _shorter_split(patch: Patch, host: onnx_ir.Node, nodes: list[Node], x: onnx_ir.Value) -> None:
+    """Some parts are gone: another Split, with the name and the notes of the old one."""
+    outputs = [onnx_ir.Value() for _ in nodes]
+    new = onnx_ir.Node(
+        "", "Split", [x, *host.inputs[1:]], host.attributes.values(), outputs=outputs, doc_string=host.doc_string,
+        metadata_props=dict(host.metadata_props),
+    )  # fmt: skip
+    _set_sizes(patch, new, x, [len(node.attrs["keep"]) for node in nodes])
+    patch.graph.insert_after(host, new)
+    for node, output in zip(nodes, outputs, strict=True):
+        patch.replace_value(node.name, output)
+    new.name = host.name
+    patch.retire(host)
+    patch.cursor = new
+
+
+Selection = tuple[str, list[onnx_ir.Value | None], list[onnx_ir.Attr]]
+
+
+def selection(patch: Patch, node: Node) -> Selection:
+    """The op, inputs and attributes of a select: Slice where the positions are evenly spaced, else Gather."""
+    source, axis, keep = str(node.inputs[0]), node.attrs["axis"], node.attrs["keep"]
+    x = patch.values[source]
+    if list(keep) == list(range(int(patch.shapes[source][axis]))):
+        return "Identity", [x], []
+    step = keep[1] - keep[0] if len(keep) > 1 else 1
+    regular = step > 0 and list(keep) == list(range(keep[0], keep[-1] + 1, step))
+    if regular and patch.opset >= 10:
+        bounds = [patch.array(np.asarray([n], dtype=np.int64)) for n in (keep[0], keep[-1] + 1, axis, step)]
+        return "Slice", [x, *bounds[: 3 if step == 1 else 4]], []
+    if regular and step == 1:
+        named = {"starts": [keep[0]], "ends": [keep[-1] + 1], "axes": [axis]}
+        return "Slice", [x], [onnx_ir.AttrInt64s(name, values) for name, values in named.items()]
+    return "Gather", [x, patch.array(np.asarray(keep, dtype=np.int64))], [onnx_ir.AttrInt64("axis", axis)]
+
+
+WRITERS: dict[str, Writer] = {
+    "concat": write_concat,
+    "conv": write_conv,
+    "resize": write_resize,
+    "select": write_select,
+    "shape": write_shape,
+}

@@ -1,0 +1,292 @@
+"""An ONNX model as a mechanism graph.
+
+Initializers, Constant nodes and what is computed from them alone are tensors; every other node of the main graph is one
+IR node (a Split is one a part). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
+`onnx_write.py` keeps them at their value when the value that they were read from shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import TraceError
+from cmrc.hosts.onnx_names import name_values, unique_origins
+from cmrc.hosts.onnx_ops import TABLE
+from cmrc.hosts.onnx_shapes import dtype_name, infer, symbols
+from cmrc.hosts.onnx_view import Opaque, Step, View
+from cmrc.ir import Apply, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ops import POINTWISE, materialise
+
+OLDEST_OPSET = 9
+FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizes:
+    """A value that holds sizes of another value, all of them known: `dims` of `source`."""
+
+    value: str
+    source: str
+    dims: tuple[int, ...]
+    tensor: Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The graph, every name of its values, and what a writer must know: which inputs its operands came from."""
+
+    graph: Graph
+    names: Mapping[str, Sequence[str]]
+    slots: Mapping[str, tuple[int, ...]]
+    sizes: tuple[FixedSizes, ...]
+    tensors: Mapping[str, Tensor]
+
+
+def read(model: onnx_ir.Model) -> Reading:
+    """Read the main graph of a model; it is not changed."""
+    return _Reader(model).read()
+
+
+@dataclass(slots=True)
+class _Reader:
+    model: onnx_ir.Model
+    opset: int = 0
+    symbols: Iterator[str] = field(default_factory=symbols)
+    known: dict[str, tuple[Shape | None, str]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    shapes: dict[str, Shape | None] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    slots: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: list[FixedSizes] = field(default_factory=list)
+    read_sizes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def read(self) -> Reading:
+        graph = self.model.graph
+        self.opset = self.model.opset_imports.get("", 0)
+        if self.opset < OLDEST_OPSET:
+            raise TraceError(
+                f"the model has opset {self.opset or 'none'}, cmrc reads opset {OLDEST_OPSET} and later",
+                fix="onnx.version_converter.convert_version(model, 17)",
+            )
+        self.known = infer(self.model, self.symbols)
+        for name, value in graph.initializers.items():
+            self._add_leaf(name, value.const_value)
+        for node in graph:
+            if node.op_type == "Constant" and not node.domain:
+                self._add_leaf(node.outputs[0].name or "", onnx_ir.convenience.get_const_tensor(node.outputs[0]))
+        inputs = []
+        for value in graph.inputs:
+            name = value.name or ""
+            if name not in self.tensors:
+                inputs.append(self._value(name, self.known[name][0]))
+        origins = unique_origins(graph)
+        for node in graph:
+            if any(output.name not in self.tensors for output in node.outputs):
+                self._read_node(node, *origins[node])
+        for value in graph.outputs:
+            if value.name in self.tensors:
+                self._constant_output(value)
+        outputs = tuple(value.name or "" for value in graph.outputs)
+        ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
+        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, tuple(self.sizes), self.tensors)
+
+    def _add_leaf(self, name: str, tensor: onnx_ir.TensorProtocol | None) -> None:
+        if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
+            shape = tuple(tensor.shape.numpy())
+            self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), tensor.numpy)
+
+    def _value(self, name: str, shape: Shape | None, like: str = "unknown") -> Value:
+        self.shapes[name] = shape
+        dtype = self.known.get(name, (None, "unknown"))[1]
+        return Value(name, () if shape is None else shape, dtype if dtype != "unknown" else like)
+
+    # ------------------------------------------------------------ one node
+
+    def _view(self, node: onnx_ir.Node) -> View:
+        operands: list[Operand] = []
+        shapes: list[Shape | None] = []
+        for value in node.inputs:
+            name = None if value is None else value.name or ""
+            operand = None if not name else self.tensors.get(name, name)
+            operands.append(operand)
+            if isinstance(operand, str):
+                shapes.append(self.shapes.get(operand))
+            else:
+                shapes.append(None if operand is None else operand.shape)
+        return View(
+            node=node,
+            opset=self.opset,
+            operands=tuple(operands),
+            shapes=tuple(shapes),
+            inferred=tuple(self.known.get(v.name or "", (None, ""))[0] for v in node.outputs),
+            used=tuple(bool(v.uses()) or v.is_graph_output() for v in node.outputs),
+            unknown=lambda: next(self.symbols),
+        )
+
+    def _read_node(self, node: onnx_ir.Node, origin: str, path: str) -> None:
+        view = self._view(node)
+        if node.op_type in ("Shape", "Size") and not node.domain:
+            return self._read_sizes(view, origin, path)
+        row = TABLE.get(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+        try:
+            if self._sizes_picked(view):
+                return None
+            if row is None or _captured(node):
+                raise Opaque("")
+            if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
+                raise Opaque("it reads a value whose number of axes is not known")
+            found = row.read(view)
+        except Opaque as opaque:
+            return self._opaque(view, origin, path, {"why": opaque.reason} if opaque.reason else {})
+        for step in found if isinstance(found, list) else [found]:
+            self._emit(view, step, origin, path)
+        return None
+
+    def _emit(self, view: View, step: Step, origin: str, path: str) -> None:
+        output = view.node.outputs[step.output]
+        name = output.name or ""
+        if not name:
+            return
+        operands = tuple(step.tensors.get(slot, view.operand(slot)) for slot in step.slots)
+        first = next((o for o in operands if o is not None), None)
+        value = self._value(name, step.shape, "unknown" if first is None or isinstance(first, str) else first.dtype)
+        if all(not isinstance(o, str) for o in operands):
+            folded = _fold(step, [o for o in operands if o is not None and not isinstance(o, str)], value)
+            if folded is not None:
+                self.tensors[name] = folded
+                return
+        self.slots[name] = step.slots
+        self.nodes.append(Node(step.op, operands, (value,), step.attrs, origin, path))
+
+    def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
+        captured = [self.tensors.get(name, name) for name in _captured(view.node)]
+        outputs = [
+            self._value(v.name, shape) for v, shape in zip(view.node.outputs, view.inferred, strict=True) if v.name
+        ]
+        self.slots[outputs[0].name] = tuple(range(len(view.operands)))
+        inputs = (*view.operands, *captured)
+        self.nodes.append(Node("opaque", inputs, tuple(outputs), {"host_op": view.node.op_type, **attrs}, origin, path))
+
+    def _constant_output(self, value: onnx_ir.Value) -> None:
+        """The model returns a constant: an IR output must be a value."""
+        name = value.name or ""
+        tensor = self.tensors[name]
+        made = self._value(name, tensor.shape, tensor.dtype)
+        self.nodes.append(Node("opaque", (tensor,), (made,), {"host_op": "Constant"}, origin=name))
+
+    # ------------------------------------------------------------ sizes that the model reads from itself
+
+    def _read_sizes(self, view: View, origin: str, path: str) -> None:
+        """Shape and Size: a tensor where all sizes are fixed, else an op that reads sizes and no values."""
+        operand, shape = view.operand(0), view.shapes[0]
+        if shape is None or operand is None:
+            return self._opaque(view, origin, path, {})
+        name = view.node.outputs[0].name or ""
+        dims = tuple(range(len(shape)))[view.attr("start", 0) : view.attr("end", len(shape))]
+        if view.node.op_type == "Shape":
+            if not isinstance(operand, str) or all(isinstance(shape[d], int) for d in dims):
+                return self._fix_sizes(name, operand, shape, dims)
+            self.read_sizes[name] = operand, dims
+            dims = self._dims_read(view.node.outputs[0], shape, dims)
+            if not dims:  # every reader takes fixed sizes: they are tensors, and nothing reads this node
+                return None
+        return self._opaque(view, origin, path, {"shape_only": dims})
+
+    def _fix_sizes(self, name: str, operand: Operand, shape: Shape, dims: tuple[int, ...], rank: int = 1) -> None:
+        sizes = np.asarray([shape[d] for d in dims], dtype=np.int64)
+        tensor = Literal(sizes if rank else sizes.reshape(()))
+        self.tensors[name] = tensor
+        if isinstance(operand, str):
+            self.sizes.append(FixedSizes(name, operand, dims, tensor))
+
+    def _dims_read(self, value: onnx_ir.Value, shape: Shape, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """Which sizes the readers of a Shape really use, apart from those that are fixed."""
+        wanted: set[int] = set()
+        for use in value.uses():
+            picked = self._picked(use.node, dims) if use.idx == 0 else None
+            if picked is None:
+                return dims
+            if not all(isinstance(shape[d], int) for d in picked):
+                wanted.update(picked)
+        return dims if value.is_graph_output() else tuple(sorted(wanted))
+
+    def _picked(self, node: onnx_ir.Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The sizes that a Gather or Slice takes from a shape; `None` where that is known only at run time."""
+        constants: list[list[int] | None] = []
+        for value in node.inputs[1:]:
+            tensor = self.tensors.get(value.name or "") if value is not None else None
+            constants.append(None if tensor is None else materialise(tensor).reshape(-1).tolist())
+        if node.domain or not constants or None in constants:
+            return None
+        if node.op_type == "Gather":
+            wanted = constants[0] or []
+            return tuple(dims[i] for i in wanted) if all(-len(dims) <= i < len(dims) for i in wanted) else None
+        if node.op_type == "Slice" and self.opset >= 10:
+            starts, ends = constants[0] or [0], constants[1] or [0]
+            step = (constants[3] or [1])[0] if len(constants) > 3 else 1
+            return dims[starts[0] : ends[0] : step]
+        return None
+
+    def _sizes_picked(self, view: View) -> bool:
+        """A Gather or Slice of a Shape whose sizes are fixed is a tensor."""
+        source = self.read_sizes.get(view.operands[0]) if view.operands and isinstance(view.operands[0], str) else None
+        if source is None:
+            return False
+        name, dims = source
+        picked, shape = self._picked(view.node, dims), self.shapes[name]
+        if picked is None or shape is None or not all(isinstance(shape[d], int) for d in picked):
+            return False
+        rank = 0 if view.node.op_type == "Gather" and view.shapes[1] == () else 1
+        self._fix_sizes(view.node.outputs[0].name or "", name, shape, picked, rank)
+        return True
+
+
+def _captured(node: onnx_ir.Node) -> list[str]:
+    """The values of the main graph that the subgraphs of a node read, each once."""
+    found: dict[str, None] = {}
+    for graph in subgraphs(node):
+        for inner in onnx_ir.traversal.RecursiveGraphIterator(graph):
+            for value in inner.inputs:
+                if value is not None and value.name and value.graph is node.graph:
+                    found[value.name] = None
+        for value in graph.outputs:
+            if value.name and value.graph is node.graph:
+                found[value.name] = None
+    return list(found)
+
+
+def subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
+    found: list[onnx_ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.type == onnx_ir.AttributeType.GRAPH:
+            found.append(attr.as_graph())
+        elif attr.type == onnx_ir.AttributeType.GRAPHS:
+            found.extend(attr.as_graphs())
+    return found
+
+
+def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None:
+    """The step as a tensor, where the evaluator knows it exactly; integers only move, or are added and compared."""
+    fn = step.attrs.get("fn", "")
+    if fn == "identity":
+        return operands[0]
+    shape = tuple(n for n in value.shape if isinstance(n, int))
+    if len(shape) != len(value.shape) or value.dtype == "unknown":
+        return None
+    if step.op not in FOLDED and fn != "pick":
+        return None
+    if step.op == "pointwise" and (fn not in POINTWISE or len(operands) != len(step.slots)):
+        return None
+    whole = value.dtype.startswith(("int", "uint"))
+    if whole and fn == "div":
+        quotient = np.true_divide(*(materialise(o) for o in operands))
+        return Literal(np.trunc(quotient).astype(value.dtype))
+    if whole and fn in ("pow", "fmod", "batch_norm", "round"):
+        return None
+    attrs = {**step.attrs, "shape": shape} if step.op in ("reshape", "expand") else dict(step.attrs)
+    return Apply(step.op, tuple(operands), attrs, shape, value.dtype)

@@ -1,0 +1,84 @@
+"""Writing an ONNX model, whole or not at all.
+
+Everything is first written to a folder of its own beside the target, checked there, and then renamed: the data file,
+then the model. Where the data file's name is that of a file which this process still reads weights from, the new data
+gets a name of its own, and the old file stays.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir
+
+from cmrc.errors import HostError
+
+LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
+
+
+def tensors(model: onnx_ir.Model) -> list[onnx_ir.TensorProtocol]:
+    found = [value.const_value for value in model.graph.initializers.values()]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def is_large(model: onnx_ir.Model) -> bool:
+    """Whether the model must have its weights in a second file."""
+    held = tensors(model)
+    return sum(tensor.nbytes for tensor in held) > LARGEST or any(isinstance(t, onnx_ir.ExternalTensor) for t in held)
+
+
+def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive: Sequence[onnx_ir.Model]) -> None:
+    """Write `model` with `metadata` added; `alive` are the models whose external tensors may still be read."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise HostError(f"cannot write {path}: there is no folder {folder}", fix=f"mkdir -p {folder}")
+    if path.is_dir():
+        raise HostError(f"cannot write {path}: it is a folder", fix="give the path of an .onnx file")
+    copy = model.clone()
+    copy.metadata_props.update(metadata)
+    data = None
+    if is_large(copy):
+        data = f"{path.stem}.onnx.data"
+        if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, copy)):
+            data = f"{path.stem}.{uuid.uuid4().hex[:8]}.onnx.data"
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".cmrc-") as temporary:
+            written = Path(temporary) / path.name
+            onnx_ir.save(copy, written, format="protobuf", external_data=data)
+            _check(written, alive[-1])
+            if data is not None and (Path(temporary) / data).exists():
+                os.replace(Path(temporary) / data, folder / data)
+            os.replace(written, path)
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _reads(model: onnx_ir.Model, data: Path) -> bool:
+    files = {Path(tensor.path) for tensor in tensors(model) if isinstance(tensor, onnx_ir.ExternalTensor)}
+    return any(file.exists() and file.samefile(data) for file in files)
+
+
+def _check(path: Path, source: onnx_ir.Model) -> None:
+    """onnx's own checker; a model that it refused from the start is not held against the result."""
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        if _refused(source):
+            return
+        raise HostError(f"the model would not be valid ONNX: {str(error).strip().splitlines()[0]}") from error
+
+
+def _refused(model: onnx_ir.Model) -> bool:
+    with tempfile.TemporaryDirectory(prefix="cmrc-") as temporary:
+        path = Path(temporary) / "model.onnx"
+        onnx_ir.save(model, path, external_data="model.onnx.data" if is_large(model) else None)
+        try:
+            onnx.checker.check_model(str(path))
+        except onnx.checker.ValidationError:
+            return True
+    return False

@@ -1,0 +1,168 @@
+"""The command line on real files: output, JSON, exit codes, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import cmrc
+from cmrc.cli import app
+
+DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a model and a plan for it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DIGITS, tmp_path / "model.onnx")
+    program = cmrc.trace("model.onnx")
+    plan = cmrc.Plan(program).do("act1", units=[0, 3], constant=[0.5, 1.0])
+    plan.do("act3", units=range(0, 128, 2), constant=np.linspace(-1, 1, 64)).save("plan.json")
+    return tmp_path
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def test_inspect_lists_sites_and_how_they_fold(folder: Path) -> None:
+    shown = cli("inspect", "model.onnx")
+    assert shown.exit_code == 0
+    assert "act3" in shown.stdout
+    told = json.loads(cli("inspect", "model.onnx", "--json").stdout)
+    act3 = next(site for site in told["sites"] if site["name"] == "act3")
+    assert (act3["op"], act3["axis"], act3["units"], act3["consumers"], act3["folds"]) == ("gelu", 1, 128, ["fc2"], "folds into fc2")
+    some = json.loads(cli("inspect", "model.onnx", "--json", "--sites", "act*", "--no-folds").stdout)
+    assert [(site["name"], site["folds"]) for site in some["sites"]] == [(f"act{i}", "") for i in (1, 2, 3, 4)]
+
+
+def test_inspect_prints_the_ir(folder: Path) -> None:
+    shown = cli("inspect", "model.onnx", "--ir")
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("graph(%image: float32[batch,1,8,8]) -> (%logits)")
+
+
+def test_lower_then_check_holds(folder: Path) -> None:
+    lowered = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx")
+    assert lowered.exit_code == 0, lowered.output
+    assert "act3" in lowered.stdout
+    assert cli("check", "model.onnx", "small.onnx", "plan.json").exit_code == 0
+    np.savez("data.npz", image=np.random.default_rng(1).normal(size=(7, 1, 8, 8)).astype(np.float32))
+    told = cli("check", "model.onnx", "small.onnx", "plan.json", "--data", "data.npz", "--json")
+    assert told.exit_code == 0
+    assert json.loads(told.stdout)["holds"] is True
+    assert json.loads(told.stdout)["moved"] > 1000 * json.loads(told.stdout)["tolerance"]
+
+
+def test_check_fails_for_a_model_that_is_not_the_lowered_one(folder: Path) -> None:
+    told = cli("check", "model.onnx", "model.onnx", "plan.json", "--size", "batch=5")
+    assert told.exit_code == 1
+    assert "NOT equal" in told.stdout
+
+
+def test_lower_as_json_and_with_the_passes_printed(folder: Path) -> None:
+    told = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx", "--json", "--print-passes")
+    assert told.exit_code == 0
+    report = json.loads(told.stdout)["report"]
+    assert [site["units_after"] for site in report["sites"]] == [14, 64]
+    assert told.stderr.count("; constant_fold") >= 1
+    assert told.stderr.count("; dead_subgraph") >= 1
+
+
+def test_metadata_says_where_the_result_came_from(folder: Path) -> None:
+    import onnx
+
+    cli("lower", "model.onnx", "plan.json", "-o", "small.onnx")
+    found = {entry.key: entry.value for entry in onnx.load("small.onnx").metadata_props}
+    assert found["cmrc.version"] == cmrc.__version__
+    assert found["cmrc.source"] == cmrc.trace("model.onnx").fingerprint.digest
+    assert len(found["cmrc.plan"]) == 16
+
+
+def test_annotate_then_lower_gives_the_same_as_lowering(folder: Path) -> None:
+    assert cli("annotate", "model.onnx", "plan.json", "-o", "annotated.onnx").exit_code == 0
+    cli("lower", "model.onnx", "plan.json", "-o", "small.onnx")
+    cmrc.lower("annotated.onnx").save("other.onnx")
+    image = np.random.default_rng(1).normal(size=(4, 1, 8, 8)).astype(np.float32)
+    assert np.array_equal(cmrc.trace("small.onnx").run([image])[0], cmrc.trace("other.onnx").run([image])[0])
+
+
+def test_plan_show(folder: Path) -> None:
+    shown = cli("plan", "show", "plan.json")
+    assert shown.exit_code == 0
+    assert "act1" in shown.stdout
+    told = json.loads(cli("plan", "show", "plan.json", "--json").stdout)
+    assert [(entry["site"], entry["count"], entry["becomes"]) for entry in told["do"]] == [("act1", 2, "constant"), ("act3", 64, "constant")]
+    assert told["model"] == cmrc.trace("model.onnx").fingerprint.digest
+
+
+def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path) -> None:
+    cmrc.Plan(cmrc.trace("model.onnx")).do("head", units=[0], constant=0.0).save("bad.json")
+    Path("small.onnx").write_bytes(b"what was there before")
+    told = cli("lower", "model.onnx", "bad.json", "-o", "small.onnx")
+    assert told.exit_code == 1
+    assert told.stderr == (
+        "residue: %output (output): a replacement cannot pass: it is an output of the model\n"
+        "  at bad.json: do[0] (head)\n"
+        '  fix: leave that site out, choose another, or allow what stays at run time with residue="keep"\n'
+    )
+    assert Path("small.onnx").read_bytes() == b"what was there before"
+    assert cli("lower", "model.onnx", "bad.json", "-o", "small.onnx", "--residue", "keep").exit_code == 0
+    assert cli("check", "model.onnx", "small.onnx", "bad.json").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect", "nope.onnx"), "trace: cannot read nope.onnx: there is no such file\n  fix: give the path of an .onnx file\n"),
+        (
+            ("inspect", "cut.onnx"),
+            "trace: cannot read cut.onnx: it is not an ONNX model, or it is cut off\n"
+            "  fix: export or download it again; an .onnx file is a serialised ModelProto\n",
+        ),
+        (
+            ("lower", "model.onnx", "nope.json", "-o", "x.onnx"),
+            "plan: cannot be read: No such file or directory\n  at nope.json\n  fix: give the path of a plan file\n",
+        ),
+        (
+            ("lower", "model.onnx", "plan.json", "-o", "x.onnx", "--residue", "maybe"),
+            "error: --residue is 'maybe'\n  fix: say error or keep\n",
+        ),
+        (
+            ("inspect", "model.onnx", "--sites", "act9"),
+            "site: no site is called 'act9'\n  fix: near matches: act4, act3, act2, act1\n",
+        ),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    Path("cut.onnx").write_bytes(DIGITS.read_bytes()[:1000])
+    told = cli(*arguments)
+    assert told.exit_code == 2
+    assert told.stderr == message
+    assert not Path("x.onnx").exists()
+
+
+def test_an_error_as_json(folder: Path) -> None:
+    told = cli("inspect", "nope.onnx", "--json")
+    assert told.exit_code == 2
+    assert json.loads(told.stdout)["error"]["reason"] == "cannot read nope.onnx: there is no such file"
+
+
+def test_a_folder_that_does_not_exist(folder: Path) -> None:
+    told = cli("lower", "model.onnx", "plan.json", "-o", "nowhere/small.onnx")
+    assert told.exit_code == 2
+    assert "nowhere" in told.stderr
+
+
+def test_help_and_version() -> None:
+    assert cli("--version").stdout.strip() == cmrc.__version__
+    for command in ((), ("inspect",), ("lower",), ("check",), ("annotate",), ("plan", "show")):
+        shown = cli(*command, "--help")
+        assert shown.exit_code == 0
+        assert "Usage" in shown.stdout

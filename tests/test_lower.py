@@ -1,0 +1,138 @@
+"""`cmrc.lower`: the report, writing back into the user's module, and what stays."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cmrc
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Views(nn.Module):
+    """Bakes its width into a view: a change of parameters alone does not make it smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+        self.fc1, self.act, self.fc2 = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.act(self.fc1(x)).view(-1, self.width))
+
+
+X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+
+def lowered_by(module: nn.Module, **do: object) -> cmrc.Lowered:
+    program = cmrc.trace(module, (X,))
+    return cmrc.lower(program, cmrc.Plan(program).do("act", **do))  # type: ignore[arg-type]
+
+
+def test_the_report_says_what_folded_where() -> None:
+    lowered = lowered_by(Mlp(), units=[1, 4], constant=[0.5, -1.0])
+    document = lowered.report.to_json()
+    assert json.loads(json.dumps(document)) == document
+    assert document["sites"] == [
+        {
+            "site": "act",
+            "op": "gelu",
+            "replaced": 2,
+            "units_before": 8,
+            "units_after": 6,
+            "folded": ["fc2 (linear): constants into the bias"],
+        }
+    ]
+    assert document["before"] == {"parameters": 110, "bytes": 440, "macs": 480}
+    assert document["after"] == {"parameters": 84, "bytes": 336, "macs": 360}
+    assert document["declined"] == []
+    assert str(lowered.report).splitlines()[:4] == [
+        "            before  after  ratio",
+        "parameters  110     84     0.764",
+        "bytes       440     336    0.764",
+        "macs        480     360    0.750",
+    ]
+    assert "act   gelu  8 -> 6  fc2 (linear): constants into the bias" in str(lowered.report)
+
+
+def test_load_into_writes_the_users_own_module() -> None:
+    module = Mlp()
+    lowered = lowered_by(module, units=[1, 4], constant=[0.5, -1.0])
+    target = copy.deepcopy(module).train()
+    lowered.load_into(target)
+    assert (target.fc1.out_features, target.fc2.in_features, target.training) == (6, 6, True)
+    assert torch.equal(target.eval()(X), lowered.module(X))
+
+
+def test_load_into_puts_everything_back_when_the_module_cannot_follow() -> None:
+    module = Views()
+    lowered = lowered_by(module, units=[1, 4], constant=[0.5, -1.0])
+    assert lowered.check((X,)).holds
+    before = module(X)
+    with pytest.raises(cmrc.CmrcError) as error:
+        lowered.load_into(module)
+    assert str(error.value).startswith(
+        "host: the module bakes the old sizes into its forward: shape '[-1, 8]' is invalid"
+    )
+    assert str(error.value).endswith("fix: use lowered.module")
+    assert (module.fc1.out_features, module.fc1.weight.shape[0]) == (8, 8)
+    assert torch.equal(module(X), before)
+
+
+def test_load_into_refuses_an_inserted_node() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1))
+    image = torch.randn(2, 2, 5, 5)
+    program = cmrc.trace(module, (image,))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("1", units=[0], constant=1.0))
+    with pytest.raises(cmrc.CmrcError) as error:
+        lowered.load_into(module)
+    assert str(error.value) == (
+        "host: %2 (add): the lowered graph has a node that the module does not run\n  fix: use lowered.module"
+    )
+
+
+def test_check_notices_a_wrong_model() -> None:
+    lowered = lowered_by(Mlp(), units=[1, 4], constant=[0.5, -1.0])
+    state = lowered.host.state  # type: ignore[attr-defined]
+    assert lowered.check((X,)).holds
+    with torch.no_grad():
+        state["fc2.bias"] += 1e-3
+    wrong = lowered.check((X,))
+    assert not wrong.holds
+    assert "NOT equal" in str(wrong)
+
+
+def test_check_refuses_a_reference_that_is_not_finite() -> None:
+    lowered = lowered_by(Mlp(), units=[1, 4], constant=[0.5, -1.0])
+    with pytest.raises(cmrc.CmrcError, match="the clamped model gives NaN or infinity here"):
+        lowered.check((torch.full((2, 6), torch.inf),))
+
+
+def test_the_module_keeps_its_mode_through_a_trace() -> None:
+    module = Mlp().train()
+    module.act.eval()
+    cmrc.trace(module, (X,))
+    assert (module.training, module.act.training) == (True, False)
+
+
+def test_lowering_changes_nothing_of_the_original() -> None:
+    module = Mlp()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    program = cmrc.trace(module, (X,))
+    before = program.run((X,))[0]
+    cmrc.lower(program, cmrc.Plan(program).do("act", units=[0], constant=3.0))
+    assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
+    assert np.array_equal(program.run((X,))[0], before)
