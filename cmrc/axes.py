@@ -36,6 +36,7 @@ class Moved:
     axis: int
     index: tuple[int, ...]
     segment: Segment
+    period: int = 0  # the positions are those of every run of this many along the axis; 0: of the whole axis
 
 
 def product(dims: Sequence[Dim]) -> Product:
@@ -45,7 +46,7 @@ def product(dims: Sequence[Dim]) -> Product:
         if isinstance(dim, int):
             number *= dim
             continue
-        plain = not set(dim) & set("+-/() ")
+        plain = not set(dim) & set("+-/() ") and "**" not in dim
         for factor in dim.split("*") if plain else [dim]:
             if factor.isdigit():
                 number *= int(factor)
@@ -88,28 +89,72 @@ def _sizes(shape: Shape, span: tuple[int, int]) -> tuple[int, ...] | None:
     return tuple(int(n) for n in part) if all(isinstance(n, int) for n in part) else None
 
 
-def move(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> Moved | str:
+def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: int = 0) -> Moved | str:
     """Follow positions of an axis through a reshape; a `str` says why they do not stay positions of one axis."""
     segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
     if segment is None:
         return f"{list(before)} to {list(after)} cannot be followed"
     one_to_one = segment.before[1] - segment.before[0] == segment.after[1] - segment.after[0] == 1
     if one_to_one and before[axis] == after[segment.after[0]]:
-        return Moved(segment.after[0], tuple(index), segment)
+        return Moved(segment.after[0], tuple(index), segment, period)
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    first, last = segment.before
     if old is None or new is None or math.prod(old) != math.prod(new):
-        return "it merges the units with a size known only at run time"
+        return _move_repeated(before, after, axis, index, period, segment)
     mask = np.zeros(old, dtype=bool)
-    mask[(slice(None),) * (axis - segment.before[0]) + (list(index),)] = True
-    mask = mask.reshape(new)
-    for local, size in enumerate(new):
-        others = tuple(i for i in range(len(new)) if i != local)
-        profile = mask.any(axis=others)
-        if size > 1 and int(mask.sum()) == int(profile.sum()) * (mask.size // size):
-            return Moved(segment.after[0] + local, tuple(int(i) for i in np.flatnonzero(profile)), segment)
+    mask[(slice(None),) * (axis - first) + (list(index),)] = True
+    found = _whole_positions(mask.reshape(new))
+    if found is None:
+        return f"the units are not whole positions of any axis of {list(after)}"
+    return Moved(segment.after[0] + found[0], found[1], segment)
+
+
+def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
+    """The axis and its positions that make up a mask, if there is one axis that does."""
     if mask.size == 1:
-        return Moved(segment.after[0], (0,), segment)
-    return f"the units are not whole positions of any axis of {list(after)}"
+        return 0, (0,)
+    for local, size in enumerate(mask.shape):
+        profile = mask.any(axis=tuple(i for i in range(mask.ndim) if i != local))
+        if size > 1 and int(mask.sum()) == int(profile.sum()) * (mask.size // size):
+            return local, tuple(int(i) for i in np.flatnonzero(profile))
+    return None
+
+
+def _move_repeated(
+    before: Shape, after: Shape, axis: int, index: Sequence[int], period: int, segment: Segment
+) -> Moved | str:
+    """Through a reshape that merges samples, of a number known at run time, with the units behind them: N×3 to 3N and back."""
+    problem = "it merges the units with a size known only at run time"
+    old, new = before[slice(*segment.before)], after[slice(*segment.after)]
+    if product(old) != product(new):
+        return problem
+    local = axis - segment.before[0]
+    fixed = [int(n) for n in _fixed_tail(old)]
+    if period:
+        if local != len(old) - 1:
+            return problem
+        fixed, run = [period], np.isin(np.arange(period), index)
+    else:
+        if local < len(old) - len(fixed):
+            return problem
+        run = np.zeros(fixed, dtype=bool)
+        run[(slice(None),) * (local - (len(old) - len(fixed))) + (list(index),)] = True
+        run = run.reshape(-1)
+    tail = [int(n) for n in _fixed_tail(new)]
+    if not tail:  # the last axis is the one of unknown size: every run of it reads the same positions
+        number = product(new[-1:])[0]
+        flat = tuple(int(i) for i in np.flatnonzero(run))
+        return Moved(segment.after[1] - 1, flat, segment, run.size) if number % run.size == 0 else problem
+    if math.prod(tail) % run.size:
+        return problem
+    found = _whole_positions(np.tile(run, math.prod(tail) // run.size).reshape(tail))
+    return problem if found is None else Moved(segment.after[1] - len(tail) + found[0], found[1], segment)
+
+
+def _fixed_tail(dims: Sequence[Dim]) -> Sequence[Dim]:
+    """The known sizes behind the last unknown one."""
+    last = max((i for i, n in enumerate(dims) if not isinstance(n, int)), default=-1)
+    return dims[last + 1 :]
 
 
 def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], moved: Moved, slab: Array) -> Array | str:

@@ -18,7 +18,7 @@ The ops (`ops.py` gives each its meaning):
     reshape transpose concat expand                    matmul      contract two values
     select      some positions of an axis              embedding   rows of a table
     do          replace units of an axis               plane       ones of the spatial size of a value
-    opaque      anything else
+    attention   scaled dot products, head by head      opaque      anything else
 """
 
 from __future__ import annotations

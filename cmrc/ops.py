@@ -22,7 +22,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _gelu(x: Array) -> Array:
-    return 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)))
+    return np.asarray(0.5 * x * (1.0 + _erf(x / math.sqrt(2.0))))
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -41,7 +41,9 @@ def _hard_sigmoid(x: Array, alpha: float = 1 / 6, beta: float = 0.5) -> Array:
     return np.clip(alpha * x + beta, 0.0, 1.0)
 
 
-def _clip(x: Array, low: Array | None = None, high: Array | None = None, *, min: float = -math.inf, max: float = math.inf) -> Array:
+def _clip(
+    x: Array, low: Array | None = None, high: Array | None = None, *, min: float = -math.inf, max: float = math.inf
+) -> Array:
     low = np.asarray(min) if low is None else low
     high = np.asarray(max) if high is None else high
     return np.minimum(np.maximum(x, low), high)
@@ -78,6 +80,8 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "ceil": np.ceil,
     "round": np.round,
     "not": np.logical_not,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
     "relu": lambda x: np.maximum(x, 0.0),
     "leaky_relu": lambda x, alpha=0.01: np.where(x >= 0, x, alpha * x),
     "elu": _elu,
@@ -95,8 +99,9 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "softsign": lambda x: x / (1.0 + np.abs(x)),
     "hard_sigmoid": _hard_sigmoid,
     "hard_swish": lambda x: x * _hard_sigmoid(x),
-    "threshold": lambda x, *, threshold, value: np.where(x > threshold, x, value),
+    "threshold": lambda x, *, threshold, value: np.asarray(np.where(x > threshold, x, value)),
     "thresholded_relu": lambda x, alpha=1.0: np.where(x > alpha, x, 0.0),
+    "shrink": lambda x, lambd=0.5, bias=0.0: np.where(np.abs(x) > lambd, x - bias * np.sign(x), 0.0),
     "clip": _clip,
     "prelu": lambda x, slope: np.where(x >= 0, x, slope * x),
     "batch_norm": _batch_norm,
@@ -109,7 +114,7 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "min": np.minimum,
     "max": np.maximum,
     "fmod": np.fmod,
-    "where": lambda condition, x, y: np.where(condition != 0, x, y),
+    "where": lambda condition, x, y: np.asarray(np.where(condition != 0, x, y)),
     "equal": np.equal,
     "not_equal": np.not_equal,
     "greater": np.greater,
@@ -129,20 +134,24 @@ AFFINE_OPERANDS: dict[str, tuple[int, ...]] = {
 
 # ---------------------------------------------------------------- functions along axes
 
+def _pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
+    """The padding before and after each axis; ceil mode adds what its last window needs."""
+    pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
+    dilation = attrs.get("dilation", (1,) * len(kernel))
+    for i, n in enumerate(spatial if attrs.get("ceil") else ()):
+        size, reach = n + sum(pads[i]), dilation[i] * (kernel[i] - 1) + 1
+        count = -(-(size - reach) // stride[i]) + 1
+        if (count - 1) * stride[i] >= n + pads[i][0]:
+            count -= 1  # a window may not start in the padding after the end
+        pads[i] = (pads[i][0], pads[i][1] + max(0, (count - 1) * stride[i] + reach - size))
+    return pads
+
+
 def _pool_windows(x: Array, attrs: Attrs, fill: float) -> Array:
     """Windows of the trailing axes, padded by `fill`: shape (..., *out, *kernel)."""
     rank = len(attrs["kernel"])
-    lead = x.ndim - rank
-    kernel, stride, dilation = attrs["kernel"], attrs["stride"], attrs.get("dilation", (1,) * rank)
-    pads = list(attrs["pad"])
-    for i in range(rank):
-        size, reach = x.shape[lead + i] + sum(pads[i]), dilation[i] * (kernel[i] - 1) + 1
-        if attrs.get("ceil"):
-            count = -(-(size - reach) // stride[i]) + 1
-            if (count - 1) * stride[i] >= x.shape[lead + i] + pads[i][0]:
-                count -= 1  # a window may not start in the padding after the end
-            pads[i] = (pads[i][0], pads[i][1] + max(0, (count - 1) * stride[i] + reach - size))
-    return _windows(x, kernel, stride, pads, dilation, fill)
+    pads, dilation = _pool_pads(x.shape[x.ndim - rank :], attrs), attrs.get("dilation", (1,) * rank)
+    return _windows(x, attrs["kernel"], attrs["stride"], pads, dilation, fill)
 
 
 def _windows(
@@ -156,8 +165,8 @@ def _windows(
     rank = len(kernel)
     lead = x.ndim - rank
     x = np.pad(x, [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in pads], constant_values=fill)
-    crop = [slice(None)] * lead + [slice(max(-lo, 0), x.shape[lead + i] - max(-hi, 0)) for i, (lo, hi) in enumerate(pads)]
-    x = x[tuple(crop)]
+    inner = [slice(max(-lo, 0), x.shape[lead + i] - max(-hi, 0)) for i, (lo, hi) in enumerate(pads)]
+    x = x[tuple([slice(None)] * lead + inner)]
     reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
     windows = sliding_window_view(x, reach, axis=tuple(range(lead, x.ndim)))
     steps = [slice(None)] * lead + [slice(None, None, s) for s in stride] + [slice(None, None, d) for d in dilation]
@@ -176,17 +185,18 @@ def _avg_pool(x: Array, attrs: Attrs) -> Array:
         return np.asarray(total / attrs["divisor"])
     spatial = x.shape[x.ndim + over[0] :]
     inside = np.ones(spatial)
+    pads = _pool_pads(spatial, attrs)
     if attrs.get("include_pad"):  # the declared padding counts, what ceil mode adds beyond it does not
         inside = np.pad(inside, attrs["pad"], constant_values=1.0)
-        count = _pool_windows(inside, {**attrs, "pad": ((0, 0),) * len(over)}, 0.0).sum(axis=over)
-    else:
-        count = _pool_windows(inside, attrs, 0.0).sum(axis=over)
+        pads = [(0, after - declared[1]) for (_, after), declared in zip(pads, attrs["pad"], strict=True)]
+    count = _windows(inside, attrs["kernel"], attrs["stride"], pads, (1,) * len(over), 0.0).sum(axis=over)
     return np.asarray(total / count)
 
 
 def _softmax(x: Array, attrs: Attrs) -> Array:
-    shifted = np.exp(x - x.max(axis=attrs["axes"], keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=attrs["axes"], keepdims=True))
+    axes = tuple(attrs["axes"])
+    shifted = np.exp(x - x.max(axis=axes, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=axes, keepdims=True))
 
 
 def _standardise(x: Array, attrs: Attrs, weight: Array | None, bias: Array | None, *, centre: bool) -> Array:
@@ -226,6 +236,13 @@ LINEAR_ALONG = {"mean", "sum", "avg_pool", "adaptive_avg_pool", "pick", "resize"
                 "pad_edge"}  # fmt: skip
 
 
+def keeps_constants(attrs: Attrs) -> bool:
+    """Whether a function along axes maps a slab that is constant over them to the same constant."""
+    counts_padding = attrs.get("include_pad") and any(p != (0, 0) for p in attrs["pad"])
+    plain_mean = attrs["fn"] == "avg_pool" and not attrs.get("divisor") and not counts_padding
+    return plain_mean or attrs["fn"] in KEEPS_CONSTANTS
+
+
 # ---------------------------------------------------------------- ops
 
 def _aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
@@ -238,12 +255,13 @@ def _aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
     return array.reshape(shape)
 
 
-FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend"}
+FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend", "like"}
 
 
 def _pointwise(attrs: Attrs, *operands: Array | None) -> Array:
     align = attrs.get("align") or (None,) * len(operands)
-    rank = attrs.get("rank") or max(o.ndim for o, dims in zip(operands, align, strict=True) if o is not None and dims is None)
+    free = [o.ndim for o, dims in zip(operands, align, strict=True) if o is not None and dims is None]
+    rank = attrs.get("rank") or max(free)
     placed = [None if o is None else _aligned(o, dims, rank) for o, dims in zip(operands, align, strict=True)]
     options = {k: v for k, v in attrs.items() if k not in FUNCTION_ATTRS_EXCLUDED}
     with np.errstate(all="ignore"):
@@ -260,7 +278,7 @@ def _linear(attrs: Attrs, x: Array, weight: Array, bias: Array | None = None) ->
     axis, alpha, beta = attrs["axis"], attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     y = alpha * np.tensordot(np.moveaxis(x, axis, -1), weight, axes=([-1], [attrs["w_in"]]))
     y = np.moveaxis(y, -1, axis)
-    return y if bias is None else y + beta * _aligned(bias.reshape(-1), (axis,), y.ndim)
+    return np.asarray(y if bias is None else y + beta * _aligned(bias.reshape(-1), (axis,), y.ndim))
 
 
 def conv_pads(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -269,8 +287,12 @@ def conv_pads(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tu
     if not isinstance(pad, str):
         return tuple(pad)
     found = []
-    for size, k, stride, dilation in zip(spatial, kernel, attrs["stride"], attrs["dilation"], strict=True):
-        total = max(0, (-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size)
+    more = attrs.get("output_padding", (0,) * len(kernel))
+    for size, k, stride, dilation, extra in zip(spatial, kernel, attrs["stride"], attrs["dilation"], more, strict=True):
+        if attrs.get("transposed"):  # the result has size * stride positions
+            total = max(0, dilation * (k - 1) + 1 + extra - stride)
+        else:
+            total = max(0, (-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size)
         small, large = total // 2, total - total // 2
         found.append((small, large) if pad == "same_upper" else (large, small))
     return tuple(found)
@@ -311,10 +333,28 @@ def _conv(attrs: Attrs, x: Array, weight: Array, bias: Array | None = None) -> A
     return y if attrs["axis"] == 1 else y[0]
 
 
+def slab_of(value: Array, axis: int, rank: int) -> Array:
+    """The constants of a do with as many axes as the value they go into: fewer axes mean one number a unit, or one for all."""
+    return value if value.ndim == rank else value.reshape([value.size if i == axis else 1 for i in range(rank)])
+
+
+def _attention(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+    """softmax(q kᵀ · scale + mask) v, over the last two axes; with fewer key-value heads, each serves a run of queries'."""
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
+    scores = q @ np.swapaxes(k, -1, -2) * attrs["scale"]
+    if attrs.get("causal"):
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    return _softmax(scores, {"axes": (scores.ndim - 1,)}) @ v
+
+
 def _do(attrs: Attrs, x: Array, value: Array, weight: Array | None = None) -> Array:
     """Replace `units` along `axis`: by `value`, or by `weight @ parents + value`. `value` broadcasts against the slab."""
     axis, units = attrs["axis"], list(attrs["units"])
-    slab = np.broadcast_to(value, [len(units) if i == axis else n for i, n in enumerate(x.shape)])
+    shape = [len(units) if i == axis else n for i, n in enumerate(x.shape)]
+    slab = np.broadcast_to(slab_of(value, axis, x.ndim), shape)
     if weight is not None:
         parents = np.moveaxis(np.take(x, list(attrs["parents"]), axis=axis), axis, -1)
         repeat = len(units) // weight.shape[0]  # each row of the weight serves `repeat` units: a unit became a block
@@ -360,6 +400,14 @@ def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
     return total.reshape(moved.shape[1:])
 
 
+def _select(attrs: Attrs, x: Array) -> Array:
+    """Positions of an axis; with a period, the same of every run of that many."""
+    axis, keep = attrs["axis"], np.asarray(attrs["keep"])
+    period = attrs.get("period") or x.shape[axis]
+    runs = np.arange(x.shape[axis] // period)[:, None] * period
+    return np.take(x, (runs + keep).reshape(-1), axis=axis)
+
+
 def _select_in_groups(attrs: Attrs, weight: Array) -> Array:
     """Other columns for each group of rows: the weight of a grouped convolution whose groups lose different channels."""
     keep = np.asarray(attrs["keep"])
@@ -379,9 +427,10 @@ MEANINGS: dict[str, Callable[..., Array]] = {
     "expand": lambda attrs, x: np.broadcast_to(x, attrs["shape"]),
     "matmul": lambda attrs, x, y: np.matmul(x, y),
     "embedding": lambda attrs, ids, table: table[ids.astype(np.int64)],
-    "select": lambda attrs, x: np.take(x, list(attrs["keep"]), axis=attrs["axis"]),
+    "attention": _attention,
+    "select": _select,
     "do": _do,
-    "plane": lambda attrs, x: np.ones((1, 1, *x.shape[attrs["axis"] + 1 :])),
+    "plane": lambda attrs, x: np.ones(((1,) * (attrs["axis"] + 1) + x.shape[attrs["axis"] + 1 :])),
     "fold_columns": _fold_columns,
     "weigh_columns": _weigh_columns,
     "select_in_groups": _select_in_groups,
@@ -487,8 +536,11 @@ def _check_concat(node: Node, shapes: Shapes) -> str:
 def _check_select(node: Node, shapes: Shapes) -> str:
     axis, keep, x = node.attrs["axis"], node.attrs["keep"], shapes[0]
     assert x is not None
-    if not keep or not isinstance(x[axis], int) or min(keep) < 0 or max(keep) >= int(x[axis]):
-        return f"positions out of 0..{x[axis]}"
+    size = node.attrs.get("period") or x[axis]
+    if not keep or not isinstance(size, int) or min(keep) < 0 or max(keep) >= size:
+        return f"positions out of 0..{size}"
+    if "period" in node.attrs:
+        return ""
     return _is(node.output.shape == (*x[:axis], len(keep), *x[axis + 1 :]), f"the result has shape {node.output.shape}")
 
 
@@ -515,6 +567,14 @@ def _check_reshape(node: Node, shapes: Shapes) -> str:
     return _is(before is None or after is None or before == after, f"{shapes[0]} cannot become {node.output.shape}")
 
 
+def _check_attention(node: Node, shapes: Shapes) -> str:
+    q, k, v = shapes[:3]
+    assert q is not None and k is not None and v is not None
+    if q[-1] != k[-1]:
+        return f"queries have {q[-1]} units, keys {k[-1]}"
+    return _is(node.output.shape == (*q[:-1], v[-1]), f"the result has shape {node.output.shape}")
+
+
 CHECKS: dict[str, Callable[[Node, Shapes], str]] = {
     "linear": _check_linear,
     "conv": _check_conv,
@@ -524,5 +584,6 @@ CHECKS: dict[str, Callable[[Node, Shapes], str]] = {
     "do": _check_do,
     "transpose": _check_transpose,
     "reshape": _check_reshape,
+    "attention": _check_attention,
     **dict.fromkeys(("along", "expand", "matmul", "embedding", "plane", "opaque"), lambda node, shapes: ""),
 }

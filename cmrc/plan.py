@@ -351,6 +351,10 @@ def _slab(
         return np.full(count, float(values))
     if values.ndim == 1 and len(values) == count:
         return values
+    if values.ndim == 2 and axis < len(shape) - 1 and values.shape == (count, shape[-1]):  # a vector for each head
+        spread = [1] * len(shape)
+        spread[axis], spread[-1] = values.shape
+        return values.reshape(spread)
     if values.ndim == len(shape) and values.ndim > 1:
         wanted = [count if i == axis else n for i, n in enumerate(shape)]
         if all(n == 1 or n == w for n, w in zip(values.shape, wanted, strict=True)) and values.shape[axis] == count:

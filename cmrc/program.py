@@ -276,6 +276,8 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int])
         return int(node.attrs["axis"])
     if node.op == "embedding":
         return len(node.output.shape) - 1
+    if node.op == "attention" or (node.op == "matmul" and len(node.output.shape) > 3):  # its heads
+        return max(len(node.output.shape) - 3, 0)
     known = [(o, axes[o]) for o in node.values() if o in axes]
     if not known or node.op in ("opaque", "matmul"):
         return None
@@ -352,7 +354,7 @@ def neighbourhood(graph: Graph, value: str) -> Graph:
         node = producers[name]
         wanted[node.name] = node
         grouped = node.op == "conv" and node.attrs["groups"] > 1
-        if node.op in PASSING or grouped:
+        if node.op in PASSING or grouped or node.op in ("attention", "matmul"):
             up.extend(node.values())
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     made = {v.name for node in nodes for v in node.outputs}

@@ -18,7 +18,7 @@ import numpy as np
 
 from cmrc.ir import Array, Node, Tensor, Value, literal
 from cmrc.ops import apply, constant, conv_pads, take
-from cmrc.passes.rewriter import Sweep, complement, resized
+from cmrc.passes.rewriter import Declined, Sweep, complement, resized
 
 
 def position_free(slab: Array, axis: int) -> bool:
@@ -51,7 +51,7 @@ def fold_into_linear(
     """y = W x + b with units of x replaced: see the module. Returns what happened, for the report."""
     axis, w_in = node.attrs["axis"], node.attrs["w_in"]
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    assert isinstance(weight, Tensor) and not isinstance(bias, str)
+    assert isinstance(weight, Tensor)
     keep = complement(units, weight.shape[w_in])
     if mix is not None:
         attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0])}
@@ -67,8 +67,9 @@ def fold_into_linear(
         values = np.broadcast_to(slab.reshape(-1), len(units))
         attrs = {"axis": w_in, "units": tuple(units)}
         vector = apply("weigh_columns", (weight, literal(values)), attrs, (outs,), weight.dtype)
-        if node.attrs.get("takes_bias"):
-            summed = add_tensors(bias, vector, alpha / node.attrs.get("beta", 1.0), weight.dtype)
+        beta = node.attrs.get("beta", 1.0)
+        if node.attrs.get("takes_bias") and not isinstance(bias, str) and beta:
+            summed = add_tensors(bias, vector, alpha / beta, weight.dtype)
             sweep.emit(replace(smaller, inputs=(*smaller.inputs[:2], summed)))
             return "constants into the bias"
         trailing = len(node.output.shape) - axis - 1
@@ -107,11 +108,16 @@ def has_border(node: Node) -> bool:
 
 def fold_into_conv(
     sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: tuple[Sequence[int], Tensor] | None = None
-) -> str:
+) -> Declined | str:
     """y = conv(x; W) + b with channels of x replaced: see the module. Returns what happened, for the report."""
     axis, groups = node.attrs["axis"], node.attrs["groups"]
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    assert isinstance(weight, Tensor) and not isinstance(bias, str)
+    assert isinstance(weight, Tensor)
+    if isinstance(bias, str):
+        return Declined("its bias is computed at run time")
+    spatial_dims = sweep.values[x].shape[axis + 1 :]
+    if not position_free(slab, axis) and np.any(slab) and not all(isinstance(n, int) for n in spatial_dims):
+        return Declined("the constants differ by position, and the number of positions is not fixed")
     transposed = bool(node.attrs.get("transposed"))
     w_in = 0 if transposed else 1
     channels = int(sweep.values[x].shape[axis])
@@ -126,36 +132,22 @@ def fold_into_conv(
         return "nothing to add, the constants are 0"
     outs, kernel = int(node.output.shape[axis]), weight.shape[2:]
     if not position_free(slab, axis):
-        spatial = tuple(int(n) for n in sweep.values[x].shape[axis + 1 :])
+        spatial = tuple(int(n) for n in spatial_dims)
         full = np.zeros((*slab.shape[:axis], channels, *spatial))
         full[(slice(None),) * axis + (list(units),)] = slab
         shape = (*slab.shape[:axis], outs, *conv_shape(node, spatial))
-        addend = apply("conv", (literal(full), weight), _pure(node), shape, weight.dtype)
+        addend = apply("conv", (literal(full), weight), pure_conv(node), shape, weight.dtype)
         add_after(sweep, smaller, addend)
         return f"constants that differ by position into an added {list(shape)} buffer"
-    values = literal(np.broadcast_to(slab.reshape(-1), len(units)))
-    attrs = {"axis": w_in, "units": tuple(units), "groups": 1 if transposed else groups}
-    if transposed and groups > 1:
-        per_in = weight.shape[0] // groups
-        seen = np.zeros((groups, 1, weight.shape[1], *kernel))
-        w = constant(weight)
-        for unit, c in zip(units, values.array, strict=True):
-            seen[unit // per_in, 0] += c * w[unit]
-        bundle: Tensor = literal(seen.reshape(1, outs, *kernel))
-    else:
-        shape = (outs, *kernel)
-        flat = apply("weigh_columns", (weight, values), attrs, shape, weight.dtype)
-        shape = (1, outs, *kernel) if transposed else (outs, 1, *kernel)
-        bundle = apply("reshape", (flat,), {"shape": shape}, shape, weight.dtype)
+    bundle = kernel_of_constants(node, units, np.broadcast_to(slab.reshape(-1), len(units)), outs)
     if not has_border(node):
         over = tuple(range(2, 2 + len(kernel)))
         summed = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), weight.dtype)
         vector = apply("reshape", (summed,), {"shape": (outs,)}, (outs,), weight.dtype)
         sweep.emit(replace(smaller, inputs=(*smaller.inputs[:2], add_tensors(bias, vector, dtype=weight.dtype))))
         return "constants into the bias"
-    spatial_dims = sweep.values[x].shape[axis + 1 :]
     lead = (1,) * axis
-    plain = {**_pure(node), "groups": 1}
+    plain = {**pure_conv(node), "groups": 1}
     if all(isinstance(n, int) for n in spatial_dims):
         spatial = tuple(int(n) for n in spatial_dims)
         shape = (*lead, outs, *conv_shape(node, spatial))
@@ -176,7 +168,25 @@ def fold_into_conv(
     return "constants into a run-time plane, exact at the zero-padded border of any size"
 
 
-def _pure(node: Node) -> dict[str, object]:
+def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: int) -> Tensor:
+    """Σ_s W_s c_s: the kernel that a plane of ones must meet to give what constant channels give, one channel in."""
+    weight, groups, transposed = node.inputs[1], node.attrs["groups"], bool(node.attrs.get("transposed"))
+    assert isinstance(weight, Tensor)
+    kernel = weight.shape[2:]
+    if transposed and groups > 1:
+        per_in = weight.shape[0] // groups
+        seen = np.zeros((groups, 1, weight.shape[1], *kernel))
+        w = constant(weight)
+        for unit, c in zip(units, values, strict=True):
+            seen[unit // per_in, 0] += c * w[unit]
+        return literal(seen.reshape(1, outs, *kernel))
+    attrs = {"axis": 0 if transposed else 1, "units": tuple(units), "groups": 1 if transposed else groups}
+    flat = apply("weigh_columns", (weight, literal(values)), attrs, (outs, *kernel), weight.dtype)
+    shape = (1, outs, *kernel) if transposed else (outs, 1, *kernel)
+    return apply("reshape", (flat,), {"shape": shape}, shape, weight.dtype)
+
+
+def pure_conv(node: Node) -> dict[str, object]:
     names = ("axis", "stride", "pad", "dilation", "groups", "transposed", "output_padding")
     return {name: node.attrs[name] for name in names if name in node.attrs}
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from cmrc.axes import blocks, compress
 from cmrc.ir import Array, Graph, Node, Tensor, Value, literal
-from cmrc.ops import AFFINE_OPERANDS, LINEAR_ALONG, MEANINGS, constant, take
+from cmrc.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
 
@@ -41,7 +41,7 @@ class Relation:
 
     @property
     def repeat(self) -> int:
-        return len(self.units) // self.weight.shape[0]
+        return len(self.units) // int(self.weight.shape[0])
 
 
 Rule = Callable[[Sweep, Node, Relation], Declined | str]
@@ -51,12 +51,11 @@ def relation_of(node: Node) -> Relation:
     source, value, weight = node.inputs
     assert isinstance(source, str) and isinstance(value, Tensor) and isinstance(weight, Tensor)
     rank, attrs = len(node.output.shape), node.attrs
-    slab = constant(value)
-    if slab.ndim < rank:
-        slab = slab.reshape([slab.size if i == attrs["axis"] else 1 for i in range(rank)])
+    slab = slab_of(constant(value), attrs["axis"], rank)
     shape = [len(attrs["units"]) if i == attrs["axis"] else n for i, n in enumerate(slab.shape)]
     slab = np.broadcast_to(slab, shape)
-    return Relation(source, attrs["axis"], tuple(attrs["units"]), tuple(attrs["parents"]), slab, constant(weight), tuple(attrs["sources"]))
+    units, parents, sources = (tuple(attrs.get(name, ())) for name in ("units", "parents", "sources"))
+    return Relation(source, attrs["axis"], units, parents, slab, constant(weight), sources)
 
 
 def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> str:
@@ -83,7 +82,7 @@ def _put(sweep: Sweep, value: Value, relation: Relation) -> None:
 
 def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
     """W_P += W_S · B, b += W_S · β."""
-    if node.inputs[0] not in sweep.producers or isinstance(node.inputs[1], str):
+    if isinstance(node.inputs[1], str) or not is_affine_do(sweep.producers.get(str(node.inputs[0]))):
         return Declined("its weight is computed at run time")
     if relation.axis != node.attrs["axis"]:
         return Declined("it acts along another axis than the replacement")
@@ -93,7 +92,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> Declined
 
 def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
     """The same at every kernel position; units and parents must share a group."""
-    if isinstance(node.inputs[1], str):
+    if isinstance(node.inputs[1], str) or not is_affine_do(sweep.producers.get(str(node.inputs[0]))):
         return Declined("its weight is computed at run time")
     if relation.axis != node.attrs["axis"]:
         return Declined("it mixes positions along the replaced axis")
@@ -101,8 +100,10 @@ def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined |
     channels = int(sweep.shape(relation.source)[relation.axis])
     per = channels // groups
     if groups > 1:
-        if node.attrs.get("transposed") or relation.repeat != 1:
+        if node.attrs.get("transposed"):
             return Declined("a grouped transposed convolution cannot rebuild channels")
+        if relation.repeat != 1:
+            return Declined("a grouped convolution cannot rebuild blocks of channels")
         unit_group, parent_group = np.asarray(relation.units) // per, np.asarray(relation.parents) // per
         if np.any(relation.weight[unit_group[:, None] != parent_group[None, :]]):
             return Declined("a unit and its parents lie in different groups")
@@ -112,7 +113,8 @@ def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined |
         if counts.min() != counts.max():
             return Declined("its groups would keep different numbers of channels")
     mix = (relation.parents, literal(relation.weight))
-    return fold_into_conv(sweep, node, relation.source, relation.units, relation.slab, mix) + ", affine into the weight"
+    outcome = fold_into_conv(sweep, node, relation.source, relation.units, relation.slab, mix)
+    return outcome if isinstance(outcome, Declined) else outcome + ", affine into the weight"
 
 
 def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
@@ -155,13 +157,15 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Decl
         return of_units if isinstance(of_units, Declined) else Declined("its other operand differs by position")
     rows = relation.weight.shape[0]
     (a_s, d_s), (a_p, d_p) = of_units, of_parents
+    if not all(np.all(np.isfinite(part)) for part in (a_s, d_s, a_p, d_p)):
+        return Declined("it scales or shifts the units without bound")
     if relation.repeat > 1:
         blocks_s, blocks_p = a_s.reshape(rows, -1), a_p.reshape(relation.weight.shape[1], -1)
         if np.any(blocks_s != blocks_s[:, :1]) or np.any(blocks_p != blocks_p[:, :1]):
             return Declined("it scales the positions of a unit's block differently")
         a_s, a_p = blocks_s[:, 0], blocks_p[:, 0]
     used = np.any(relation.weight != 0, axis=0)
-    if np.any(np.abs(a_p[used]) <= SMALLEST_SCALE * max(np.abs(a_p).max(), np.abs(a_s).max())):
+    if np.any(np.abs(a_p[used]) <= SMALLEST_SCALE * np.abs(np.concatenate([a_p, a_s])).max()):
         return Declined("it scales a parent by (almost) 0")
     mixed = a_s[:, None] * relation.weight / np.where(used, a_p, 1.0)[None, :]
     lost = np.einsum("sp,pr->sr", mixed, d_p.reshape(relation.weight.shape[1], -1)).reshape(-1)
@@ -180,11 +184,11 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> Decli
     if fn not in LINEAR_ALONG or (fn == "pad" and attrs["value"] != 0):
         return Declined("it is not affine in the replaced units")
     axis = relation.axis - sum(a < relation.axis for a in axes) if attrs.get("drop") else relation.axis
-    slab = relation.slab
-    if not np.any(slab) or fn in ("mean", "adaptive_avg_pool", "pick", "resize", "flip", "roll", "slice", "pad_edge"):
-        if np.any(slab) and any(slab.shape[a] != 1 for a in axes):
-            return Declined("its constant part differs by position")
+    slab = compress(relation.slab, relation.axis)
+    if not np.any(slab) or (keeps_constants(attrs) and all(slab.shape[a] == 1 for a in axes)):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
+    elif fn not in ALONG:
+        return Declined("its constant part differs by position")
     else:
         sizes = [sweep.shape(relation.source)[a] for a in axes]
         if not all(isinstance(n, int) for n in sizes):
@@ -243,34 +247,48 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
         slab = slab if slab.shape[axis] == 1 else np.take(slab, keep, axis=axis)
         return _sink(sweep, node, 0, replace(relation, slab=slab))
     where = {u: i for i, u in enumerate(keep)}
-    rows = [r for r in range(relation.weight.shape[0]) if relation.units[r * relation.repeat] in where]
-    units = [relation.units[r * relation.repeat + k] for r in rows for k in range(relation.repeat)]
+    blocks_of_units = [relation.units[i : i + relation.repeat] for i in range(0, len(relation.units), relation.repeat)]
+    rows = [r for r, block in enumerate(blocks_of_units) if any(u in where for u in block)]
+    units = [u for r in rows for u in blocks_of_units[r]]
     if not rows:
         sweep.emit(replace(node, inputs=(relation.source,)))
         return "past, none of the units is read here"
-    if any(u not in where for u in units) or any(p not in where for p in relation.parents):
+    used = np.flatnonzero(np.any(relation.weight[rows] != 0, axis=0))
+    parents = [relation.parents[p * relation.repeat + k] for p in used for k in range(relation.repeat)]
+    if any(u not in where for u in units) or any(p not in where for p in parents):
         return Declined("it drops parents that the units are rebuilt from")
+    if sum(k in set(units) for k in keep) > len(units):
+        return Declined("it repeats the units")
     chosen = [r * relation.repeat + k for r in rows for k in range(relation.repeat)]
+    if not parents:
+        sweep.emit(replace(node, inputs=(relation.source,)))
+        sweep.put_do(node.output, axis, [where[u] for u in units], np.take(relation.slab, chosen, axis=axis), relation.sources)
+        return "past, what is left of it is constant"
     reduced = replace(
         relation,
         units=tuple(where[u] for u in units),
-        parents=tuple(where[p] for p in relation.parents),
-        weight=relation.weight[rows],
+        parents=tuple(where[p] for p in parents),
+        weight=relation.weight[rows][:, used],
         slab=np.take(relation.slab, chosen, axis=axis),
     )
     return _sink(sweep, node, 0, reduced)
 
 
 def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
-    """Two do's on one axis that name different units, none a parent of the other, change places."""
+    """The later wins where both name a unit. Two affine do's, none of whose units is a parent of the other, become one."""
     if node.attrs["axis"] != relation.axis:
         return Declined("a replacement along another axis stands here")
     here = set(node.attrs["units"])
-    if here & (set(relation.units) | set(relation.parents)) or set(node.attrs.get("parents", ())) & set(relation.units):
+    if set(node.attrs.get("parents", ())) & set(relation.units):
+        return Declined("the parents of an affine replacement are themselves replaced")
+    if here >= set(relation.units):
+        sweep.emit(replace(node, inputs=(relation.source, *node.inputs[1:])))
+        return "past, all of its units are replaced again"
+    if not is_affine_do(node):  # which goes first, or they would change places for ever
+        return Declined("a replacement by constants stands here")
+    if here & (set(relation.units) | set(relation.parents)):
         return Declined("another replacement of the same units stands here")
-    if is_affine_do(node):  # one way only, or two relations would change places for ever
-        return _join(sweep, node, relation)
-    return _sink(sweep, node, 0, relation)
+    return _join(sweep, node, relation)
 
 
 def _join(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:

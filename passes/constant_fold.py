@@ -14,14 +14,16 @@ noted; other readers of the same value go on without it. Condition: constants ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cmrc.axes import compress, move, move_slab
-from cmrc.ir import Array, Graph, Node, Tensor, literal
-from cmrc.ops import ALONG, KEEPS_CONSTANTS, MEANINGS, constant, take
+from cmrc.ir import Array, Graph, Node, Operand, Tensor, literal
+from cmrc.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
+from cmrc.passes import runtime
 from cmrc.passes.absorb import add_tensors, conv_shape, fold_into_conv, fold_into_linear, has_border, position_free
+from cmrc.passes.known import Facts, Known, bare, known_of, sources_of
 from cmrc.passes.rewriter import (
     Declined,
     Log,
@@ -33,53 +35,17 @@ from cmrc.passes.rewriter import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of an operand: units of an axis and their constants (a slab that broadcasts over the other axes)."""
-
-    source: str
-    axis: int
-    units: tuple[int, ...]
-    slab: Array
-    sources: tuple[int, ...]
-
-    def at(self, units: Sequence[int]) -> Array:
-        where = {unit: i for i, unit in enumerate(self.units)}
-        return np.take(self.full(), [where[u] for u in units], axis=self.axis)
-
-    def full(self) -> Array:
-        shape = [len(self.units) if i == self.axis else n for i, n in enumerate(self.slab.shape)]
-        return np.broadcast_to(self.slab, shape)
-
-
-Facts = dict[int, Known]
 Rule = Callable[[Sweep, Node, Facts], Declined | str]
 
 
-def known_of(node: Node) -> Known:
-    value = node.inputs[1]
-    source = node.inputs[0]
-    assert isinstance(value, Tensor) and isinstance(source, str)
-    rank, attrs = len(node.output.shape), node.attrs
-    slab = constant(value)
-    if slab.ndim < rank:
-        slab = slab.reshape([slab.size if i == attrs["axis"] else 1 for i in range(rank)])
-    return Known(source, attrs["axis"], tuple(attrs["units"]), slab, tuple(attrs.get("sources", ())))
+NOT_FINITE = "its result for these constants is infinite or not a number"
 
 
-def _bare(node: Node, facts: Facts, only: Sequence[int] | None = None) -> Node:
-    """The node, reading its operands as they were before the do's."""
-    chosen = facts if only is None else {i: facts[i] for i in only}
-    return replace(node, inputs=tuple(chosen[i].source if i in chosen else o for i, o in enumerate(node.inputs)))
-
-
-def _sources(facts: Facts) -> tuple[int, ...]:
-    return tuple(sorted({s for fact in facts.values() for s in fact.sources}))
-
-
-def _sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> str:
-    sweep.emit(_bare(node, facts))
-    sweep.put_do(node.output, axis, units, compress(slab, axis), _sources(facts))
+def _sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> Declined | str:
+    if not np.all(np.isfinite(slab)):
+        return Declined(NOT_FINITE)
+    sweep.emit(bare(node, facts))
+    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
     return "past"
 
 
@@ -95,59 +61,71 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     size = out[axis]
     if any(sweep.shape(fact.source)[fact.axis] != size for fact in facts.values()):
         return Declined("the replaced axis is broadcast here")
-    unknown = [i for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
-    agreed = set.intersection(*(set(f.units) for f in facts.values())) if not unknown else set()
-    zeros: set[int] = set()
-    if node.attrs["fn"] == "mul":
-        for fact in facts.values():
-            flat = np.moveaxis(fact.full(), fact.axis, 0).reshape(len(fact.units), -1)
-            zeros |= {u for u, row in zip(fact.units, flat, strict=True) if not row.any()}
-    units = sorted(agreed | zeros)
-    if units and len(units) < max(len(f.units) for f in facts.values()):
-        return _sink_some(sweep, node, facts, axis, sorted(agreed), sorted(zeros - agreed))
-    if units:
-        slab = _evaluate_pointwise(node, facts, axis, sorted(agreed)) if agreed else None
-        return _sink(sweep, node, facts, axis, *_with_zeros(slab, sorted(agreed), sorted(zeros - agreed), len(out), axis))
+    unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
+    part = {i: fact for i, fact in facts.items() if len(fact.units) < int(size)}
+    whole = {i: fact for i, fact in facts.items() if i not in part and _others_give_shape(sweep, node, i)}
+    if not part and not unknown:  # known altogether
+        part, whole = facts, {}
+    part = {i: fact for i, fact in facts.items() if i not in whole}
+    agreed = set.intersection(*(set(f.units) for f in part.values())) if part and not unknown else set[int]()
+    zeros = _zero_units(facts) - agreed if node.attrs["fn"] == "mul" else set[int]()
+    if not agreed and not zeros and not whole:
+        if unknown:
+            replaced = facts[min(facts)].source
+            return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
+        return Declined("its operands are replaced in different units")
+    slab = np.zeros([0 if i == axis else 1 for i in range(len(out))])
+    if agreed:
+        slab = _evaluate_pointwise(node, facts, axis, sorted(agreed))
+        if not np.all(np.isfinite(slab)):
+            return Declined(NOT_FINITE)
+    nothing = np.zeros([len(zeros) if i == axis else n for i, n in enumerate(slab.shape)])
+    inputs = list(node.inputs)
     for i, fact in facts.items():
-        if len(fact.units) == size:
-            others = {j: f for j, f in facts.items() if j != i}
-            tensor = literal(fact.at(range(int(size))).astype(np.float64))
-            sweep.emit(replace(node, inputs=tuple(tensor if j == i else o for j, o in enumerate(node.inputs))))
-            if others:
-                return Declined("one operand is constant here, the other only in part")
-            return "a constant operand"
-    reader = sorted(facts)[0]
-    other = next((node.inputs[i] for i in unknown), None)
-    if isinstance(other, str):
-        return Declined(f"operand %{facts[reader].source} is replaced in these units, operand %{other} is not")
-    return Declined("its operands are replaced in different units")
-
-
-def _with_zeros(
-    slab: Array | None, agreed: Sequence[int], zeros: Sequence[int], rank: int, axis: int
-) -> tuple[list[int], Array]:
-    if not zeros:
-        assert slab is not None
-        return list(agreed), slab
-    shape = list(slab.shape) if slab is not None else [1] * rank
-    shape[axis] = len(zeros)
-    nothing = np.zeros(shape)
-    return [*agreed, *zeros], nothing if slab is None else np.concatenate([slab, nothing], axis=axis)
-
-
-def _sink_some(sweep: Sweep, node: Node, facts: Facts, axis: int, agreed: Sequence[int], zeros: Sequence[int]) -> str:
-    """Some units sink; the others keep their do before this op."""
-    slab = _evaluate_pointwise(node, facts, axis, agreed) if agreed else None
-    units, slab = _with_zeros(slab, agreed, zeros, len(node.output.shape), axis)
-    gone, inputs = set(units), list(node.inputs)
-    for i, fact in facts.items():
-        left = [u for u in fact.units if u not in gone]
-        inputs[i] = sweep.do(sweep.values[fact.source], fact.axis, left, fact.at(left), fact.sources) if left else fact.source
-        if left:
-            sweep.log.reasons[str(inputs[i]), node.name] = "these units are replaced in one operand only"
+        inputs[i] = _rest_of_operand(sweep, node, i, fact, agreed | zeros, i in whole)
     sweep.emit(replace(node, inputs=tuple(inputs)))
-    sweep.put_do(node.output, axis, units, compress(slab, axis), _sources(facts))
-    return "past, in part"
+    if not agreed and not zeros:
+        return "a constant operand"
+    units, slab = [*sorted(agreed), *sorted(zeros)], np.concatenate([slab, nothing], axis=axis)
+    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
+    return "past" if all(inputs[i] == fact.source for i, fact in facts.items()) else "past, in part"
+
+
+def _zero_units(facts: Facts) -> set[int]:
+    """The units that some operand has at 0 in every position."""
+    found: set[int] = set()
+    for fact in facts.values():
+        flat = np.moveaxis(fact.full(), fact.axis, 0).reshape(len(fact.units), -1)
+        found |= {unit for unit, row in zip(fact.units, flat, strict=True) if not row.any()}
+    return found
+
+
+def _others_give_shape(sweep: Sweep, node: Node, position: int) -> bool:
+    """Whether the result keeps its shape when this operand becomes a tensor that has one position along every other axis."""
+    own = sweep.shape(node.inputs[position])
+    shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
+    return all(
+        n == 1
+        or (operand_axis(node, position, own, axis) is None)
+        or any(operand_axis(node, i, shape, axis) is not None for i, shape in shapes)
+        for axis, n in enumerate(node.output.shape)
+    )
+
+
+def _rest_of_operand(sweep: Sweep, node: Node, position: int, fact: Known, gone: set[int], whole: bool) -> Operand:
+    """What is left of a replaced operand when some units are replaced after the op: itself, a tensor, or a smaller do."""
+    left = [u for u in fact.units if u not in gone]
+    if not left:
+        return fact.source
+    value = sweep.values[fact.source]
+    if whole:
+        return literal(fact.at(range(len(fact.units))), "float64" if "float" in value.dtype else value.dtype)
+    if len(left) == len(fact.units):
+        name = str(node.inputs[position])
+    else:
+        name = sweep.do(value, fact.axis, left, fact.at(left), fact.sources)
+    sweep.log.reasons[name, node.name] = "these units are replaced in one operand only"
+    return name
 
 
 def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int]) -> Array:
@@ -178,11 +156,8 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)
-    plain_mean = fn == "avg_pool" and not attrs.get("divisor") and not (
-        attrs.get("include_pad") and any(p != (0, 0) for p in attrs["pad"])
-    )  # fmt: skip
     same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))
-    if flat and (fn in KEEPS_CONSTANTS or plain_mean or same_pad):
+    if flat and (keeps_constants(attrs) or same_pad):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
         return _sink(sweep, node, facts, axis, fact.units, result)
     if fn not in ALONG:
@@ -209,9 +184,8 @@ def _parameter_axis(node: Node, position: int, shape: Sequence[object], axis: in
     align = node.attrs.get("align")
     dims = align[position] if align else None
     if dims is None:
-        local = axis - (rank - len(shape))
-        return local if local >= 0 and shape[local] != 1 else None
-    return dims.index(axis) if axis in dims else None
+        dims = tuple(range(rank - len(shape), rank))
+    return dims.index(axis) if axis in dims and shape[dims.index(axis)] != 1 else None
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -219,9 +193,9 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
     fact = facts[0]
     before, after = sweep.shape(fact.source), node.output.shape
     moved = move(before, after, fact.axis, fact.units)
-    if isinstance(moved, str):
-        return Declined(moved)
-    order = np.argsort(fact.units)
+    if isinstance(moved, str) or moved.period:
+        return Declined(moved if isinstance(moved, str) else "it merges the units with a size known only at run time")
+    order = [int(i) for i in np.argsort(fact.units)]
     slab = move_slab(before, after, fact.axis, [fact.units[i] for i in order], moved, np.take(fact.full(), order, axis=fact.axis))
     if isinstance(slab, str):
         return Declined(slab)
@@ -297,15 +271,18 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     known = set(fact.units)
     left = [(i, u) for i, u in enumerate(keep) if u in known]
     if not left:
-        sweep.emit(_bare(node, facts))
+        sweep.emit(bare(node, facts))
         return "past, none of the units is read here"
     return _sink(sweep, node, facts, axis, [i for i, _ in left], fact.at([u for _, u in left]))
 
 
 def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """do after do on one axis: the later wins where both name a unit; constant parents of an affine do join its bias."""
-    fact, axis = facts[0], node.attrs["axis"]
-    if 1 in facts or axis != fact.axis:
+    axis = node.attrs["axis"]
+    if isinstance(node.inputs[1], str):
+        return Declined("a replacement by values of run time stands here")
+    fact = facts[0]
+    if axis != fact.axis:
         return Declined("a replacement along another axis stands here")
     if is_constant_do(node):
         later = known_of(replace(node, inputs=(fact.source, *node.inputs[1:])))
@@ -319,13 +296,33 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         sweep.emit(replace(node, inputs=(fact.source, literal(compress(merged, axis))), attrs=attrs))
         return "joined with the next do"
     if set(node.attrs["parents"]) & set(fact.units):
-        return Declined("the parents of an affine replacement are themselves replaced")
+        return _join_constant_parents(sweep, node, facts)
     later_units = set(node.attrs["units"])
     first = [u for u in fact.units if u not in later_units]
-    sweep.emit(_bare(node, facts))
+    sweep.emit(bare(node, facts))
     if first:
         sweep.put_do(node.output, axis, first, fact.at(first), fact.sources)
     return "past"
+
+
+def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """B [x_Q; c] + β = B_Q x_Q + (β + B_c c)."""
+    fact, axis, parents = facts[0], node.attrs["axis"], node.attrs["parents"]
+    value, weight = node.inputs[1:]
+    assert isinstance(value, Tensor) and isinstance(weight, Tensor)
+    if len(parents) != weight.shape[1]:
+        return Declined("the parents of an affine replacement of blocks are themselves replaced")
+    known = [i for i, p in enumerate(parents) if p in set(fact.units)]
+    rest = [i for i, p in enumerate(parents) if p not in set(fact.units)]
+    seen = np.moveaxis(fact.at([parents[i] for i in known]), axis, -1)
+    added = np.moveaxis(seen @ constant(weight)[:, known].T, -1, axis)
+    slab = literal(compress(slab_of(constant(value), axis, len(node.output.shape)) + added, axis))
+    attrs = {**node.attrs, "parents": tuple(parents[i] for i in rest)}
+    inputs: tuple[Operand, ...] = (node.inputs[0], slab, literal(constant(weight)[:, rest]))
+    if not rest:
+        del attrs["parents"]
+        inputs = inputs[:2]
+    return sink_through_do(sweep, replace(node, inputs=inputs, attrs=attrs), facts)
 
 
 def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -340,7 +337,8 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
     slab = fact.at(range(ins)) if fact.axis == axis else fact.full()
     slab = np.broadcast_to(slab, resized(slab.shape, axis, ins))  # type: ignore[arg-type]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    assert not isinstance(bias, str)
+    if isinstance(bias, str):
+        return Declined("its bias is computed at run time")
     result = MEANINGS["linear"](node.attrs, slab, constant(weight), None if bias is None else constant(bias))
     units = range(int(node.output.shape[axis])) if fact.axis == axis else fact.units
     return _sink(sweep, node, facts, fact.axis, tuple(units), result)
@@ -350,6 +348,8 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
+    if len(node.inputs) > 2 and isinstance(node.inputs[2], str):
+        return Declined("its bias is computed at run time")
     fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
     if fact.axis != axis:
         return Declined("it mixes positions along the replaced axis")
@@ -364,16 +364,18 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if not all(count in (0, per) for count in counts):
         return Declined("its groups would keep different numbers of channels")
     slab = _groups_of_constants(sweep, node, fact, gone, per, outs)
-    if isinstance(slab, Declined):
-        return slab
+    if slab is None and not position_free(fact.slab, axis):
+        return Declined("the constants differ by position, and the number of positions is not fixed")
+    if slab is None:
+        return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
     units = [int(g) * outs + i for g in gone for i in range(outs)]
     return _sink(sweep, node, facts, axis, units, slab)
 
 
 def _groups_of_constants(
     sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int
-) -> Array | Declined:
-    """The outputs of groups whose inputs are all known."""
+) -> Array | None:
+    """The outputs of groups whose inputs are all known; `None` where they depend on a size known only at run time."""
     axis, attrs = node.attrs["axis"], node.attrs
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
@@ -395,14 +397,14 @@ def _groups_of_constants(
         size = [int(n) for n in spatial]
         conv_shape(node, size)
     else:
-        return Declined("the constant becomes different at the zero-padded border, and the spatial size is not fixed")
+        return None
     full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
     return MEANINGS["conv"](attrs, full, small, shift)
 
 
 def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """An op that reads sizes, not values, does not see the do."""
-    sweep.emit(_bare(node, facts))
+    sweep.emit(bare(node, facts))
     return "past"
 
 
@@ -460,7 +462,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             sweep.emit(node)
             continue
         before = len(sweep.emitted)
-        outcome = RULES.get(node.op, stop)(sweep, node, facts)
+        at_run_time = any(fact.runtime for fact in facts.values())
+        outcome = (runtime.RULES.get(node.op, runtime.stop) if at_run_time else RULES.get(node.op, stop))(sweep, node, facts)
         if isinstance(outcome, Declined):
             for i in facts:
                 log.reasons[str(node.inputs[i]), node.name] = outcome.reason
@@ -468,7 +471,7 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
                 sweep.emit(node)
             continue
         sweep.changed = True
-        log.did("constant_fold", node, outcome, _sources(facts))
+        log.did("constant_fold", node, outcome, sources_of(facts))
     for name in graph.outputs:
         seen = sweep.redirected.get(name, name)
         if is_constant_do(sweep.producers.get(seen)):

@@ -20,7 +20,7 @@ import numpy as np
 from cmrc.axes import move
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
-from cmrc.passes.rewriter import Declined, Log, operand_axis, resized
+from cmrc.passes.rewriter import Declined, Keep, Log, narrowed, operand_axis, period_of, unread
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class Rise:
     values: dict[str, Value] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     pending: list[Node] = field(default_factory=list)
+    lost_readers: set[str] = field(default_factory=set)  # values that a dropped node read: the host's own selects may rise
     changed: bool = False
     _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -46,21 +47,22 @@ class Rise:
 
     def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
         """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
-        keep = tuple(keep)
-        if operand is None or keep == tuple(range(int(self.shape(operand)[axis]))):
+        keep = Keep(keep, period_of(keep))
+        if operand is None or keep == tuple(range(keep.period or int(self.shape(operand)[axis]))):
             return operand
         if not isinstance(operand, str):
             return take(operand, axis, keep)
+        attrs = {"axis": axis, "keep": tuple(keep), **({"period": keep.period} if keep.period else {})}
         for made in self.pending:  # asked for twice by one node
-            if made.inputs[0] == operand and made.attrs["axis"] == axis and made.attrs["keep"] == keep:
+            if made.inputs[0] == operand and made.attrs == attrs:
                 return made.name
         value = self.values[operand]
         name = f"{operand}.select"
         while name in self.values:
             name = f"{operand}.select{self._count()}"
-        output = Value(name, resized(value.shape, axis, len(keep)), value.dtype)
+        output = Value(name, narrowed(value.shape, axis, keep), value.dtype)
         self.values[name], self.uses[name] = output, []
-        self.pending.append(Node("select", (operand,), (output,), {"axis": axis, "keep": keep}))
+        self.pending.append(Node("select", (operand,), (output,), attrs))
         return name
 
     def settle(self, node: Node) -> None:
@@ -69,6 +71,12 @@ class Rise:
             self.values[value.name] = value
         for operand in set(node.values()):
             self.uses[operand].append(node.name)
+
+    def final_name(self, name: str) -> str:
+        """What a value is called after the selects that vanished."""
+        while name in self.renamed:
+            name = self.renamed[name]
+        return name
 
     def drop(self, node: Node) -> None:
         """Forget a settled node."""
@@ -81,8 +89,8 @@ COPY = {"fn": "identity", "vanishes": True}  # a node that only copies: its read
 Rule = Callable[[Rise, Node, int, tuple[int, ...]], Declined | Node]
 
 
-def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, size: int, **attrs: object) -> Node:
-    output = replace(node.output, shape=resized(node.output.shape, axis, size))
+def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: tuple[int, ...], **attrs: object) -> Node:
+    output = replace(node.output, shape=narrowed(node.output.shape, axis, keep))
     return replace(node, inputs=tuple(inputs), outputs=(output,), attrs={**node.attrs, **attrs} if attrs else node.attrs)
 
 
@@ -92,12 +100,12 @@ def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     """select(W x + b, K) -> W[K] x + b[K]; along another axis it rises to x."""
     x, weight, bias = (*node.inputs, None)[:3]
     if axis != node.attrs["axis"]:
-        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, len(keep))
+        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
     if isinstance(weight, str) or isinstance(bias, str) or weight is None:
         return Declined("its weight is computed at run time")
     if bias is not None and bias.shape and bias.shape[-1] != 1:
         bias = take(bias, len(bias.shape) - 1, keep)
-    return _shrunk(node, (x, take(weight, node.attrs["w_out"], keep), bias), axis, len(keep))
+    return _shrunk(node, (x, take(weight, node.attrs["w_out"], keep), bias), axis, keep)
 
 
 def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
@@ -107,13 +115,13 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
     if axis > attrs["axis"]:
         return Declined("it mixes positions along this axis")
     if axis < attrs["axis"]:
-        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, len(keep))
+        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
     if not isinstance(weight, Tensor) or isinstance(bias, str):
         return Declined("its weight is computed at run time")
     bias = None if bias is None else take(bias, 0, keep)
     if groups == 1:
         weight = take(weight, 1 if attrs.get("transposed") else 0, keep)
-        return _shrunk(node, (x, weight, bias), axis, len(keep))
+        return _shrunk(node, (x, weight, bias), axis, keep)
     outs = int(node.output.shape[axis]) // groups
     ins = int(rise.shape(x)[axis]) // groups
     wanted = np.zeros(groups * outs, dtype=bool)
@@ -129,7 +137,7 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
         weight = take(weight, 0, inputs)
     else:
         weight = take(weight, 0, keep)
-    return _shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, len(keep), groups=len(left))
+    return _shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, keep, groups=len(left))
 
 
 def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
@@ -138,7 +146,7 @@ def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: tuple[int, .
     for i, operand in enumerate(node.inputs):
         local = None if operand is None else operand_axis(node, i, rise.shape(operand), axis)
         inputs.append(operand if local is None else rise.select(operand, local, keep))
-    return _shrunk(node, inputs, axis, len(keep))
+    return _shrunk(node, inputs, axis, keep)
 
 
 def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
@@ -159,34 +167,38 @@ def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ..
         size = rise.shape(operand)
         local = (dims.index(source) if source in dims else -1) if dims is not None else source - (len(shape) - len(size))
         inputs.append(rise.select(operand, local, keep) if local >= 0 and size[local] != 1 else operand)
-    return _shrunk(node, inputs, axis, len(keep))
+    return _shrunk(node, inputs, axis, keep)
 
 
 def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """Backwards through the same map as a do goes forwards (axes.py)."""
     x = node.inputs[0]
-    moved = move(node.output.shape, rise.shape(x), axis, keep)
-    return Declined(moved) if isinstance(moved, str) else _shrunk(node, (rise.select(x, moved.axis, moved.index),), axis, len(keep))
+    moved = move(node.output.shape, rise.shape(x), axis, keep, period_of(keep))
+    return Declined(moved) if isinstance(moved, str) else _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
 
 
 def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
-    return _shrunk(node, (rise.select(node.inputs[0], node.attrs["perm"][axis], keep),), axis, len(keep))
+    return _shrunk(node, (rise.select(node.inputs[0], node.attrs["perm"][axis], keep),), axis, keep)
 
 
 def rise_through_expand(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """An axis that was expanded from one is simply expanded to fewer."""
     x = node.inputs[0]
     local = axis - (len(node.output.shape) - len(rise.shape(x)))
+    if (local < 0 or rise.shape(x)[local] == 1) and period_of(keep):
+        return Declined("it repeats samples")
     operand = x if local < 0 or rise.shape(x)[local] == 1 else rise.select(x, local, keep)
-    return _shrunk(node, (operand,), axis, len(keep))
+    return _shrunk(node, (operand,), axis, keep)
 
 
 def rise_through_concat(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
     if axis != node.attrs["axis"]:
-        return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, len(keep))
+        return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
     if list(keep) != sorted(keep):
         return Declined("the positions are read in another order")
+    if period_of(keep):
+        return Declined("it joins samples")
     inputs, offset = [], 0
     for operand in node.inputs:
         size = int(rise.shape(operand)[axis])
@@ -194,71 +206,107 @@ def rise_through_concat(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
         if share:
             inputs.append(rise.select(operand, axis, share))
         offset += size
-    smaller = _shrunk(node, inputs, axis, len(keep))
+    smaller = _shrunk(node, inputs, axis, keep)
     alone = len(inputs) == 1 and isinstance(inputs[0], str)
     return Node("pointwise", smaller.inputs, smaller.outputs, COPY) if alone else smaller
 
 
 def rise_through_select(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """select(select(x, J), K) -> select(x, J[K]); on another axis they change places."""
+    if axis == node.attrs["axis"] and period_of(keep):
+        return Declined("it takes samples apart")
     if axis != node.attrs["axis"]:
-        return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, len(keep))
-    return _shrunk(node, node.inputs, axis, len(keep), keep=tuple(node.attrs["keep"][k] for k in keep), touched=True)
+        if not node.origin and axis > node.attrs["axis"]:  # one order only, or two selects would change places for ever
+            return Declined("a select along another axis stands here")
+        return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
+    rest = tuple(node.attrs["keep"][k] for k in keep)
+    return _shrunk(node, node.inputs, axis, keep).with_attrs(keep=rest, touched=True)
 
 
 def rise_through_do(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """A do that stays shrinks with its value, if nothing that it needs is lost."""
     x, attrs = node.inputs[0], node.attrs
-    tensors = [o for o in node.inputs[1:] if isinstance(o, Tensor)]
+    value, *weights = node.inputs[1:]
+    seen = rise.shape(value)
     if attrs["axis"] != axis:
-        value = tensors[0]
-        if len(value.shape) == len(node.output.shape) and value.shape[axis] != 1:
-            tensors[0] = take(value, axis, keep)
-        return _shrunk(node, (rise.select(x, axis, keep), *tensors), axis, len(keep))
+        if len(seen) == len(node.output.shape) and seen[axis] != 1:
+            value = rise.select(value, axis, keep)
+        return _shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep)
     where = {u: i for i, u in enumerate(keep)}
     left = [i for i, u in enumerate(attrs["units"]) if u in where]
     parents = attrs.get("parents", ())
     if left and any(p not in where for p in parents):
         return Declined("an affine replacement reads units that are dropped here")
     if not left:  # nothing of the do is read: it is a plain copy of what stays, which its readers take directly
-        output = replace(node.output, shape=resized(node.output.shape, axis, len(keep)))
+        output = replace(node.output, shape=narrowed(node.output.shape, axis, keep))
         inputs = (rise.select(x, axis, keep),)
         return Node("pointwise", inputs, (output,), COPY)
-    if len(tensors) == 2 and len(attrs["units"]) != tensors[1].shape[0]:
+    if weights and len(attrs["units"]) != rise.shape(weights[0])[0]:
         return Declined("an affine replacement of blocks stays here")
-    value = tensors[0]
-    along = axis if len(value.shape) == len(node.output.shape) else 0
-    if value.shape and value.shape[along] != 1:
-        tensors[0] = take(value, along, left)
-    if len(tensors) == 2:
-        tensors[1] = take(tensors[1], 0, left)
+    along = axis if len(seen) == len(node.output.shape) else 0
+    if seen and seen[along] != 1:
+        value = rise.select(value, along, left)
+    weights = [rise.select(weight, 0, left) for weight in weights]
     changes: dict[str, object] = {"units": tuple(where[attrs["units"][i]] for i in left)}
     if parents:
         changes["parents"] = tuple(where[p] for p in parents)
-    return _shrunk(node, (rise.select(x, axis, keep), *tensors), axis, len(keep), **changes)
+    return _shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep, **changes)
 
 
 def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """Rows come from the left operand, columns from the right, batch axes from both."""
     left, right = node.inputs
     rank = len(node.output.shape)
+    if min(len(rise.shape(left)), len(rise.shape(right))) < 2:
+        return Declined("one of its operands is a vector")
     if axis == rank - 2:
-        return _shrunk(node, (rise.select(left, len(rise.shape(left)) - 2, keep), right), axis, len(keep))
+        return _shrunk(node, (rise.select(left, len(rise.shape(left)) - 2, keep), right), axis, keep)
     if axis == rank - 1:
-        return _shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, len(keep))
+        return _shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, keep)
     inputs = []
     for operand in (left, right):
         local = axis - (rank - len(rise.shape(operand)))
         inputs.append(operand if local < 0 or rise.shape(operand)[local] == 1 else rise.select(operand, local, keep))
-    return _shrunk(node, inputs, axis, len(keep))
+    return _shrunk(node, inputs, axis, keep)
+
+
+def rise_through_attention(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """Value units come from v, queries from q, heads from all. A key-value head may serve several query heads."""
+    q, k, v, mask = (*node.inputs, None)[:4]
+    rank = len(node.output.shape)
+    if axis == rank - 1:
+        return _shrunk(node, (q, k, rise.select(v, axis, keep), mask), axis, keep)
+    if mask is not None:
+        local = axis - (rank - len(rise.shape(mask)))
+        mask = mask if local < 0 or rise.shape(mask)[local] == 1 else rise.select(mask, local, keep)
+    if axis == rank - 2:
+        if node.attrs.get("causal"):
+            return Declined("it counts positions from the first query")
+        return _shrunk(node, (rise.select(q, axis, keep), k, v, mask), axis, keep)
+    heads, served = rise.shape(q)[axis], rise.shape(k)[axis]
+    if heads == served:
+        return _shrunk(node, [*(rise.select(x, axis, keep) for x in (q, k, v)), mask], axis, keep)
+    groups = shared_heads(keep, int(heads), int(served))
+    if groups is None:
+        return Declined("query heads that share a key-value head go together, or equally many of every such group")
+    return _shrunk(
+        node, (rise.select(q, axis, keep), rise.select(k, axis, groups), rise.select(v, axis, groups), mask), axis, keep
+    )
+
+
+def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | None:
+    """The key-value heads that the kept query heads need, if all of them serve equally many."""
+    counts = np.bincount(np.asarray(keep) // (heads // served), minlength=served)
+    groups = np.flatnonzero(counts)
+    return [int(g) for g in groups] if len(set(counts[groups].tolist())) == 1 and list(keep) == sorted(keep) else None
 
 
 def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """An embedding's columns; its other axes are those of the indices."""
     ids, table = node.inputs
     if axis != len(node.output.shape) - 1:
-        return _shrunk(node, (rise.select(ids, axis, keep), table), axis, len(keep))
-    return _shrunk(node, (ids, rise.select(table, 1, keep)), axis, len(keep))
+        return _shrunk(node, (rise.select(ids, axis, keep), table), axis, keep)
+    return _shrunk(node, (ids, rise.select(table, 1, keep)), axis, keep)
 
 
 def stop(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
@@ -277,24 +325,27 @@ RULES: dict[str, Rule] = {
     "select": rise_through_select,
     "do": rise_through_do,
     "matmul": rise_through_matmul,
+    "attention": rise_through_attention,
     "embedding": drop_columns_of_table,
 }
 
 
-def needed(rise: Rise, node: Node) -> tuple[int, tuple[int, ...], list[Node]] | None:
+def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
     """The axis, the positions of it that some reader needs, and the readers; `None` where all is needed or nothing is new."""
     if len(node.outputs) != 1 or node.name in rise.graph.outputs:
         return None
     readers = [rise.settled[name] for name in rise.uses[node.name]]
     selects = [r for r in readers if r.op == "select"]
     others = [r for r in readers if r.op != "select" and not _reads_other_sizes(r, selects)]
-    if not selects or others or not any(not r.origin or r.attrs.get("touched") for r in selects):
+    if not selects or others:
         return None
-    axis = selects[0].attrs["axis"]
-    if any(r.attrs["axis"] != axis for r in selects):
+    if node.name not in rise.lost_readers and not any(not r.origin or r.attrs.get("touched") for r in selects):
         return None
-    keep = tuple(sorted({k for r in selects for k in r.attrs["keep"]}))
-    if len(keep) == node.output.shape[axis]:
+    axis, period = selects[0].attrs["axis"], selects[0].attrs.get("period", 0)
+    if any(r.attrs["axis"] != axis or r.attrs.get("period", 0) != period for r in selects):
+        return None
+    keep = Keep(sorted({k for r in selects for k in r.attrs["keep"]}), period)
+    if len(keep) == (period or node.output.shape[axis]):
         return None
     return axis, keep, readers
 
@@ -302,7 +353,7 @@ def needed(rise: Rise, node: Node) -> tuple[int, tuple[int, ...], list[Node]] | 
 def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
     """An op that reads the size of another axis needs nothing of this one."""
     if reader.op == "plane":
-        return True
+        return all(select.attrs["axis"] <= reader.attrs["axis"] for select in selects)
     sizes = reader.attrs.get("shape_only")
     return sizes is not None and all(select.attrs["axis"] not in sizes for select in selects)
 
@@ -324,21 +375,22 @@ def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], read
                 if user not in rise.uses[name]:
                     rise.uses[name].append(user)
         else:
-            rise.settled[reader.name] = reader.with_attrs(keep=again, touched=True)
+            period = {"period": len(keep)} if period_of(keep) else {}
+            rise.settled[reader.name] = reader.with_attrs(keep=again, touched=True, **period)
 
 
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Raise every select as far as it goes, and drop what nobody reads any more."""
     rise = Rise(graph, log)
-    read_before = {operand for node in graph.nodes for operand in node.values()} | set(graph.outputs)
+    idle = unread(graph) if log.idle is None else log.idle
     stack = list(graph.nodes)
     while stack:
         node = stack.pop()
-        unread = not any(rise.uses[value.name] or value.name in graph.outputs for value in node.outputs)
-        was_read = any(value.name in read_before for value in node.outputs) or not node.origin
-        if unread and was_read and not node.attrs.get("effect"):
+        dead = not any(rise.uses[value.name] or value.name in graph.outputs for value in node.outputs)
+        if dead and not (node.origin and node.name in idle) and not node.attrs.get("effect"):
             rise.changed = rise.changed or bool(node.origin)
             if node.origin:
+                rise.lost_readers.update(node.values())
                 log.did("dead_subgraph", node, "dropped, nobody reads it")
             continue
         need = needed(rise, node)
@@ -362,11 +414,11 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             rise.settle(node)
         stack.extend(rise.pending)
         rise.pending.clear()
-    outputs = tuple(rise.renamed.get(name, name) for name in graph.outputs)
+    outputs = tuple(rise.final_name(name) for name in graph.outputs)
     result = Graph(graph.inputs, tuple(reversed(rise.settled.values())), outputs)
     for value in graph.inputs:
-        for reader in rise.uses.get(value.name, ()):
-            log.reasons.setdefault((value.name, reader), "it is an input of the model")
+        for user in rise.uses.get(value.name, ()):
+            log.reasons.setdefault((value.name, user), "it is an input of the model")
     return result, rise.changed
 
 

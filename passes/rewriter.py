@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cmrc.ir import Graph, Node, Operand, Shape, Value, literal
-from cmrc.ir import Array as Array
+from cmrc.axes import product
+from cmrc.ir import Array, Graph, Node, Operand, Shape, Value, literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Log:
 
     actions: list[Action] = field(default_factory=list)
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
+    idle: frozenset[str] | None = None  # nodes that nobody read before the first pass: they are the host's own, and stay
 
     def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
         self.actions.append(Action(rule, node.label, node.kind, detail, tuple(sources)))
@@ -125,6 +126,39 @@ def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[No
     return tuple(reversed(kept))
 
 
+def unread(graph: Graph) -> frozenset[str]:
+    """The nodes whose results nobody reads."""
+    read = {operand for node in graph.nodes for operand in node.values()} | set(graph.outputs)
+    return frozenset(node.name for node in graph.nodes if not any(value.name in read for value in node.outputs))
+
+
+class Keep(tuple[int, ...]):
+    """Positions of an axis that are read. With a period, of every run of that many positions: an axis of size `3*N` that
+    merges N samples with 3 heads is read in heads {0, 2} of each sample."""
+
+    period: int = 0
+
+    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
+        made = super().__new__(cls, index)
+        made.period = period
+        return made
+
+
+def period_of(keep: Sequence[int]) -> int:
+    return keep.period if isinstance(keep, Keep) else 0
+
+
+def narrowed(shape: Shape, axis: int, keep: Sequence[int]) -> Shape:
+    """The shape when only these positions of an axis are left."""
+    period = period_of(keep)
+    if not period:
+        return resized(shape, axis, len(keep))
+    number, symbols = product((shape[axis],))
+    number = number * len(keep) // period
+    parts = [str(number)] if number != 1 else []
+    return (*shape[:axis], "*".join(parts + sorted(symbols.elements())), *shape[axis + 1 :])
+
+
 def resized(shape: Shape, axis: int, size: int) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
@@ -147,9 +181,11 @@ def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | No
     align = node.attrs.get("align")
     dims = align[position] if align else None
     if dims is None:
-        local = axis - (len(node.output.shape) - len(shape))
-        return local if local >= 0 and (shape[local] != 1 or node.output.shape[axis] == 1) else None
-    return dims.index(axis) if axis in dims else None
+        dims = tuple(range(len(node.output.shape) - len(shape), len(node.output.shape)))
+    if axis not in dims:
+        return None
+    local = int(dims.index(axis))
+    return local if shape[local] != 1 or node.output.shape[axis] == 1 else None
 
 
 def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:

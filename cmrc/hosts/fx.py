@@ -28,14 +28,17 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import HostError, TraceError
+from cmrc.hosts import Host
+from cmrc.hosts.fx_clean import clean, copy_graph
 from cmrc.hosts.fx_module import LoweredModule, flat_codegen
-from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, shape_of
+from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, opname, shape_of
 from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
+from cmrc.ops import ALONG, POINTWISE, apply
 
 aten = torch.ops.aten
+COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
+SHAPED = {"reshape", "expand"}
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-CHECKS_ONLY = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range", "_assert_async"}
-ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias", "flatten"}
 
 
 def is_torch_model(model: object) -> bool:
@@ -86,7 +89,7 @@ class FxHost:
             if spec.kind in LIFTED and spec.target is not None:
                 found = exported.state_dict.get(spec.target)
                 state[spec.target] = exported.constants[spec.target] if found is None else found
-        return cls(exported, functional(exported.graph), tuple(signature.input_specs), state)
+        return cls(exported, clean(exported.graph), tuple(signature.input_specs), state)
 
     # ------------------------------------------------------------ reading
 
@@ -115,9 +118,15 @@ class FxHost:
     def refresh(self) -> None:
         """Bring the shapes in the nodes' meta up to date with the parameters."""
         holder = fx.GraphModule(torch.nn.Module(), self.lifted)
-        values = [node.meta.get("val") for node in self.lifted.nodes if node.op == "placeholder"]
-        mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
-        FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*values)
+        inputs = [node for node in self.lifted.nodes if node.op == "placeholder"]
+        mode = next(n.meta["val"].fake_mode for n in self.lifted.nodes if hasattr(n.meta.get("val"), "fake_mode"))
+        targets = {spec.arg.name: spec.target for spec in self.specs}
+        with mode:
+            for node in inputs:
+                if "val" not in node.meta:
+                    tensor = self.state[str(targets[node.name])]
+                    node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*(node.meta.get("val") for node in inputs))
         self.stale = False
 
     # ------------------------------------------------------------ writing
@@ -200,7 +209,9 @@ class FxHost:
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
         from cmrc.hosts.onnx import OnnxHost
 
-        OnnxHost.from_model(self.to_onnx()).save(path, metadata)
+        host = OnnxHost.from_model(self.to_onnx())
+        entries = [_carried(entry, host) for entry in self.annotations()]
+        (host.annotate(entries) if entries else host).save(path, metadata)
 
     def to_onnx(self) -> Any:
         """The program as an onnx_ir model, by torch's own exporter."""
@@ -248,6 +259,19 @@ def _run_with_taps(
     return codegen.process_outputs(result), seen
 
 
+def _carried(entry: dict[str, Any], host: Host) -> tuple[str, dict[str, Any]]:
+    """A do of the torch graph for the graph that it was exported to: at the value of the same name."""
+    for name in (entry["site"], entry["value"]):
+        found = host.names.get(name, ())
+        if len(found) == 1:
+            return found[0], {**entry, "value": found[0]}
+    raise HostError(
+        "the exporter left no value of this name",
+        node=entry["site"],
+        fix="lower the torch program and save that, or export it and annotate the ONNX model",
+    )
+
+
 def _as_tensor(value: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
 
@@ -267,54 +291,6 @@ def from_numpy(array: Array) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy under the same names; torch's own renames nodes that are called like a builtin."""
-    copied = copy.deepcopy(graph)
-    for old, new in zip(graph.nodes, copied.nodes, strict=True):
-        new.name = old.name
-    return copied
-
-
-def functional(graph: fx.Graph) -> fx.Graph:
-    """A copy without run-time checks and in-place ops: `relu_(x)` becomes `relu(x)`, and later readers of x read that."""
-    copied = copy_graph(graph)
-    for node in list(copied.nodes):
-        name = str(getattr(node.target, "_opname", "")) or str(node.target).split(".")[-1]
-        if node.op == "call_module" or (node.op == "call_function" and any(check in str(node.target) for check in CHECKS_ONLY)):
-            copied.erase_node(node)
-        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and name.endswith("_"):
-            _make_functional(node, name)
-    return copied
-
-
-def _make_functional(node: fx.Node, name: str) -> None:
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    if not target._schema.is_mutable or name.endswith("__"):
-        return
-    changed = node.args[0]
-    packet = getattr(aten, name[:-1], None)
-    plain = getattr(packet, target._overloadname, None)
-    aliases = isinstance(changed, fx.Node) and _opname(changed) in ALIASES
-    if plain is None or not isinstance(changed, fx.Node) or changed.op == "placeholder" or aliases:
-        raise TraceError(
-            "it changes a value in place that others share",
-            node=node.name,
-            op=name,
-            fix="use the form of the op without the trailing underscore, or inplace=False",
-        )
-    node.target = plain
-    later = False
-    for reader in list(changed.graph.nodes):
-        if later and changed in reader.all_input_nodes:
-            reader.replace_input_with(changed, node)
-        later = later or reader is node
-
-
-def _opname(node: fx.Node) -> str:
-    return str(getattr(node.target, "_opname", ""))
-
-
 class Reading:
     """One walk over a lifted graph: the IR, the names of its values, and how each node was read."""
 
@@ -325,7 +301,8 @@ class Reading:
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.outputs: list[str] = []
-        self.leaves: dict[str, Leaf] = {}  # by placeholder
+        self.leaves: dict[str, Tensor] = {}  # parameters by placeholder, and what is computed from them alone by node
+        self.computed: dict[Tensor, str] = {}  # the latter, to their nodes
         self.specs = {spec.arg.name: spec for spec in host.specs}
         self.through = {n.name for n in host.lifted.nodes if self._only_turns_a_weight(n)}
         for node in host.lifted.nodes:
@@ -335,7 +312,7 @@ class Reading:
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
-        if _opname(node) not in ("t", "transpose", "permute") or len(shape_of(node)) != 2:
+        if opname(node) not in ("t", "transpose", "permute") or len(shape_of(node)) != 2:
             return False
         source = node.args[0]
         spec = self.specs.get(source.name) if isinstance(source, fx.Node) else None
@@ -343,7 +320,7 @@ class Reading:
         return (
             spec is not None
             and spec.kind in LIFTED
-            and all(_opname(u) in products and node in [u.args[i] for i in products[_opname(u)]] for u in node.users)
+            and all(opname(u) in products and node in [u.args[i] for i in products[opname(u)]] for u in node.users)
         )
 
     def _visit(self, node: fx.Node) -> None:
@@ -366,8 +343,8 @@ class Reading:
             self.inputs.append(_value(node))
 
     def _operand(self, argument: Any) -> Operand:
-        if isinstance(argument, fx.Node):
-            return self.leaves.get(argument.name) or argument.name
+        if isinstance(argument, fx.Node):  # a get_attr is a subgraph that a higher-order op runs
+            return None if argument.op == "get_attr" else self.leaves.get(argument.name) or argument.name
         if isinstance(argument, (bool, int, float)):
             return Literal(np.asarray(argument))
         return None
@@ -386,12 +363,28 @@ class Reading:
             if read.op == "matmul":
                 read = self._linear_if_weighted(arguments) or read
             operands = tuple(self._operand(self._at(arguments, p)) for p in read.args)
+            if self._compute(node, read.op, operands, read.attrs):
+                return
             if _known(operands, read):
-                attrs = read.attrs if read.op != "opaque" else {**read.attrs, "host_op": _opname(node)}
+                attrs = read.attrs if read.op != "opaque" else {**read.attrs, "host_op": opname(node)}
                 self.reads[node.name] = read
                 self._emit(node, Node(read.op, operands, (_value(node),), attrs, node.name, path_of(node)))
                 return
         self._opaque(node, read.why if isinstance(read, Opaque) else "")
+
+    def _compute(self, node: fx.Node, op: str, operands: Sequence[Operand], attrs: Mapping[str, Any]) -> bool:
+        """A node that reads parameters only is a tensor, not a value: `1 + w`, a weight that is normalised."""
+        shape = shape_of(node)
+        tensors = [o for o in operands if not isinstance(o, str) and o is not None]
+        known = len(tensors) == len(operands) and all(isinstance(n, int) for n in shape)
+        meant = op in COMPUTED or attrs.get("fn") in {"pointwise": POINTWISE, "along": ALONG}.get(op, ())
+        if not (known and meant):
+            return False
+        made = apply(op, tensors, {**attrs, "shape": shape} if op in SHAPED else attrs, [int(n) for n in shape], _value(node).dtype)
+        if node.name not in self.leaves:
+            self.leaves[node.name] = made
+            self.computed.setdefault(made, node.name)
+        return True
 
     def _at(self, arguments: Arguments, position: Any) -> Any:
         value = arguments[position[0]][position[1]] if isinstance(position, tuple) else arguments[position]
@@ -424,6 +417,8 @@ class Reading:
         if read is None or read.parts is None:
             return  # one of the results of an opaque node, which lists them
         operand = self._operand(source.args[0])
+        if self._compute(node, read.op, (operand,), read.parts[index]):
+            return
         self.parts[node.name] = source.name
         self.reads[node.name] = Read(read.op, (0,), read.parts[index])
         self._emit(node, Node(read.op, (operand,), (_value(node),), read.parts[index], node.name, path_of(source)))
@@ -439,7 +434,7 @@ class Reading:
             if not inputs and not isinstance(value, torch.Tensor):
                 return  # arithmetic on sizes
             outputs = (_value(node),)
-        attrs: dict[str, Any] = {"host_op": _opname(node) or getattr(node.target, "__name__", str(node.target))}
+        attrs: dict[str, Any] = {"host_op": opname(node) or str(node.target)}
         if why:
             attrs["why"] = why
         if node.is_impure():

@@ -10,6 +10,8 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 
+from cmrc.hosts.fx_ops import opname
+
 # The argument of each op that says whether the model trains; export bakes it in as a number.
 TRAINING_FLAGS = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
 
@@ -40,7 +42,7 @@ class LoweredModule(fx.GraphModule):
         super().train(mode)
         changed = False
         for node in self.graph.nodes:
-            flag = TRAINING_FLAGS.get(str(getattr(node.target, "_opname", "")))
+            flag = TRAINING_FLAGS.get(opname(node))
             if flag is not None and len(node.args) > flag and node.args[flag] != mode:
                 node.update_arg(flag, mode)
                 changed = True

@@ -7,6 +7,7 @@ what a person should know about it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -74,6 +75,11 @@ def arguments(node: fx.Node) -> list[Any]:
     for argument in schema.arguments[len(found) :]:
         found.append(node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
     return found
+
+
+def opname(node: fx.Node) -> str:
+    """`relu` for aten.relu.default, `getitem` for operator.getitem."""
+    return str(getattr(node.target, "_opname", "")) or getattr(node.target, "__name__", "")
 
 
 def shape_of(node: Any) -> Shape:
@@ -164,6 +170,17 @@ def _(a: Arguments) -> Read | None:
     return _conv(a, a[3], a[4], a[5], a[8], a[6], a[7])
 
 
+@row("scaled_dot_product_attention")
+def _(a: Arguments) -> Read | Opaque:
+    if a[4]:
+        return Opaque("it drops at random: trace the model in eval mode")
+    scale = float(a[6]) if a[6] is not None else 1.0 / math.sqrt(int(a.shape(0)[-1]))
+    attrs = {"scale": scale, "causal": bool(a[5])}
+    if a.rank(0) > 2 and a.shape(0)[-3] != a.shape(1)[-3] and not a[7]:
+        return Opaque("its heads are broadcast")
+    return Read("attention", (0, 1, 2, 3), attrs)
+
+
 @row("embedding")
 def _(a: Arguments) -> Read:
     return Read("embedding", (1, 0))
@@ -249,6 +266,12 @@ def _(a: Arguments) -> Read:
     return Read("pointwise", (0,), {"fn": "softplus", "beta": float(a[1]), "threshold": float(a[2])})
 
 
+@row("softshrink", "hardshrink")
+def _(a: Arguments) -> Read:
+    soft = "soft" in str(a.node.target)
+    return Read("pointwise", (0,), {"fn": "shrink", "lambd": float(a[1]), "bias": float(a[1]) if soft else 0.0})
+
+
 @row("threshold")
 def _(a: Arguments) -> Read:
     return Read("pointwise", (0,), {"fn": "threshold", "threshold": float(a[1]), "value": float(a[2])})
@@ -299,6 +322,26 @@ def _pool(a: Arguments, fn: str, rank: int, **more: Any) -> Read:
 def _(a: Arguments) -> Read:
     rank = int(str(a.node.target).split(".")[1][-2])
     return _pool(a, "max_pool", rank, dilation=_tuple(a[4], rank), ceil=bool(a[5]))
+
+
+@row("max_pool2d_with_indices", "max_pool3d_with_indices")
+def _(a: Arguments) -> Read:
+    rank = int(str(a.node.target).split(".")[1].removesuffix("_with_indices")[-2])
+    pool = _pool(a, "max_pool", rank, dilation=_tuple(a[4], rank), ceil=bool(a[5]))
+    return Read("along", (0,), parts=(pool.attrs, {"fn": "max_pool_indices", "axes": pool.attrs["axes"]}))
+
+
+@row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def _(a: Arguments) -> Read:
+    axes = tuple(range(a.rank() - int(str(a.node.target).split(".")[1][-2]), a.rank()))
+    return Read("along", (0,), parts=({"fn": "adaptive_max_pool", "axes": axes}, {"fn": "max_pool_indices", "axes": axes}))
+
+
+@row("max.dim", "min.dim")
+def _(a: Arguments) -> Read:
+    name, axes = str(a.node.target).split(".")[1], a.dims(1)
+    values = {"fn": f"a{name}", "axes": axes, "drop": not a[2]}
+    return Read("along", (0,), parts=(values, {**values, "fn": f"arg{name}"}))
 
 
 @row("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -360,8 +403,8 @@ def _(a: Arguments) -> Read | None:
     for i in range(len(flat) // 2):
         pads[a.rank() - 1 - i] = (flat[2 * i], flat[2 * i + 1])
     axes = [i for i, p in enumerate(pads) if p != (0, 0)]
-    if any(lo < 0 or hi < 0 for lo, hi in pads):
-        return _along(a, "slice", axes)
+    if any(p < 0 for p in flat):
+        return _along(a, "slice" if all(p <= 0 for p in flat) else "crop", axes)
     if mode != "constant":
         return _along(a, "pad_edge", axes)
     return _along(a, "pad", axes, pads=tuple(pads), value=float(value or 0.0))

@@ -16,8 +16,9 @@ from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from cmrc.errors import HostError
-from cmrc.hosts.fx import LIFTED, FxHost, copy_graph, from_numpy
-from cmrc.hosts.fx_ops import Arguments, arguments
+from cmrc.hosts.fx import LIFTED, FxHost, from_numpy
+from cmrc.hosts.fx_clean import copy_graph
+from cmrc.hosts.fx_ops import Arguments, arguments, opname
 from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, leaves_of
 from cmrc.ops import materialise
 
@@ -30,6 +31,7 @@ CONVOLUTIONS = {
     (2, True): aten.conv_transpose2d.input,
     (3, True): aten.conv_transpose3d.input,
 }
+GROUPS_ARGUMENT = {"convolution": 8}  # all others have it at 6
 SIZES_ARGUMENT = {"view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
 
 
@@ -102,38 +104,54 @@ class Writer:
 
     def _replace_parameters(self) -> None:
         """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
-        uses: dict[str, list[Tensor]] = {}
+        forms: dict[str, list[Tensor]] = {}
         for node in self.graph.nodes:
-            for operand in node.inputs:
-                if isinstance(operand, Tensor):
-                    named = next((leaf.name for leaf in leaves_of(_shell(operand))), None)
-                    if named is not None and all(operand != seen for seen in uses.get(named, ())):
-                        uses.setdefault(named, []).append(operand)
-        shared = {id(t): n for n, t in reversed(self.state.items())}  # tied parameters: one tensor under two names
-        for name, forms in uses.items():
-            if any(isinstance(form, Leaf) for form in forms):
-                continue  # somebody reads it unchanged
-            form = forms[0]
-            tensor = self._tensor(form, like=self.host.state[name])
-            twin = shared[id(self.host.state[name])]
+            for operand in node.inputs if node.origin else ():
+                if not isinstance(operand, Tensor):
+                    continue
+                named = [(self._named(operand), operand)]
+                if operand in self.host._read.computed:  # its nodes go on reading the parameters as they are
+                    named = [(leaf.name, leaf) for leaf in leaves_of(operand)]
+                for name, form in named:
+                    if name and all(form != seen for seen in forms.get(name, ())):
+                        forms.setdefault(name, []).append(form)
+        for output in self.lifted.output_node().all_input_nodes:
+            for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
+                forms.setdefault(leaf.name, []).append(leaf)
+        first = {id(t): n for n, t in reversed(self.state.items())}  # tied parameters: one tensor under several names
+        tied: dict[str, tuple[Tensor, torch.Tensor]] = {}
+        for name, found in forms.items():
+            if len(found) > 1:
+                self.untied.append(f"{name}: its {len(found)} uses became different")
+            if any(isinstance(form, Leaf) for form in found):
+                continue  # somebody reads it unchanged, and keeps the name
+            form, old = found[0], self.host.state[name]
+            owner = first[id(old)]
+            plain = _renamed(form, name, owner)
+            if owner in tied and tied[owner][0] == plain:
+                tensor = tied[owner][1]
+            else:
+                tensor = self._tensor(form, like=old)
+                tied.setdefault(owner, (plain, tensor))
             self.state[name] = tensor
-            if twin != name:
-                self.untied.append(f"{name} from {twin}")
             self.tensors.append((form, name))
-            self._set_meta(self.placeholders[name], tensor)
-            if len(forms) > 1:
-                self.untied.append(f"{name}: {len(forms)} uses became different")
+            self.placeholders[name].meta.pop("val", None)  # of the old shape; FxHost.refresh makes it anew
+        for name, tensor in self.host.state.items():
+            owner = first[id(tensor)]
+            if owner != name and self.state[owner] is not self.state[name]:
+                self.untied.append(f"{name} and {owner} became different")
+
+    def _named(self, operand: Tensor) -> str:
+        """The parameter that an expression is a form of: the bias of `bias + W c`, the weight of `W with W_P += W_S B`."""
+        while not isinstance(operand, (Leaf, Literal)) and operand not in self.host._read.computed:
+            operand = operand.inputs[0]
+        return operand.name if isinstance(operand, Leaf) else ""
 
     def _tensor(self, expression: Tensor, like: torch.Tensor) -> torch.Tensor:
         made = from_numpy(materialise(expression)).to(like.device)
         if made.dtype != like.dtype and made.dtype.is_floating_point:
             made = made.to(like.dtype)
         return torch.nn.Parameter(made, requires_grad=like.requires_grad) if isinstance(like, torch.nn.Parameter) else made
-
-    def _set_meta(self, node: fx.Node, tensor: torch.Tensor) -> None:
-        mode = next(n.meta["val"].fake_mode for n in self.lifted.nodes if hasattr(n.meta.get("val"), "fake_mode"))
-        with mode:
-            node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     def _constant(self, tensor: torch.Tensor, base: str, *, parameter: bool = False) -> fx.Node:
         """A new parameter or buffer as an input of the lifted graph."""
@@ -147,7 +165,6 @@ class Writer:
         first = next(iter(self.lifted.nodes))
         with self.lifted.inserting_before(first):
             node = self.lifted.placeholder(("p_" if parameter else "b_") + name.replace(".", "_"))
-        self._set_meta(node, tensor)
         persistent = None if parameter else True
         self.specs.insert(0, InputSpec(kind, TensorArgument(node.name), name, persistent))
         self.placeholders[name] = node
@@ -166,6 +183,9 @@ class Writer:
         for seen, name in self.tensors:
             if seen == operand:
                 return self.placeholders[name]
+        there = self.made.get(self.host._read.computed.get(operand, ""))
+        if there is not None and node.origin and there < self.made[node.origin]:
+            return there
         tensor = from_numpy(materialise(operand))
         if tensor.dtype != dtype and tensor.dtype.is_floating_point:
             tensor = tensor.to(dtype)
@@ -174,7 +194,11 @@ class Writer:
         if role is None:
             role = "bias" if node.attrs.get("addend") and one_axis else "offset"
         base = f"{node.path}.{role}" if node.path else f"{node.name.replace('.', '_')}_{role}"
-        made = self._constant(tensor, base, parameter=role != "offset")
+        trained = role != "offset"
+        if role == "offset" and not node.attrs.get("addend"):
+            base = self._named(operand) or base
+            trained = any(isinstance(self.host.state[leaf.name], torch.nn.Parameter) for leaf in leaves_of(operand))
+        made = self._constant(tensor, base, parameter=trained)
         self.tensors.append((operand, next(n for n, p in self.placeholders.items() if p is made)))
         return made
 
@@ -183,9 +207,7 @@ class Writer:
     def _patch(self, before: Node, node: Node) -> None:
         if node.name in self.host.parts or node.op == "opaque":
             if node.op == "opaque":
-                for was, now in zip(before.inputs, node.inputs, strict=True):
-                    if was != now:
-                        self.made[node.name].replace_input_with(self.made[str(was)], self.made[str(now)])
+                self._reread(before, node)
             return
         target = self.made[node.name]
         read = self.host.reads[node.name]
@@ -215,22 +237,31 @@ class Writer:
         if changed:
             _set_arguments(target, values)
 
+    def _reread(self, before: Node, node: Node) -> None:
+        """New operands for an op that is not understood. Its results may be several: its own node is its origin."""
+        target = next(n for n in self.lifted.nodes if n.name == node.origin)
+        for was, now in zip(before.inputs, node.inputs, strict=True):
+            if was != now:
+                target.replace_input_with(self.made[str(was)], self.made[str(now)])
+
     def _patch_attributes(self, before: Node, node: Node, target: fx.Node, values: list[Any]) -> bool:
         """Numbers that the exporter baked in: sizes of views, groups of convolutions, bounds of slices."""
         if node.op in ("reshape", "expand") and node.output.shape != before.output.shape:
-            position = SIZES_ARGUMENT.get(str(target.target._opname))  # type: ignore[union-attr]
+            position = SIZES_ARGUMENT.get(opname(target))
             if position is None:
                 return False
             sizes = list(values[position])
             offset = Arguments(target).dims(1)[0] if position == 2 else 0
             for i, size in enumerate(sizes):
-                new = node.output.shape[i + offset]
+                new, old = node.output.shape[i + offset], before.output.shape[i + offset]
                 if isinstance(size, int) and size != -1 and size != new:
                     sizes[i] = new
+                elif isinstance(size, fx.Node) and new != old:  # samples merged with units: torch works it out
+                    sizes[i] = -1
             values[position] = sizes
             return True
         if node.op == "conv" and node.attrs["groups"] != before.attrs["groups"]:
-            position = {"convolution": 8}.get(str(target.target._opname), 6)  # type: ignore[union-attr]
+            position = GROUPS_ARGUMENT.get(opname(target), 6)
             values[position] = node.attrs["groups"]
             return True
         if node.op == "select" and node.attrs["keep"] != before.attrs["keep"]:
@@ -261,13 +292,24 @@ class Writer:
             everyone = [name for name, owner in self.host.parts.items() if owner == source]
             inputs = {part.inputs[0] for part in parts if isinstance(part.inputs[0], str)}
             whole = len(parts) == len(everyone) and len(inputs) == 1
-            if whole and parts[0].op == "along":
-                split.update_arg(0, self.made[str(parts[0].inputs[0])])
+            if parts[0].op == "along" and (whole or parts[0].attrs["fn"] != "pick"):
+                self._share_out(split, parts)
                 continue
             if whole and self._still_splits(split, parts):
                 continue
             for part in parts:
                 self._stand_alone(part)
+
+    def _share_out(self, split: fx.Node, parts: Sequence[Node]) -> None:
+        """One op for all parts that read the same value."""
+        made: dict[str, fx.Node] = {}
+        for part in parts:
+            source, getitem = str(part.inputs[0]), self.made[part.name]
+            if source not in made:
+                with self.lifted.inserting_before(getitem):
+                    made[source] = self.lifted.node_copy(split) if made else split
+                made[source].update_arg(0, self.made[source])
+            getitem.update_arg(0, made[source])
 
     def _still_splits(self, split: fx.Node, parts: Sequence[Node]) -> bool:
         order = sorted(parts, key=lambda p: int(self.made[p.name].args[1]))  # type: ignore[call-overload]
@@ -277,7 +319,7 @@ class Writer:
         if flat != list(range(int(size))):
             return False
         sizes = [len(part.attrs["keep"]) for part in order]
-        if str(split.target._opname) == "chunk" and len(set(sizes)) == 1:  # type: ignore[union-attr]
+        if opname(split) == "chunk" and len(set(sizes)) == 1:
             split.update_arg(0, x)
         else:
             split.target, split.kwargs = aten.split_with_sizes.default, {}
@@ -321,6 +363,8 @@ class Writer:
             sizes = [self._call(aten.sym_size.int, x, d) for d in range(axis + 1, rank)]
             device = next(iter(self.state.values())).device
             return self._call(aten.ones.default, [*([1] * (axis + 1)), *sizes], dtype=dtype, device=device)
+        if node.attrs.get("like"):
+            return self._emit_like(node, dtype)
         operands = [self._operand(o, node, i, dtype) for i, o in enumerate(node.inputs)]
         if node.op == "pointwise" and node.attrs["fn"] == "add":
             return self._call(aten.add.Tensor, *operands)
@@ -333,11 +377,27 @@ class Writer:
             if any(lo != hi for lo, hi in pad):
                 flat = [p for lo, hi in reversed(pad) for p in (lo, hi)]
                 x, pad = self._call(aten.constant_pad_nd.default, x, flat), [(0, 0)] * rank
-            head = (x, operands[1], None, list(a["stride"]), [lo for lo, _ in pad])
+            head = (x, *(*operands, None)[1:3], list(a["stride"]), [lo for lo, _ in pad])
             if transposed:
                 return self._call(target, *head, list(a["output_padding"]), 1, list(a["dilation"]))
             return self._call(target, *head, list(a["dilation"]), 1)
         raise HostError(f"the torch host cannot insert {node.kind}", node=node.label, op=node.op)
+
+    def _emit_like(self, node: Node, dtype: torch.dtype) -> fx.Node:
+        """A copy of a node of the model on other operands."""
+        model = self.made[node.attrs["like"]]
+        if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
+            sizes = [n if isinstance(n, int) else -1 for n in node.output.shape]
+            return self._call(aten.reshape.default, self.made[str(node.inputs[0])], sizes)
+        values = arguments(model)
+        for position, i in zip(self.host.reads[model.name].args, range(len(node.inputs)), strict=False):
+            assert isinstance(position, int)
+            values[position] = self._operand(node.inputs[i], node, i, dtype)
+        if node.op == "conv":
+            values[GROUPS_ARGUMENT.get(opname(model), 6)] = node.attrs["groups"]
+        copied = self._call(model.target, *model.args, **model.kwargs)
+        _set_arguments(copied, values)
+        return copied
 
     def _emit_do(self, node: Node, dtype: torch.dtype) -> fx.Node:
         """The literal meaning: where(mask, constants, x), or the parents' affine function copied into place."""
@@ -345,6 +405,8 @@ class Writer:
         shape, rank = node.output.shape, len(node.output.shape)
         base = node.name.replace(".", "_")
         value = node.inputs[1]
+        if isinstance(value, str):
+            return self._emit_runtime_do(node, x, self.made[value], base)
         assert isinstance(value, Tensor)
         slab = materialise(value).astype(np.float64)
         if slab.ndim < rank:
@@ -377,6 +439,18 @@ class Writer:
         offset = self._constant(torch.from_numpy(np.array(slab)).to(dtype), f"{base}_bias")
         return self._call(aten.index_copy.default, x, axis, where, self._call(aten.add.Tensor, rebuilt, offset))
 
+    def _emit_runtime_do(self, node: Node, x: fx.Node, value: fx.Node, base: str) -> fx.Node:
+        """where(mask, value, x), the value's positions spread over the axis."""
+        axis, units, rank = node.attrs["axis"], list(node.attrs["units"]), len(node.output.shape)
+        size = int(node.output.shape[axis])
+        mask = np.zeros([size if i == axis else 1 for i in range(rank)], dtype=bool)
+        mask[(slice(None),) * axis + (units,)] = True
+        places = np.zeros(size, dtype=np.int64)
+        places[units] = np.arange(len(units))
+        held = self._constant(torch.from_numpy(mask), f"{base}_mask")
+        spread = self._call(aten.index_select.default, value, axis, self._constant(torch.from_numpy(places), f"{base}_places"))
+        return self._call(aten.where.self, held, spread, x)
+
     # ------------------------------------------------------------ clean-up
 
     def _drop_unread(self) -> None:
@@ -396,11 +470,11 @@ class Writer:
         self.state = {n: t for n, t in self.state.items() if n not in gone}
 
 
-def _shell(operand: Tensor) -> Tensor:
-    """The part of a folded parameter that names it: the bias of `bias + W c`, the weight of `W with W_P += W_S B`."""
-    while not isinstance(operand, (Leaf, Literal)):
-        operand = operand.inputs[0]
-    return operand
+def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:
+    """The same expression over another parameter."""
+    if isinstance(tensor, Leaf):
+        return replace(tensor, name=new) if tensor.name == old else tensor
+    return tensor if isinstance(tensor, Literal) else replace(tensor, inputs=tuple(_renamed(t, old, new) for t in tensor.inputs))
 
 
 def _set_arguments(target: fx.Node, values: Iterable[Any]) -> None:

@@ -130,7 +130,7 @@ def _load(path: Path) -> onnx_ir.Model:
         why = "it is not an ONNX model, or it is cut off" if broken else _last_line(error)
         raise TraceError(f"cannot read {path}: {why}", fix=fix) from error
     if not model.graph.outputs or not model.opset_imports:
-        raise TraceError(f"cannot read {path}: it holds no ONNX graph", fix=fix)
+        raise TraceError(f"cannot read {path}: it is not an ONNX model, or it is cut off", fix=fix)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, onnx_ir.ExternalTensor):

@@ -14,6 +14,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx_patch import selection
+from cmrc.hosts.onnx_shapes import dtype_name
 from cmrc.ir import Array, Literal, Node, Tensor
 from cmrc.ops import constant
 
@@ -34,6 +35,8 @@ def _ints(patch: Patch, *values: int) -> onnx_ir.Value:
 def insert_do(patch: Patch, node: Node) -> None:
     x, axis, units = _source(patch, node), node.attrs["axis"], list(node.attrs["units"])
     size, dtype = int(node.output.shape[axis]), node.output.dtype
+    if isinstance(node.inputs[1], str):
+        return _insert_runtime(patch, node, x, node.inputs[1])
     slab = _slab(node)
     if len(node.inputs) > 2:
         return _insert_affine(patch, node, x, slab)
@@ -44,6 +47,43 @@ def insert_do(patch: Patch, node: Node) -> None:
     full[at] = slab
     patch.insert("Where", [patch.array(mask), patch.initializer(Literal(full), dtype=dtype), x], node.output)
     return None
+
+
+def _insert_runtime(patch: Patch, node: Node, x: onnx_ir.Value, value: str) -> None:
+    """Where(mask, value, x), the value's positions spread over the axis."""
+    axis, units, rank = node.attrs["axis"], list(node.attrs["units"]), len(node.output.shape)
+    size = int(node.output.shape[axis])
+    mask = np.zeros([size if i == axis else 1 for i in range(rank)], dtype=bool)
+    mask[(slice(None),) * axis + (units,)] = True
+    places = np.zeros(size, dtype=np.int64)
+    places[units] = np.arange(len(units))
+    along = [onnx_ir.AttrInt64("axis", axis)]
+    spread = patch.insert("Gather", [patch.values[value], patch.array(places)], f"{node.name}.spread", along)
+    patch.insert("Where", [patch.array(mask), spread, x], node.output)
+
+
+def insert_like(patch: Patch, node: Node) -> None:
+    """A copy of a node of the model on other operands."""
+    like = node.attrs["like"]
+    host = patch.values[like].producer()
+    assert host is not None
+    if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
+        sizes = _ints(patch, *(n if isinstance(n, int) else -1 for n in node.output.shape))
+        patch.insert("Reshape", [_source(patch, node), sizes], node.output)
+        return
+    inputs = list(host.inputs)
+    for slot, operand in zip(patch.reading.slots[like], node.inputs, strict=False):
+        inputs += [None] * (slot + 1 - len(inputs))
+        given = inputs[slot]
+        dtype = node.output.dtype if given is None or given.dtype is None else dtype_name(given.dtype)
+        inputs[slot] = patch.value(operand, dtype)
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    attributes = [a for a in host.attributes.values() if not (node.op == "conv" and a.name == "group")]
+    if node.op == "conv":
+        attributes.append(onnx_ir.AttrInt64("group", node.attrs["groups"]))
+    among = (patch.values[like].index() or 0, len(host.outputs))
+    patch.insert(host.op_type, inputs, node.output, attributes, domain=host.domain, among=among)
 
 
 def _slab(node: Node) -> Array:
@@ -95,8 +135,25 @@ def _numpy(dtype: str) -> np.dtype[np.generic]:
 
 
 def insert_select(patch: Patch, node: Node) -> None:
+    if "period" in node.attrs:
+        _insert_periodic(patch, node)
+        return
     op, inputs, attributes = selection(patch, node)
     patch.insert(op, inputs, node.output, attributes)
+
+
+def _insert_periodic(patch: Patch, node: Node) -> None:
+    """The same positions of every run of `period`: the axis is split in two, and joined again."""
+    x, axis, rank = _source(patch, node), node.attrs["axis"], len(node.output.shape)
+    sizes = patch.insert("Shape", [x], f"{node.name}.shape")
+    lead = patch.insert("Gather", [sizes, _ints(patch, *range(axis))], f"{node.name}.lead")
+    rest = patch.insert("Gather", [sizes, _ints(patch, *range(axis + 1, rank))], f"{node.name}.rest")
+    first, inner = [onnx_ir.AttrInt64("axis", 0)], [onnx_ir.AttrInt64("axis", axis + 1)]
+    target = patch.insert("Concat", [lead, _ints(patch, -1, node.attrs["period"]), rest], f"{node.name}.runs", first)
+    runs = patch.insert("Reshape", [x, target], f"{node.name}.split")
+    taken = patch.insert("Gather", [runs, _ints(patch, *node.attrs["keep"])], f"{node.name}.taken", inner)
+    target = patch.insert("Concat", [lead, _ints(patch, -1), rest], f"{node.name}.size", first)
+    patch.insert("Reshape", [taken, target], node.output)
 
 
 def insert_pointwise(patch: Patch, node: Node) -> None:
@@ -104,12 +161,12 @@ def insert_pointwise(patch: Patch, node: Node) -> None:
     op = ops.get(node.attrs["fn"])
     if op is None or node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("align"):
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
-    base = node.path or str(node.inputs[0]) if node.attrs.get("addend") else ""
+    maker = patch.makers.get(str(node.inputs[0])) if node.attrs.get("addend") else None
     values: list[onnx_ir.Value | None] = []
     for operand in node.inputs:
         if isinstance(operand, Tensor):
             is_vector = sum(n != 1 for n in operand.shape) <= 1
-            named = f"{base}.{'bias' if is_vector else 'border'}" if base else ""
+            named = "" if maker is None else patch.bias_name(maker, "bias" if is_vector else "border")
             values.append(patch.initializer(operand, dtype=node.output.dtype, base=named))
         else:
             values.append(patch.value(operand, node.output.dtype))
@@ -148,8 +205,10 @@ def insert_conv(patch: Patch, node: Node) -> None:
         attributes.append(onnx_ir.AttrInt64s("pads", [p[0] for p in attrs["pad"]] + [p[1] for p in attrs["pad"]]))
     if attrs.get("transposed"):
         attributes.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
-    base = f"{node.path}.border" if node.path else ""
-    inputs = [_source(patch, node), patch.initializer(weight, dtype=node.output.dtype, base=base)]
+    inputs = [
+        _source(patch, node),
+        patch.initializer(weight, dtype=node.output.dtype, base=f"{node.path or node.name}.kernel"),
+    ]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
         inputs.append(patch.value(bias, node.output.dtype) or inputs[0])

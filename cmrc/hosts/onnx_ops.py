@@ -1,7 +1,7 @@
 """The table: what every ONNX op is in the IR, a row an op. Another op is another row.
 
-Most rows are data; `onnx_rows.py` has those that need a few lines, `onnx_patch.py` the writers of ops whose attributes
-or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
+Most rows are data; `onnx_rows.py` and `onnx_layout.py` have those that need a few lines, `onnx_patch.py` the writers of
+ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from cmrc.hosts import onnx_layout as layout
 from cmrc.hosts import onnx_rows as rows
 from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept
+from cmrc.ir import Array
 
 Reader = Callable[[View], "Step | list[Step]"]
 
@@ -140,12 +144,19 @@ def _cumsum(view: View) -> Step:
     return Step("along", (0,), {"fn": "cumsum", "axes": (view.axis(int(found.reshape(()))),)}, view.out(view.shape()))
 
 
-TABLE: dict[str, Row] = {
-    # affine
+EVALUATED: dict[str, Callable[[View], Array]] = {
+    # constants that are made from constants
+    "ConstantOfShape": lambda view: layout.filled(view),
+    "Range": lambda view: np.arange(*(layout.number(view, i) for i in range(3))),
+}
+
+ROWS: dict[str, Row] = {
+    # affine, and attention
     "MatMul": Row(rows.read_matmul),
     "Gemm": Row(rows.read_gemm),
     "Conv": Row(rows.read_conv, write="conv"),
     "ConvTranspose": Row(rows.read_conv_transpose, write="conv"),
+    "Attention": Row(rows.read_attention),
     # pointwise, one operand
     "Abs": pointwise("abs"),
     "BatchNormalization": Row(rows.read_batch_norm),
@@ -163,6 +174,8 @@ TABLE: dict[str, Row] = {
     "HardSigmoid": pointwise("hard_sigmoid", alpha=0.2, beta=0.5),
     "HardSwish": pointwise("hard_swish"),
     "Identity": pointwise("identity"),
+    "IsInf": named("detect_negative", 1, is_1="isinf"),
+    "IsNaN": pointwise("isnan"),
     "LeakyRelu": pointwise("leaky_relu", alpha=0.01),
     "Log": pointwise("log"),
     "Mish": pointwise("mish"),
@@ -172,6 +185,7 @@ TABLE: dict[str, Row] = {
     "Relu": pointwise("relu"),
     "Round": pointwise("round"),
     "Selu": pointwise("selu", alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
+    "Shrink": pointwise("shrink", lambd=0.5, bias=0.0),
     "Sigmoid": pointwise("sigmoid"),
     "Sign": pointwise("sign"),
     "Sin": pointwise("sin"),
@@ -232,17 +246,17 @@ TABLE: dict[str, Row] = {
     "Softmax": Row(lambda view: rows.read_softmax(view, "softmax")),
     "Upsample": Row(rows.read_resize),
     # indexing
-    "Gather": Row(rows.read_gather, write="select"),
-    "Slice": Row(rows.read_slice, write="select"),
-    "Split": Row(rows.read_split, write="select"),
+    "Gather": Row(layout.read_gather, write="select"),
+    "Slice": Row(layout.read_slice, write="select"),
+    "Split": Row(layout.read_split, write="select"),
     # layout
-    "Concat": Row(rows.read_concat, write="concat"),
-    "Expand": Row(rows.read_expand, write="shape"),
-    "Flatten": Row(rows.read_flatten),
-    "Reshape": Row(rows.read_reshape, write="shape"),
-    "Squeeze": Row(rows.read_squeeze),
-    "Transpose": Row(rows.read_transpose),
-    "Unsqueeze": Row(rows.read_unsqueeze),
+    "Concat": Row(layout.read_concat, write="concat"),
+    "Expand": Row(layout.read_expand, write="shape"),
+    "Flatten": Row(layout.read_flatten),
+    "Reshape": Row(layout.read_reshape, write="shape"),
+    "Squeeze": Row(layout.read_squeeze),
+    "Transpose": Row(layout.read_transpose),
+    "Unsqueeze": Row(layout.read_unsqueeze),
     # onnxruntime's own
     "com.microsoft::Gelu": pointwise("gelu"),
     "com.microsoft::QuickGelu": pointwise("quick_gelu", alpha=1.702),

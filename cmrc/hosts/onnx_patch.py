@@ -14,7 +14,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx_read import subgraphs
-from cmrc.ir import Node, Operand, Shape
+from cmrc.ir import Dim, Node, Operand, Shape
 from cmrc.ops import materialise
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def rewire(patch: Patch, host: onnx_ir.Node, node: Node, before: Node) -> None:
         if slot >= len(host.inputs):
             host.resize_inputs(slot + 1)
         if old is None:
-            base = f"{node.path or host.name or node.name}.bias"
             tensor = None if isinstance(operand, str) else operand
+            base = patch.bias_name(node)
             value = None if tensor is None else patch.initializer(tensor, dtype=node.output.dtype, base=base)
         else:
             value = patch.value(operand, _dtype(patch, old))
@@ -101,8 +101,7 @@ def write_shape(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: lis
     target = host.inputs[1]
     if not changed or target is None or old_x is None:
         return
-    source = node.inputs[0]
-    x = patch.shapes[source] if isinstance(source, str) else source.shape if source is not None else ()
+    x = _shape_of(patch, node.inputs[0])
     tensor = patch.reading.tensors.get(target.name or "")
     if tensor is not None:
         entries = [int(n) for n in materialise(tensor)]
@@ -116,7 +115,20 @@ def write_shape(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: lis
         joined = patch.insert("Concat", pieces, f"{target.name}.cmrc", [onnx_ir.AttrInt64("axis", 0)])
         host.replace_input_with(1, joined)
         return
-    host.replace_input_with(1, _target(patch, _entries_of(host, node, x), target))
+    write_target(patch, host, node)
+
+
+def write_target(patch: Patch, host: onnx_ir.Node, node: Node) -> None:
+    """A target shape made anew from what the IR says."""
+    target = host.inputs[1]
+    assert target is not None
+    host.replace_input_with(1, _target(patch, _entries_of(host, node, _shape_of(patch, node.inputs[0])), target))
+
+
+def _shape_of(patch: Patch, operand: Operand) -> Shape:
+    if isinstance(operand, str):
+        return patch.shapes[operand]
+    return () if operand is None else operand.shape
 
 
 def _target(patch: Patch, entries: Sequence[int], old: onnx_ir.Value) -> onnx_ir.Value:
@@ -131,10 +143,15 @@ def _changed_entries(host: onnx_ir.Node, entries: list[int], node: Node, x: Shap
         i = axis - lead
         if host.op_type == "Expand":
             if i >= 0 and entries[i] != 1:
-                entries[i] = int(shape[axis])
+                entries[i] = _entry(shape[axis])
         elif entries[i] != -1 and not (entries[i] == 0 and copies and x[i] == shape[axis]):
-            entries[i] = int(shape[axis])
+            entries[i] = _entry(shape[axis])
     return entries
+
+
+def _entry(size: Dim) -> int:
+    """A size of a target shape; one that merges samples with units is left for the runtime to work out."""
+    return size if isinstance(size, int) else -1
 
 
 def _changed_pieces(
@@ -153,12 +170,12 @@ def _changed_pieces(
         if len(size) != 1 or not isinstance(size[0], int):
             return None
         here = [axis for axis in changed if start <= axis < start + size[0]]
-        if here and tensor is None and size[0] != 1:
+        if tensor is None and size[0] != 1:
             return None
         if here:
             entries = [0] if tensor is None else [int(n) for n in materialise(tensor)]
             for axis in here:
-                entries[axis - start] = int(shape[axis])
+                entries[axis - start] = _entry(shape[axis])
             pieces.append(patch.array(np.asarray(entries, dtype=np.int64), base=name))
         else:
             pieces.append(piece)
@@ -194,16 +211,33 @@ def write_resize(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: li
     node, was = nodes[0], before[0]
     rewire(patch, host, node, was)
     sizes = host.inputs[3] if len(host.inputs) > 3 else None
-    tensor = patch.reading.tensors.get(sizes.name or "") if sizes is not None else None
-    if sizes is None or tensor is None or not tensor.shape[0]:
-        return
-    entries = [int(n) for n in materialise(tensor)]
     rank = len(node.output.shape)
     named = [a % rank for a in host.attributes["axes"].as_ints()] if "axes" in host.attributes else range(rank)
+    if sizes is None or all(node.output.shape[axis] == was.output.shape[axis] for axis in named):
+        return
+    tensor = patch.reading.tensors.get(sizes.name or "")
+    if tensor is None:
+        _write_run_time_sizes(patch, host, node, sizes)
+        return
+    if not tensor.shape[0]:
+        return
+    entries = [int(n) for n in materialise(tensor)]
     for i, axis in enumerate(named):
         if node.output.shape[axis] != was.output.shape[axis]:
             entries[i] = int(node.output.shape[axis])
     host.replace_input_with(3, _target(patch, entries, sizes))
+
+
+def _write_run_time_sizes(patch: Patch, host: onnx_ir.Node, node: Node, sizes: onnx_ir.Value) -> None:
+    """Sizes that are computed: the leading ones from the value that is resized now, the others as they are."""
+    if "axes" in host.attributes or min(node.attrs["axes"]) < 2:
+        raise HostError("its sizes are computed at run time and name the units' axis", node=node.label, op="Resize")
+    shape = patch.insert("Shape", [host.inputs[0]], f"{node.name}.shape")
+    zero, two, end = (patch.array(np.asarray([n], dtype=np.int64)) for n in (0, 2, len(node.output.shape)))
+    lead = patch.insert("Slice", [shape, zero, two], f"{node.name}.lead")
+    rest = patch.insert("Slice", [sizes, two, end], f"{node.name}.rest")
+    joined = patch.insert("Concat", [lead, rest], f"{node.name}.sizes", [onnx_ir.AttrInt64("axis", 0)])
+    host.replace_input_with(3, joined)
 
 
 # ---------------------------------------------------------------- positions
@@ -241,7 +275,7 @@ def _write_split(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: li
         return rewire(patch, host, nodes[0], before[0])
     positions = [k for node in nodes for k in node.attrs["keep"]]
     whole = positions == list(range(int(patch.shapes[source][nodes[0].attrs["axis"]])))
-    if together and whole and len(nodes) == len(before):
+    if together and whole and len(nodes) == len(host.outputs):
         _set_sizes(patch, host, patch.values[source], [len(node.attrs["keep"]) for node in nodes])
         return None
     if together and whole and len(nodes) > 1:

@@ -8,7 +8,7 @@ IR node (a Split is one a part). Sizes that the model reads from itself (`Shape`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,24 +16,15 @@ import onnx_ir
 
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx_names import name_values, unique_origins
-from cmrc.hosts.onnx_ops import TABLE
+from cmrc.hosts.onnx_ops import EVALUATED, ROWS
 from cmrc.hosts.onnx_shapes import dtype_name, infer, symbols
-from cmrc.hosts.onnx_view import Opaque, Step, View
-from cmrc.ir import Apply, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.hosts.onnx_sizes import Sizes
+from cmrc.hosts.onnx_view import Opaque, Step, View, contents_of
+from cmrc.ir import Apply, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import POINTWISE, materialise
 
 OLDEST_OPSET = 9
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
-
-
-@dataclass(frozen=True, slots=True)
-class FixedSizes:
-    """A value that holds sizes of another value, all of them known: `dims` of `source`."""
-
-    value: str
-    source: str
-    dims: tuple[int, ...]
-    tensor: Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class Reading:
     graph: Graph
     names: Mapping[str, Sequence[str]]
     slots: Mapping[str, tuple[int, ...]]
-    sizes: tuple[FixedSizes, ...]
+    sizes: Sizes
     tensors: Mapping[str, Tensor]
 
 
@@ -60,10 +51,12 @@ class _Reader:
     known: dict[str, tuple[Shape | None, str]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     shapes: dict[str, Shape | None] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     slots: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    sizes: list[FixedSizes] = field(default_factory=list)
-    read_sizes: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
+    contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
+    sizes: Sizes = field(init=False)
 
     def read(self) -> Reading:
         graph = self.model.graph
@@ -74,6 +67,7 @@ class _Reader:
                 fix="onnx.version_converter.convert_version(model, 17)",
             )
         self.known = infer(self.model, self.symbols)
+        self.sizes = Sizes(self.opset, self.tensors, self.shapes)
         for name, value in graph.initializers.items():
             self._add_leaf(name, value.const_value)
         for node in graph:
@@ -87,13 +81,18 @@ class _Reader:
         origins = unique_origins(graph)
         for node in graph:
             if any(output.name not in self.tensors for output in node.outputs):
-                self._read_node(node, *origins[node])
+                view = self._view(node)
+                self._read_node(view, *origins[node])
+                content = contents_of(view)
+                if content is not None:
+                    self.contents[node.outputs[0].name or ""] = content
         for value in graph.outputs:
             if value.name in self.tensors:
                 self._constant_output(value)
+        self._settle_shapes()
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
-        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, tuple(self.sizes), self.tensors)
+        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors)
 
     def _add_leaf(self, name: str, tensor: onnx_ir.TensorProtocol | None) -> None:
         if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
@@ -101,9 +100,9 @@ class _Reader:
             self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), tensor.numpy)
 
     def _value(self, name: str, shape: Shape | None, like: str = "unknown") -> Value:
-        self.shapes[name] = shape
         dtype = self.known.get(name, (None, "unknown"))[1]
-        return Value(name, () if shape is None else shape, dtype if dtype != "unknown" else like)
+        self.shapes[name], self.dtypes[name] = shape, dtype if dtype != "unknown" else like
+        return Value(name, () if shape is None else shape, self.dtypes[name])
 
     # ------------------------------------------------------------ one node
 
@@ -124,18 +123,29 @@ class _Reader:
             operands=tuple(operands),
             shapes=tuple(shapes),
             inferred=tuple(self.known.get(v.name or "", (None, ""))[0] for v in node.outputs),
+            contents=tuple(self._contents(operand) for operand in operands),
             used=tuple(bool(v.uses()) or v.is_graph_output() for v in node.outputs),
             unknown=lambda: next(self.symbols),
         )
 
-    def _read_node(self, node: onnx_ir.Node, origin: str, path: str) -> None:
-        view = self._view(node)
+    def _contents(self, operand: Operand) -> tuple[Dim, ...] | None:
+        """The entries of a small operand of integers."""
+        if isinstance(operand, str):
+            return self.contents.get(operand)
+        if operand is None or not operand.dtype.startswith("int") or len(operand.shape) > 1 or sum(operand.shape) > 16:
+            return None
+        return tuple(int(n) for n in materialise(operand).reshape(-1))
+
+    def _read_node(self, view: View, origin: str, path: str) -> None:
+        node = view.node
         if node.op_type in ("Shape", "Size") and not node.domain:
             return self._read_sizes(view, origin, path)
-        row = TABLE.get(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+        row = ROWS.get(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
         try:
-            if self._sizes_picked(view):
+            if self.sizes.fix_picked(node):
                 return None
+            if not node.domain and node.op_type in EVALUATED:
+                return self._evaluate(view)
             if row is None or _captured(node):
                 raise Opaque("")
             if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
@@ -147,14 +157,21 @@ class _Reader:
             self._emit(view, step, origin, path)
         return None
 
+    def _evaluate(self, view: View) -> None:
+        """A constant that is made from constants."""
+        if any(isinstance(operand, str) for operand in view.operands):
+            raise Opaque("")
+        self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
+
     def _emit(self, view: View, step: Step, origin: str, path: str) -> None:
         output = view.node.outputs[step.output]
         name = output.name or ""
         if not name:
             return
         operands = tuple(step.tensors.get(slot, view.operand(slot)) for slot in step.slots)
-        first = next((o for o in operands if o is not None), None)
-        value = self._value(name, step.shape, "unknown" if first is None or isinstance(first, str) else first.dtype)
+        first = operands[0]
+        like = self.dtypes.get(first, "unknown") if isinstance(first, str) else first.dtype if first else "unknown"
+        value = self._value(name, step.shape, like)
         if all(not isinstance(o, str) for o in operands):
             folded = _fold(step, [o for o in operands if o is not None and not isinstance(o, str)], value)
             if folded is not None:
@@ -186,64 +203,24 @@ class _Reader:
         operand, shape = view.operand(0), view.shapes[0]
         if shape is None or operand is None:
             return self._opaque(view, origin, path, {})
-        name = view.node.outputs[0].name or ""
+        output = view.node.outputs[0]
         dims = tuple(range(len(shape)))[view.attr("start", 0) : view.attr("end", len(shape))]
         if view.node.op_type == "Shape":
             if not isinstance(operand, str) or all(isinstance(shape[d], int) for d in dims):
-                return self._fix_sizes(name, operand, shape, dims)
-            self.read_sizes[name] = operand, dims
-            dims = self._dims_read(view.node.outputs[0], shape, dims)
-            if not dims:  # every reader takes fixed sizes: they are tensors, and nothing reads this node
-                return None
+                return self.sizes.fix(output.name or "", operand, shape, dims)
+            self.sizes.follow(output, operand, dims)
+            self.open_shapes.append((len(self.nodes), output, operand, dims))
         return self._opaque(view, origin, path, {"shape_only": dims})
 
-    def _fix_sizes(self, name: str, operand: Operand, shape: Shape, dims: tuple[int, ...], rank: int = 1) -> None:
-        sizes = np.asarray([shape[d] for d in dims], dtype=np.int64)
-        tensor = Literal(sizes if rank else sizes.reshape(()))
-        self.tensors[name] = tensor
-        if isinstance(operand, str):
-            self.sizes.append(FixedSizes(name, operand, dims, tensor))
-
-    def _dims_read(self, value: onnx_ir.Value, shape: Shape, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """Which sizes the readers of a Shape really use, apart from those that are fixed."""
-        wanted: set[int] = set()
-        for use in value.uses():
-            picked = self._picked(use.node, dims) if use.idx == 0 else None
-            if picked is None:
-                return dims
-            if not all(isinstance(shape[d], int) for d in picked):
-                wanted.update(picked)
-        return dims if value.is_graph_output() else tuple(sorted(wanted))
-
-    def _picked(self, node: onnx_ir.Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The sizes that a Gather or Slice takes from a shape; `None` where that is known only at run time."""
-        constants: list[list[int] | None] = []
-        for value in node.inputs[1:]:
-            tensor = self.tensors.get(value.name or "") if value is not None else None
-            constants.append(None if tensor is None else materialise(tensor).reshape(-1).tolist())
-        if node.domain or not constants or None in constants:
-            return None
-        if node.op_type == "Gather":
-            wanted = constants[0] or []
-            return tuple(dims[i] for i in wanted) if all(-len(dims) <= i < len(dims) for i in wanted) else None
-        if node.op_type == "Slice" and self.opset >= 10:
-            starts, ends = constants[0] or [0], constants[1] or [0]
-            step = (constants[3] or [1])[0] if len(constants) > 3 else 1
-            return dims[starts[0] : ends[0] : step]
-        return None
-
-    def _sizes_picked(self, view: View) -> bool:
-        """A Gather or Slice of a Shape whose sizes are fixed is a tensor."""
-        source = self.read_sizes.get(view.operands[0]) if view.operands and isinstance(view.operands[0], str) else None
-        if source is None:
-            return False
-        name, dims = source
-        picked, shape = self._picked(view.node, dims), self.shapes[name]
-        if picked is None or shape is None or not all(isinstance(shape[d], int) for d in picked):
-            return False
-        rank = 0 if view.node.op_type == "Gather" and view.shapes[1] == () else 1
-        self._fix_sizes(view.node.outputs[0].name or "", name, shape, picked, rank)
-        return True
+    def _settle_shapes(self) -> None:
+        """Now that all readers are known: which sizes a Shape really reads. One that reads none has no operand."""
+        for at, output, source, dims in self.open_shapes:
+            needed, node = self.sizes.needed(output, source, dims), self.nodes[at]
+            if needed:
+                self.nodes[at] = node.with_attrs(shape_only=needed)
+            else:
+                self.nodes[at] = replace(node, inputs=(), attrs={"host_op": "Shape"})
+                self.slots[node.name] = ()
 
 
 def _captured(node: onnx_ir.Node) -> list[str]:

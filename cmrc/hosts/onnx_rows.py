@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir
 
-from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept, times
+from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept
 from cmrc.ir import Dim, Tensor
 from cmrc.ops import apply, conv_pads, materialise
 
@@ -94,16 +95,23 @@ def _conv(view: View, *, transposed: bool) -> Step:
         if isinstance(attrs["pad"], str) or view.attr("output_shape", None) is not None:
             raise Opaque("its padding follows from the size of its result")
         attrs |= {"transposed": True, "output_padding": tuple(view.attr("output_padding", (0,) * rank))}
-    spatial: list[Dim | None] = [None] * rank
-    if not transposed:
-        spatial = [_unpadded(shape[2 + i], weight.shape[2 + i], attrs, i) for i in range(rank)]
+    spatial = [_size_after(shape[2 + i], weight.shape[2 + i], attrs, i) for i in range(rank)]
     return Step("conv", (0, 1, 2), attrs, view.out([shape[0], outs, *spatial]))
 
 
-def _unpadded(size: Dim, kernel: int, attrs: Mapping[str, Any], i: int) -> Dim | None:
-    """A symbolic size that the convolution leaves as it is."""
-    same = isinstance(attrs["pad"], str) or sum(attrs["pad"][i]) == attrs["dilation"][i] * (kernel - 1)
-    return size if same and attrs["stride"][i] == 1 else None
+def _size_after(size: Dim, kernel: int, attrs: Mapping[str, Any], i: int) -> Dim | None:
+    """The size of a spatial axis after a convolution or pooling; a symbol where it stays the same."""
+    pad, stride = attrs["pad"], int(attrs["stride"][i])
+    reach = int(attrs["dilation"][i]) * (kernel - 1) + 1
+    if isinstance(pad, str):
+        return -(-size // stride) if isinstance(size, int) else size if stride == 1 else None
+    around = int(sum(pad[i]))
+    if attrs.get("transposed"):
+        extra = int(attrs["output_padding"][i])
+        return (size - 1) * stride - around + reach + extra if isinstance(size, int) else None
+    if isinstance(size, int):
+        return (size + around - reach) // stride + 1
+    return size if around == reach - 1 and stride == 1 else None
 
 
 def _padding(view: View, rank: int) -> str | tuple[tuple[int, int], ...]:
@@ -112,6 +120,18 @@ def _padding(view: View, rank: int) -> str | tuple[tuple[int, int], ...]:
         return auto.lower()
     pads = view.attr("pads", (0,) * (2 * rank)) if auto == "NOTSET" else (0,) * (2 * rank)
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
+
+
+def read_attention(view: View) -> Step:
+    """Queries, keys and values with an axis of heads; the packed form, caches and the soft cap are left whole."""
+    view.first_output_only()
+    q, k, v = (view.shape(i) for i in range(3))
+    if len(q) != 4 or any(operand is not None for operand in view.operands[4:]) or view.attr("softcap", 0.0):
+        raise Opaque("it packs its heads, keeps a cache or caps its scores")
+    if not isinstance(q[3], int) or (q[1] != k[1] and not (isinstance(q[1], int) and isinstance(k[1], int))):
+        raise Opaque("the number or the size of its heads is not known")
+    attrs = {"scale": float(view.attr("scale", 1.0 / math.sqrt(q[3]))), "causal": bool(view.attr("is_causal", 0))}
+    return Step("attention", (0, 1, 2, 3), attrs, (*q[:3], v[3]))
 
 
 # ---------------------------------------------------------------- pointwise ops
@@ -174,7 +194,10 @@ def read_pool(view: View, fn: str) -> Step:
         attrs["pad"] = conv_pads(attrs, sizes, attrs["kernel"])
     if fn == "avg_pool":
         attrs["include_pad"] = bool(view.attr("count_include_pad", 0))
-    return Step("along", (0,), attrs, kept(view, axes))
+    if attrs["ceil"]:
+        return Step("along", (0,), attrs, kept(view, axes))
+    spatial = [_size_after(n, k, attrs, i) for i, (n, k) in enumerate(zip(shape[2:], attrs["kernel"], strict=True))]
+    return Step("along", (0,), attrs, view.out([*shape[:2], *spatial]))
 
 
 def read_softmax(view: View, fn: str) -> Step:
@@ -185,15 +208,24 @@ def read_softmax(view: View, fn: str) -> Step:
 
 
 def read_resize(view: View) -> Step:
-    shape, out = view.shape(), view.inferred_shape()
+    shape = view.shape()
     if view.attr("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         raise Opaque("it crops by a region that it reads")
-    scales = _scales(view)
+    scales, sizes = _scales(view), view.contents[3] if len(view.contents) > 3 and view.opset >= 11 else None
     if scales is not None:
         axes = tuple(i for i, scale in enumerate(scales) if scale != 1.0)
-    else:
-        axes = tuple(i for i, (a, b) in enumerate(zip(shape, out, strict=True)) if a != b or i >= 2)
-    return Step("along", (0,), {"fn": "resize", "axes": axes}, kept(view, axes))
+        return Step("along", (0,), {"fn": "resize", "axes": axes}, kept(view, axes))
+    out = list(view.inferred[0] or (None,) * len(shape))
+    named = [view.axis(a) for a in view.attr("axes", tuple(range(len(shape))))]
+    for i, axis in enumerate(named):
+        out[axis] = sizes[i] if sizes is not None else out[axis]
+    axes = tuple(i for i, (a, b) in enumerate(zip(shape, out, strict=True)) if i in named and (a != b or i >= 2))
+    return Step(
+        "along",
+        (0,),
+        {"fn": "resize", "axes": axes},
+        view.out([out[i] if i in axes else n for i, n in enumerate(shape)]),
+    )
 
 
 def _scales(view: View) -> list[float] | None:
@@ -214,7 +246,7 @@ def _scales(view: View) -> list[float] | None:
 
 
 def read_pad(view: View) -> Step:
-    rank = len(view.shape())
+    shape, rank = view.shape(), len(view.shape())
     pads = view.ints(1, "pads", "padding", since=11)
     if pads is None:
         raise Opaque("it has no padding")
@@ -224,168 +256,14 @@ def read_pad(view: View) -> Step:
     for i, axis in enumerate(over):
         full[axis] = (pads[i], pads[len(over) + i])
     axes = tuple(i for i, pad in enumerate(full) if pad != (0, 0))
-    out = kept(view, axes)
+    out = view.out(
+        [n if i not in axes else n + sum(full[i]) if isinstance(n, int) else None for i, n in enumerate(shape)]
+    )
     if view.attr("mode", "constant") != "constant":
         return Step("along", (0,), {"fn": "pad_edge", "axes": axes}, out)
     if any(n < 0 for pair in full for n in pair):
-        return Step("along", (0,), {"fn": "crop", "axes": axes}, out)
+        only = all(n <= 0 for pair in full for n in pair)
+        return Step("along", (0,), {"fn": "slice" if only else "crop", "axes": axes}, out)
     value = view.constant(2, "padding value") if view.opset >= 11 else np.asarray(view.attr("value", 0.0))
     fill = 0.0 if value is None else float(value.reshape(()))
     return Step("along", (0,), {"fn": "pad", "axes": axes, "pads": tuple(full), "value": fill}, out)
-
-
-# ---------------------------------------------------------------- indexing
-
-
-def read_gather(view: View) -> Step:
-    data, index = view.operand(0), view.operand(1)
-    axis = view.axis(view.attr("axis", 0))
-    shape = view.shape(0)
-    if not isinstance(data, str) and isinstance(index, str):
-        if len(shape) != 2 or axis != 0:
-            raise Opaque("it picks from a constant that is not a table of rows")
-        return Step("embedding", (1, 0), {}, view.out([*view.shape(1), shape[1]]))
-    found = view.constant(1, "index")
-    size = shape[axis]
-    if found is None or found.ndim > 1:
-        raise Opaque("its index has several axes")
-    if found.ndim == 0:
-        at = int(found) + (size if int(found) < 0 and isinstance(size, int) else 0)
-        attrs = {"fn": "pick", "axes": (axis,), "index": at, "drop": True}
-        return Step("along", (0,), attrs, kept(view, (axis,), drop=True))
-    if not isinstance(size, int):
-        return Step("along", (0,), {"fn": "slice", "axes": (axis,)}, kept(view, (axis,)))
-    return select(view, axis, [int(i) % size for i in found])
-
-
-def select(view: View, axis: int, keep: Sequence[int], output: int = 0) -> Step:
-    shape = view.shape()
-    if not keep:
-        raise Opaque("it selects nothing")
-    attrs = {"axis": axis, "keep": tuple(keep)}
-    return Step("select", (0,), attrs, (*shape[:axis], len(keep), *shape[axis + 1 :]), output)
-
-
-def read_slice(view: View) -> Step:
-    shape = view.shape()
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    if view.opset < 10:
-        starts, ends, axes = view.attr("starts", ()), view.attr("ends", ()), view.ints(3, "axes", "axes", since=10)
-        steps: tuple[int, ...] | None = None
-    else:
-        axes, steps = view.ints(3, "axes", "axes", since=10), view.ints(4, "steps", "steps", since=10)
-        if isinstance(view.operand(1), str) or isinstance(view.operand(2), str):
-            if axes is None:
-                raise Opaque("its bounds are computed at run time")
-            over = tuple(view.axis(a) for a in axes)
-            return Step("along", (0,), {"fn": "slice", "axes": over}, kept(view, over))
-        starts = view.ints(1, "starts", "bounds", since=10) or ()
-        ends = view.ints(2, "ends", "bounds", since=10) or ()
-    axes = tuple(range(len(starts))) if axes is None else axes
-    cut: dict[int, range | None] = {}
-    for a, start, end, step in zip(axes, starts, ends, steps or (1,) * len(starts), strict=True):
-        axis, size = view.axis(a), shape[view.axis(a)]
-        if isinstance(size, int):
-            part = range(size)[start:end:step]
-            if part != range(size):
-                cut[axis] = part
-        elif not (start == 0 and end >= 2**31 - 1 and step == 1):
-            cut[axis] = None
-    if not cut:
-        return Step("pointwise", (0,), {"fn": "identity"}, view.out(shape))
-    axis, part_or_none = next(iter(cut.items()))
-    if len(cut) == 1 and part_or_none is not None:
-        return select(view, axis, part_or_none)
-    computed = [None if i in cut else n for i, n in enumerate(shape)]
-    computed = [len(p) if (p := cut.get(i)) is not None else n for i, n in enumerate(computed)]
-    return Step("along", (0,), {"fn": "slice", "axes": tuple(cut)}, view.out(computed))
-
-
-def read_split(view: View) -> list[Step]:
-    shape, parts = view.shape(), len(view.node.outputs)
-    axis = view.axis(view.attr("axis", 0))
-    size = shape[axis]
-    if isinstance(view.operand(1), str) or not isinstance(size, int):
-        steps = []
-        for i, inferred in enumerate(view.inferred):
-            part = inferred[axis] if inferred is not None and len(inferred) == len(shape) else view.unknown()
-            out = (*shape[:axis], part, *shape[axis + 1 :])
-            steps.append(Step("along", (0,), {"fn": "slice", "axes": (axis,)}, out, i))
-        return steps
-    sizes = view.ints(1, "split", "sizes", since=13)
-    if sizes is None:
-        each = -(-size // parts)
-        sizes = tuple(min(each, size - i * each) for i in range(parts))
-    starts = np.cumsum((0, *sizes)).tolist()
-    return [select(view, axis, range(starts[i], starts[i + 1]), i) for i in range(parts)]
-
-
-# ---------------------------------------------------------------- layout
-
-
-def read_reshape(view: View) -> Step:
-    shape = view.shape()
-    target = view.operand(1)
-    if target is None or isinstance(target, str):
-        return Step("reshape", (0,), {}, view.inferred_shape())
-    entries = [int(n) for n in materialise(target)]
-    dims: list[Dim | None] = []
-    for i, n in enumerate(entries):
-        copied = n == 0 and not view.attr("allowzero", 0)
-        if copied and i >= len(shape):
-            raise Opaque("its shape copies an axis that its input does not have")
-        dims.append(shape[i] if copied else None if n == -1 else n)
-    others = [d for d in dims if d is not None]
-    return Step("reshape", (0,), {}, view.out([times(shape, others) if d is None else d for d in dims]))
-
-
-def read_flatten(view: View) -> Step:
-    shape = view.shape()
-    axis = view.attr("axis", 1)
-    axis = axis + len(shape) if axis < 0 else axis
-    return Step("reshape", (0,), {}, view.out([times(shape[:axis]), times(shape[axis:])]))
-
-
-def read_squeeze(view: View) -> Step:
-    shape = view.shape()
-    axes = view.ints(1, "axes", "axes", since=13)
-    if axes is None and not all(isinstance(n, int) for n in shape):
-        raise Opaque("which axes it drops is known only at run time")
-    gone = {i for i, n in enumerate(shape) if n == 1} if axes is None else {view.axis(a) for a in axes}
-    return Step("reshape", (0,), {}, view.out([n for i, n in enumerate(shape) if i not in gone]))
-
-
-def read_unsqueeze(view: View) -> Step:
-    axes = view.ints(1, "axes", "axes", since=13) or ()
-    rank = len(view.shape()) + len(axes)
-    new = {a % rank for a in axes}
-    old = iter(view.shape())
-    return Step("reshape", (0,), {}, view.out([1 if i in new else next(old) for i in range(rank)]))
-
-
-def read_transpose(view: View) -> Step:
-    shape = view.shape()
-    perm = tuple(view.attr("perm", tuple(reversed(range(len(shape))))))
-    return Step("transpose", (0,), {"perm": perm}, tuple(shape[p] for p in perm))
-
-
-def read_concat(view: View) -> Step:
-    shapes = [view.shape(i) for i in range(len(view.operands))]
-    axis = view.axis(view.attr("axis", 1))
-    dims: list[Dim | None] = []
-    for i in range(len(shapes[0])):
-        sizes = [s[i] for s in shapes]
-        known = [n for n in sizes if isinstance(n, int)]
-        if i == axis:
-            dims.append(sum(known) if len(known) == len(sizes) else None)
-        else:
-            dims.append(known[0] if known else sizes[0])
-    return Step("concat", tuple(range(len(shapes))), {"axis": axis}, view.out(dims))
-
-
-def read_expand(view: View) -> Step:
-    target = view.operand(1)
-    if target is None or isinstance(target, str):
-        return Step("expand", (0,), {}, view.inferred_shape())
-    return Step("expand", (0,), {}, view.out(broadcast(view.shape(), tuple(int(n) for n in materialise(target)))))

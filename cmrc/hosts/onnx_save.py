@@ -42,7 +42,7 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
     copy = model.clone()
     copy.metadata_props.update(metadata)
     data = None
-    if is_large(copy):
+    if any(is_large(each) for each in (copy, *alive)):
         data = f"{path.stem}.onnx.data"
         if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, copy)):
             data = f"{path.stem}.{uuid.uuid4().hex[:8]}.onnx.data"
@@ -51,8 +51,9 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
             written = Path(temporary) / path.name
             onnx_ir.save(copy, written, format="protobuf", external_data=data)
             _check(written, alive[-1])
-            if data is not None and (Path(temporary) / data).exists():
-                os.replace(Path(temporary) / data, folder / data)
+            held = None if data is None else Path(temporary) / data
+            if data is not None and held is not None and held.exists() and held.stat().st_size:
+                os.replace(held, folder / data)
             os.replace(written, path)
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror or error}") from error

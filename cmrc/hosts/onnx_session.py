@@ -7,6 +7,7 @@ arrays, so such outputs are cast to float32 there and back here, which is exact.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,19 +82,30 @@ class Sessions:
                 raise HostError("the model has no such value to tap", node=name, fix="see `cmrc inspect`")
             model.graph.outputs.append(values[name])
         halves = _return_halves_as_floats(model.graph)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
         try:
-            if not is_large(model):
-                return onnxruntime.InferenceSession(
-                    onnx_ir.to_proto(model).SerializeToString(), options, providers=list(self.providers)
-                ), halves
-            with tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
-                path = Path(folder) / "model.onnx"
-                onnx_ir.save(model, path, external_data="model.onnx.data")
-                return onnxruntime.InferenceSession(str(path), options, providers=list(self.providers)), halves
+            session = _start(onnxruntime, model, self.providers)
         except Exception as error:  # onnxruntime has a class for each status
             raise HostError(f"onnxruntime refuses the model: {str(error).strip().splitlines()[-1]}") from error
+        if not set(self.providers) & set(session.get_providers()):  # it falls back without an error
+            raise HostError(
+                f"onnxruntime cannot run on {' or '.join(self.providers)} here",
+                fix="pip install 'cmrc[gpu]' beside a CUDA that fits it, or add CPUExecutionProvider to the providers",
+            )
+        return session, halves
+
+
+def _start(onnxruntime: Any, model: onnx_ir.Model, providers: Sequence[str]) -> Any:
+    """A session; a model that does not fit in one message goes through a file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, and told in our own words
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
+        warnings.simplefilter("ignore")  # a provider that is not there: asked of the session itself
+        if not is_large(model):
+            whole = onnx_ir.to_proto(model).SerializeToString()
+            return onnxruntime.InferenceSession(whole, options, providers=list(providers))
+        path = Path(folder) / "model.onnx"
+        onnx_ir.save(model, path, external_data="model.onnx.data")
+        return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
 
 
 def _return_halves_as_floats(graph: onnx_ir.Graph) -> set[str]:

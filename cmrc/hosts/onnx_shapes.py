@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir
 
-from cmrc.ir import Shape
+from cmrc.ir import Dim, Shape
 
 SMALL = 1024  # bytes: larger constants say nothing about shapes
 Known = dict[str, tuple[Shape | None, str]]
@@ -32,14 +32,13 @@ def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:
     found = _infer(clone)
     implied = list(_implied_sizes(model, found))
     if implied:
-        values = {v.name: v for node in clone.graph for v in node.outputs}
+        values = {v.name: v for v in (*clone.graph.inputs, *(v for node in clone.graph for v in node.outputs))}
         for name, axis, size in implied:
-            shape = found[name].shape
-            assert shape is not None
-            shape[axis] = size
             if name in values:
-                values[name].shape = onnx_ir.Shape(list(shape))
-                values[name].type = found[name].type
+                dims = list(found[name].shape or ())
+                dims[axis] = size
+                found[name].shape = onnx_ir.Shape(dims)
+                values[name].shape, values[name].type = onnx_ir.Shape(dims), found[name].type
         found = {**found, **_infer(clone)}
     return {name: (_dims(value.shape, unknown), dtype_name(value.dtype)) for name, value in found.items()}
 
@@ -47,7 +46,14 @@ def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:
 def _dims(shape: onnx_ir.Shape | None, unknown: Iterator[str]) -> Shape | None:
     if shape is None:
         return None
-    return tuple(d if isinstance(d, int) else d.value or next(unknown) for d in shape)
+    return tuple(next(unknown) if (dim := _dim(d)) is None else dim for d in shape)
+
+
+def _dim(dim: int | onnx_ir.SymbolicDim) -> Dim | None:
+    """Some exporters write -1 for a size that they do not know."""
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    return dim.value
 
 
 def _light(model: onnx_ir.Model, unknown: Iterator[str]) -> onnx_ir.Model:
@@ -56,7 +62,7 @@ def _light(model: onnx_ir.Model, unknown: Iterator[str]) -> onnx_ir.Model:
     graph = clone.graph
     for value in graph.inputs:
         if value.shape is not None:
-            value.shape = onnx_ir.Shape([d if isinstance(d, int) else d.value or next(unknown) for d in value.shape])
+            value.shape = onnx_ir.Shape(_dims(value.shape, unknown) or ())
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or tensor.nbytes > SMALL:

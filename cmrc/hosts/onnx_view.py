@@ -50,6 +50,8 @@ class View:
     shapes: tuple[Shape | None, ...]
     inferred: tuple[Shape | None, ...]
     """The shapes of the outputs as far as shape inference got."""
+    contents: tuple[tuple[Dim, ...] | None, ...]
+    """What is in the inputs that hold sizes, as far as that is known before the program runs."""
     used: tuple[bool, ...]
     """Whether anything reads each output."""
     unknown: Callable[[], str]
@@ -145,3 +147,50 @@ def kept(view: View, axes: Sequence[int], *, drop: bool = False) -> Shape:
     if drop:
         return view.out([n for i, n in enumerate(shape) if i not in axes])
     return view.out([None if i in axes else n for i, n in enumerate(shape)])
+
+
+def contents_of(view: View) -> tuple[Dim, ...] | None:
+    """What the output of a node that moves or multiplies sizes holds, where that is known: `(N, 197, 3*C)`."""
+    node, first = view.node, view.contents[0] if view.contents else None
+    if node.domain:
+        return None
+    if node.op_type == "Shape" and view.shapes[0] is not None:
+        return view.shapes[0][view.attr("start", 0) : view.attr("end", len(view.shapes[0]))]
+    if node.op_type == "Concat":
+        parts = [part for part in view.contents if part is not None]
+        return tuple(dim for part in parts for dim in part) if len(parts) == len(view.contents) else None
+    if first is None:
+        return None
+    if node.op_type in ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        return first
+    if node.op_type in ("Equal", "Where"):
+        return _chosen(node.op_type, [part for part in view.contents if part is not None])
+    rest = [part for part in view.contents[1:] if part is not None]
+    numbers = [[n for n in part if isinstance(n, int)] for part in rest]
+    if len(rest) != len(view.contents) - 1 or any(len(n) != len(part) for n, part in zip(numbers, rest, strict=True)):
+        numbers = []
+    if node.op_type == "Gather" and numbers and all(-len(first) <= i < len(first) for i in numbers[0]):
+        return tuple(first[i] for i in numbers[0])
+    if node.op_type == "Slice" and len(numbers) >= 2 and all(len(n) == 1 for n in numbers):
+        return first[numbers[0][0] : numbers[1][0] : numbers[3][0] if len(numbers) > 3 else 1]
+    if node.op_type in ("Mul", "Div") and len(rest) == 1 and len(rest[0]) == len(first) == 1:
+        result = times((*first, *rest[0])) if node.op_type == "Mul" else times(first, rest[0])
+        return None if result is None else (result,)
+    return None
+
+
+def _chosen(op: str, parts: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...] | None:
+    """`Where(Equal(shape, -1), ones, shape)`, which torch writes before an Expand: a size is never negative."""
+    if len(parts) != (2 if op == "Equal" else 3) or len({len(part) for part in parts}) != 1:
+        return None
+    found: list[Dim] = []
+    for row in zip(*parts, strict=True):
+        if op == "Where" and isinstance(row[0], int):
+            found.append(row[1] if row[0] else row[2])
+        elif op == "Equal" and all(isinstance(n, int) for n in row):
+            found.append(int(row[0] == row[1]))
+        elif op == "Equal" and any(isinstance(n, int) and n < 0 for n in row):
+            found.append(0)
+        else:
+            return None
+    return tuple(found)

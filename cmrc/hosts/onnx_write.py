@@ -12,7 +12,7 @@ share, is never edited. The new one takes the old one's name where nobody uses t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import ml_dtypes
@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts.onnx_insert import INSERTED
-from cmrc.hosts.onnx_ops import TABLE
-from cmrc.hosts.onnx_patch import WRITERS, rewire
+from cmrc.hosts.onnx_insert import INSERTED, insert_like
+from cmrc.hosts.onnx_ops import ROWS
+from cmrc.hosts.onnx_patch import WRITERS, rewire, write_target
 from cmrc.hosts.onnx_read import Reading, subgraphs
 from cmrc.ir import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import apply, materialise
@@ -60,6 +60,7 @@ class Patch:
     """The shape of every value as it will be; `was` as it was read."""
     was: dict[str, Shape] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
+    makers: dict[str, Node] = field(default_factory=dict)
     gone: set[onnx_ir.Node] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
     made: dict[tuple[Tensor, str], Made] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Patch:
         self.dtypes = {name: value.dtype for name, value in (*original.items(), *edited.items())}
         used = {value for value in self._all_values() if value.uses()}
         drop_annotations(self.model)
+        self.makers = {value.name: node for node in self.edited.nodes for value in node.outputs}
         read_as = self._hosts(self.reading.graph.nodes)
         now = self._hosts(self.edited.nodes)
         last = {members[-1].name: host for host, members in now.items()}
@@ -97,6 +99,7 @@ class Patch:
                     self._write(host, now[host], read_as[host])
                 self.cursor = host if host.graph is not None else self.cursor
         self._redirect_outputs()
+        self._retarget()
         self._fix_sizes()
         self._update_shapes()
         if not _is_sorted(self.graph):
@@ -120,7 +123,7 @@ class Patch:
         return found
 
     def _write(self, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
-        row = TABLE.get(f"{host.domain}::{host.op_type}" if host.domain else host.op_type)
+        row = ROWS.get(f"{host.domain}::{host.op_type}" if host.domain else host.op_type)
         writer = WRITERS.get(row.write) if row is not None and nodes[0].op != "opaque" else None
         if writer is not None:
             writer(self, host, nodes, before)
@@ -128,7 +131,7 @@ class Patch:
             rewire(self, host, nodes[0], before[0])
 
     def _insert(self, node: Node) -> None:
-        insert = INSERTED.get(node.op)
+        insert = insert_like if node.attrs.get("like") else INSERTED.get(node.op)
         if insert is None:
             raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
         self.reason = f"{node.kind} {'for ' + node.path if node.path else ''}".strip()
@@ -165,7 +168,7 @@ class Patch:
                 tensor = apply("pointwise", (tensor,), {"fn": "cast", "dtype": dtype}, tensor.shape, dtype)
         key = tensor, dtype
         if key not in self.made:
-            origin = base or _parameter(tensor)
+            origin = base or parameter(tensor)
             name = self._numbered(origin) if origin else self.fresh("cmrc.constant")
             self.made[key] = Made(self._register(name, tensor), origin)
         return self.made[key].value
@@ -199,10 +202,14 @@ class Patch:
         inputs: Sequence[onnx_ir.Value | None],
         made: Value | str,
         attributes: Sequence[onnx_ir.Attr] = (),
+        *,
+        domain: str = "",
+        among: tuple[int, int] = (0, 1),
     ) -> onnx_ir.Value:
-        """A new node after the cursor; `made` is the IR value it gives, or a name to base one on."""
+        """A new node after the cursor; `made` is the IR value it gives (output i of n), or a name to base one on."""
         name = made.name if isinstance(made, Value) else self.fresh(made)
         output = onnx_ir.Value(name=name)
+        outputs = [output if i == among[0] else onnx_ir.Value(name=self.fresh(f"{name}.{i}")) for i in range(among[1])]
         if isinstance(made, Value):
             self.values[name] = output
             self.taken.add(name)
@@ -211,7 +218,7 @@ class Patch:
             output.shape = onnx_ir.Shape([None if isinstance(d, str) and d.startswith("?") else d for d in made.shape])
         metadata = {INSERTED_KEY: self.reason or op}
         node = onnx_ir.Node(
-            "", op, inputs, attributes, outputs=[output], name=self.fresh(f"cmrc.{name}"), metadata_props=metadata
+            domain, op, inputs, attributes, outputs=outputs, name=self.fresh(f"cmrc.{name}"), metadata_props=metadata
         )
         if self.cursor is not None:
             self.graph.insert_after(self.cursor, node)
@@ -230,6 +237,11 @@ class Patch:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name, new.name = None, name
         self.values[name] = new
+
+    def bias_name(self, node: Node, what: str = "bias") -> str:
+        """What to call a new parameter of an affine node: after its module, its weight, or its value."""
+        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        return f"{node.path or (parameter(weight) if isinstance(weight, Tensor) else '') or node.name}.{what}"
 
     def retire(self, host: onnx_ir.Node) -> None:
         """Other nodes stand for this one now."""
@@ -253,15 +265,29 @@ class Patch:
 
     def _fix_sizes(self) -> None:
         """Sizes that were read from a value which is smaller now, or gone, stay what they were."""
-        for fixed in self.reading.sizes:
-            now = self.shapes.get(fixed.source)
-            if now is not None and all(now[d] == self.was[fixed.source][d] for d in fixed.dims):
+        for fixed in self.reading.sizes.fixed:
+            if self._has_kept(fixed.source, fixed.dims):
                 continue
             value = self.values[fixed.value]
             if value.is_graph_output():
                 reason = f"the model returns sizes of %{fixed.source}, which changes"
                 raise HostError(reason, node=fixed.value, op="Shape")
             value.replace_all_uses_with(self.array(fixed.tensor.array, base=""))
+
+    def _retarget(self) -> None:
+        """A Reshape to sizes of a value that changed is told its sizes, whether or not it changed itself."""
+        for target in self.reading.sizes.targets:
+            node = self.makers.get(target.value)
+            host = self.values[target.value].producer()
+            if node is None or host is None or self._has_kept(target.source, range(len(self.was[target.source]))):
+                continue
+            computed = host.inputs[1]
+            if computed is not None and not computed.is_initializer() and computed.name in self.was:
+                write_target(self, host, node)
+
+    def _has_kept(self, name: str, dims: Iterable[int]) -> bool:
+        now = self.shapes.get(name)
+        return now is not None and all(now[d] == self.was[name][d] for d in dims)
 
     def _update_shapes(self) -> None:
         """Declared shapes follow the IR where it changed; a stale one makes onnxruntime refuse the model."""
@@ -301,16 +327,16 @@ class Patch:
                 made.value.name = name
 
 
-def _parameter(tensor: Tensor) -> str:
+def parameter(tensor: Tensor) -> str:
     """The parameter that a tensor is an edited form of: what was selected from, folded into, or added to."""
     if isinstance(tensor, Leaf):
         return tensor.name
-    if isinstance(tensor, Apply) and (
-        tensor.op in ("select", "select_in_groups", "fold_columns")
-        or (tensor.op == "pointwise" and tensor.attrs["fn"] in ("add", "cast"))
-    ):
-        return _parameter(tensor.inputs[0])
-    return ""
+    if not isinstance(tensor, Apply):
+        return ""
+    first = tensor.inputs[0]
+    edits = tensor.op in ("select", "select_in_groups", "fold_columns") or tensor.attrs.get("fn") in ("add", "cast")
+    flattens = tensor.op == "reshape" and len(tensor.shape) == 1 and first.shape[-1:] == tensor.shape
+    return parameter(first) if edits or flattens else ""
 
 
 def _is_sorted(graph: onnx_ir.Graph) -> bool:

@@ -1,0 +1,172 @@
+"""How fast a lowered model runs under onnxruntime (CPU), against the native small model and against the original.
+
+python -m benchmarks.latency [--quick] [--json OUT] [--threads N]
+
+Every round runs all models of a case one after the other; sessions are made anew several times, because where memory
+happens to lie moves one session against an equal one. With one thread the clock is the CPU time of the calling thread,
+which does all the work: what else the machine does at the time counts less. Also compared: the ops that onnxruntime is
+left with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import cmrc
+from benchmarks import models
+from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, write_record
+
+NATIVE_TARGET = 1.03  # lowered / native: equal but for what two sessions of one file differ by
+BATCHES = (1, 8)
+LONG_ENOUGH = 0.002  # seconds a timed step lasts at least
+CLOCKS = {"CPU time of the calling thread": time.thread_time, "wall time": time.perf_counter}
+
+
+def export(model: torch.nn.Module, case: models.Case, path: Path) -> Path:
+    """By torch's own exporter, with the batch size left open."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shapes = ({0: torch.export.Dim("batch")},)
+        torch.onnx.export(
+            model, (case.inputs(2),), path, dynamo=True, verbose=False, dynamic_shapes=shapes, external_data=False
+        )
+    return path
+
+
+def build(case: models.Case, folder: Path) -> dict[str, Path]:
+    """The files of a case: original, native small, and lowered from each host. Every lowering is checked."""
+    wide = case.original()
+    made = {"original": export(wide, case, folder / "original.onnx")}
+    made["native"] = export(case.native(), case, folder / "native.onnx")
+    options = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+    programs = {"torch": cmrc.trace(wide, (case.inputs(2),), **options), "onnx": cmrc.trace(made["original"])}
+    for host, program in programs.items():
+        lowered = cmrc.lower(program, case.plan(program))
+        check = lowered.check([case.inputs(3).numpy()])
+        if not check.holds:
+            raise SystemExit(f"{case.name}, {host} host: {check}")
+        made[f"lowered ({host})"] = folder / f"lowered_{host}.onnx"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lowered.save(made[f"lowered ({host})"])
+    return made
+
+
+def session(path: Path, threads: int, optimised: Path | None = None) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    if optimised is not None:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(optimised)
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def histogram(path: Path, threads: int = 1) -> dict[str, int]:
+    """The ops that are left after onnxruntime's extended optimisations, and how many of each."""
+    with tempfile.TemporaryDirectory() as scratch:
+        optimised = Path(scratch) / "optimised.onnx"
+        session(path, threads, optimised)
+        graph = onnx.load(optimised, load_external_data=False).graph
+    return dict(sorted(Counter(node.op_type for node in graph.node).items()))
+
+
+def times(
+    files: Mapping[str, Path], x: np.ndarray, *, threads: int, sessions: int, rounds: int, what: str
+) -> dict[str, np.ndarray]:
+    """Seconds a run of every file, [sessions, rounds]."""
+    found: dict[str, list[float]] = {name: [] for name in files}
+    names, clock = list(files), CLOCKS[clock_for(threads)]
+    for made in progress(range(sessions), what):
+        ready = {name: session(files[name], threads) for name in turned(names, made)}
+        feeds = {name: {one.get_inputs()[0].name: x} for name, one in ready.items()}
+        repeats = repeats_for(ready["original"], feeds["original"])
+        for i in range(rounds):
+            for name in turned(names, i):
+                run, feed = ready[name].run, feeds[name]
+                start = clock()
+                for _ in range(repeats):
+                    run(None, feed)
+                found[name].append((clock() - start) / repeats)
+    return {name: np.array(seconds).reshape(sessions, rounds) for name, seconds in found.items()}
+
+
+def clock_for(threads: int) -> str:
+    return list(CLOCKS)[0 if threads == 1 else 1]
+
+
+def turned(names: Sequence[str], by: int) -> list[str]:
+    by %= len(names)
+    return [*names[by:], *names[:by]]
+
+
+def repeats_for(one: onnxruntime.InferenceSession, feed: Mapping[str, Any]) -> int:
+    """Runs in a timed step, so that it lasts long enough to time; warms the session up."""
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        one.run(None, feed)
+        seconds.append(time.perf_counter() - start)
+    return max(1, round(LONG_ENOUGH / min(seconds)))
+
+
+def measure(case: models.Case, files: Mapping[str, Path], options: argparse.Namespace) -> list[Ratio]:
+    sessions, rounds = (2, 5) if options.quick else (10, 15)
+    ratios = []
+    for batch in BATCHES:
+        name = f"{case.name}, batch {batch}"
+        x = case.inputs(batch).numpy()
+        seconds = times(files, x, threads=options.threads, sessions=sessions, rounds=rounds, what=name)
+        for lowered in [file for file in files if file.startswith("lowered")]:
+            for other in ("native", "original"):
+                target = NATIVE_TARGET if other == "native" and not case.extra else None
+                pairs = np.stack([seconds[lowered], seconds[other]], axis=-1)
+                ratios.append(from_pairs(name, lowered, other, pairs, target))
+    return ratios
+
+
+def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+    for name, files in found.items():
+        table = Table("op", *files, title=f"ops after onnxruntime's optimisation: {name}")
+        for op in sorted({op for counts in files.values() for op in counts}):
+            table.add_row(op, *(str(counts.get(op, 0)) for counts in files.values()))
+        Console().print(table)
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0], "latency.json")
+    torch.set_num_threads(options.threads)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    ratios: list[Ratio] = []
+    histograms: dict[str, dict[str, dict[str, int]]] = {}
+    same: dict[str, bool] = {}
+    for case in models.cases(quick=options.quick):
+        with tempfile.TemporaryDirectory() as scratch:
+            console.print(f"{case.name}: exporting and lowering")
+            files = build(case, Path(scratch))
+            counts = {name: histogram(path) for name, path in files.items()}
+            ratios += measure(case, files, options)
+        histograms[case.name] = counts
+        same[case.name] = all(counts[name] == counts["native"] for name in counts if name.startswith("lowered"))
+    show_histograms(histograms)
+    told = {"clock": clock_for(options.threads), "histograms": histograms, "same_ops": same}
+    write_record(options.json, "latency", ratios, options, **told)
+
+
+if __name__ == "__main__":
+    main()

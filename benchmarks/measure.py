@@ -1,0 +1,184 @@
+"""Timing by pairs, and the record of a run.
+
+Two things are compared only inside one process, one right after the other, in alternating order: a busy machine then
+slows both alike. The result is the median of the ratios of the pairs, with a bootstrap interval of that median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+Item = TypeVar("Item")
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "benchmarks" / "records"
+PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch-pruning", "onnxsim", "numpy")
+BOOTSTRAPS = 5000
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """seconds(ours) / seconds(theirs): the median of the pairs, its 95 % interval, and the target if there is one."""
+
+    name: str
+    ours: str
+    theirs: str
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+    ours_seconds: float
+    theirs_seconds: float
+    target: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.target is None else self.ratio <= self.target
+
+
+def compare(
+    name: str,
+    ours: tuple[str, Callable[[], Callable[[], object]]],
+    theirs: tuple[str, Callable[[], Callable[[], object]]],
+    *,
+    pairs: int,
+    target: float | None = None,
+    warm_up: int = 1,
+) -> Ratio:
+    """Time two things in alternating pairs. Each is a function that prepares, untimed, and returns the step to time."""
+    seconds: list[tuple[float, float]] = []
+    gc.collect()
+    gc.freeze()  # what lies around from before is not searched for garbage again in somebody's timed step
+    for i in progress(range(-warm_up, pairs), name):
+        if i % 2:
+            second, first = _timed(theirs[1]), _timed(ours[1])
+        else:
+            first, second = _timed(ours[1]), _timed(theirs[1])
+        if i >= 0:
+            seconds.append((first, second))
+    return from_pairs(name, ours[0], theirs[0], np.array(seconds), target)
+
+
+def _timed(prepare: Callable[[], Callable[[], object]]) -> float:
+    step = prepare()
+    gc.collect()
+    start = time.perf_counter()
+    made = step()
+    seconds = time.perf_counter() - start
+    del made
+    return seconds
+
+
+def from_pairs(name: str, ours: str, theirs: str, seconds: np.ndarray, target: float | None = None) -> Ratio:
+    """The median ratio of paired times, [pairs, 2] or [groups, pairs, 2]; the interval resamples pairs or groups."""
+    ratios = seconds[..., 0] / seconds[..., 1]
+    draw = np.random.default_rng(0).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
+    low, high = np.percentile(np.median(ratios[draw].reshape(BOOTSTRAPS, -1), axis=1), [2.5, 97.5])
+    mine, other = (float(np.median(seconds[..., side])) for side in (0, 1))
+    return Ratio(
+        name, ours, theirs, float(np.median(ratios)), float(low), float(high), ratios.size, mine, other, target
+    )
+
+
+def progress(items: Sequence[Item] | Iterable[Item], what: str) -> Iterator[Item]:
+    yield from track(items, what, console=console, transient=True, disable=not console.is_terminal)
+
+
+# ---------------------------------------------------------------- the command line and the record
+
+
+def arguments(description: str, record: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes and few pairs, to see that it runs")
+    parser.add_argument("--json", type=Path, default=RECORDS / record, metavar="OUT", help="where to write the record")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch, and of an onnxruntime session")
+    return parser.parse_args()
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def versions() -> dict[str, str]:
+    import cmrc
+
+    found = {"cmrc": cmrc.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit that was measured, marked where the tree differs from it."""
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return told.stdout.strip()
+
+
+def write_record(out: Path, what: str, ratios: Sequence[Ratio], options: argparse.Namespace, **more: Any) -> None:
+    """Write the record and show its ratios."""
+    document = {
+        "what": what,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "quick": options.quick,
+        "threads": options.threads,
+        "machine": machine(),
+        "versions": versions(),
+        "ratios": [{**asdict(ratio), "met": ratio.met} for ratio in ratios],
+        **more,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    table = Table("comparison", "ours", "theirs", "ratio", "95 % interval", "target", "met", title=what, box=None)
+    for r in ratios:
+        met = "" if r.met is None else "yes" if r.met else "no"
+        target = "" if r.target is None else f"{r.target:.3g}"
+        cells = (r.name, f"{r.ours}: {show(r.ours_seconds)}", f"{r.theirs}: {show(r.theirs_seconds)}")
+        table.add_row(*cells, f"{r.ratio:.3f}", f"{r.low:.3f}-{r.high:.3f}", target, met)
+    Console(width=160).print(table)
+
+
+def show(seconds: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

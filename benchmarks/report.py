@@ -1,0 +1,142 @@
+"""Write docs/benchmarks.md from the records: every number on that page comes from there.
+
+python -m benchmarks.report [--records FOLDER] [--out PAGE] [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RECORDS, ROOT, show
+
+INTRODUCTION = """# Benchmarks
+
+Written by `python -m benchmarks.report` from `benchmarks/records/`. `bash benchmarks/run.sh` measures again and writes
+this page anew; `--quick` only shows that everything runs.
+
+A ratio is ours over theirs, so below 1 means that cmrc takes less time. Both sides run in one process, one right after
+the other, in alternating order; the ratio is the median over the pairs, in brackets its 95 % bootstrap interval (for
+latency over whole sessions, whose pairs are not independent). The times beside it are medians too and belong to the
+machine; compare ratios.
+"""
+
+SECTIONS = {
+    "compile cost": """## What lowering costs
+
+{model}: half of the units of every FFN are replaced by constants. Torch-Pruning and onnxsim remove the same number of
+units (they can only set them to zero), and the resulting shapes are checked to be the same. The first row starts from a
+traced program and a plan file, and includes reading the plan, the fingerprint of all weights and the checks. The second
+has the plan in memory, made for this very program; the third stops before the `fx.GraphModule` is assembled. The next
+rows add reading the exported graph, then `torch.export` itself, to the first.
+""",
+    "latency": """## How fast the result runs
+
+Half of the units of every site replaced, run by onnxruntime on the CPU with {threads} intra-op thread(s).
+The clock is the {clock}.
+*native* is the small architecture written by hand and exported by torch; *lowered (torch)* comes from the `nn.Module`,
+*lowered (onnx)* from the exported file of the wide model.
+""",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def ratios(found: Iterable[Mapping[str, Any]]) -> str:
+    rows = []
+    for r in found:
+        target, met = ("", "") if r["target"] is None else (f"≤ {r['target']:.3g}", "yes" if r["met"] else "**no**")
+        sides = (f"{r['ours']} ({show(r['ours_seconds'])})", f"{r['theirs']} ({show(r['theirs_seconds'])})")
+        interval = f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})"
+        rows.append((r["name"], *sides, interval, target, met, str(r["pairs"])))
+    return table(("what", "ours", "theirs", "ratio", "target", "met", "pairs"), rows)
+
+
+def spent(found: Mapping[str, float]) -> str:
+    rows = [(name, show(seconds)) for name, seconds in found.items()]
+    return "### Where the time of the first row goes\n\n" + table(("step", "median"), rows)
+
+
+def memory(found: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        (host, *(f"{told[key] / 1e6:.2f}" for key in ("shared_bytes", "new_bytes", "copied_bytes", "peak_bytes")),
+         "yes" if told["met"] else "**no**")
+        for host, told in found.items()
+    ]  # fmt: skip
+    head = (
+        "host",
+        "shared with the model",
+        "new",
+        "copied unchanged",
+        "allocated at most",
+        "no unchanged weight copied",
+    )
+    return "### Memory\n\nMegabytes of weights; the peak counts what Python and numpy allocate.\n\n" + table(head, rows)
+
+
+def histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mapping[str, bool]) -> str:
+    parts = ["### The ops that onnxruntime is left with\n\nAfter `ORT_ENABLE_EXTENDED`.\n"]
+    for case, files in found.items():
+        names = [name for name in files if name != "original"]
+        ops = sorted({op for name in names for op in files[name]})
+        verdict = "the same" if same[case] else "**not the same**"
+        parts.append(f"{case}: lowered and native are {verdict}.\n")
+        parts.append(table(("op", *names), ((op, *(str(files[name].get(op, 0)) for name in names)) for op in ops)))
+    return "\n".join(parts)
+
+
+def conditions(record: Mapping[str, Any]) -> str:
+    machine, versions = record["machine"], record["versions"]
+    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    quick = " A quick run: the numbers mean nothing." if record["quick"] else ""
+    return (
+        f"Measured {record['when']} at commit {record['commit']}: {machine['processor']}, {machine['cores']} cores "
+        f"(load {machine['load']} at the end), {machine['system']}, {record['threads']} thread(s), "
+        f"Python {machine['python']}, {told}.{quick}\n"
+    )
+
+
+def page(records: Sequence[Mapping[str, Any]]) -> str:
+    parts = [INTRODUCTION]
+    judged = [r for record in records for r in record["ratios"] if r["met"] is not None]
+    missed = [f"{r['name']}, {r['ours']} / {r['theirs']}: {r['ratio']:.3f}" for r in judged if not r["met"]]
+    parts.append(f"{len(judged) - len(missed)} of {len(judged)} targets are met.\n")
+    if missed:
+        parts.append("Missed:\n\n" + "\n".join(f"- {line}" for line in missed) + "\n")
+    for record in records:
+        parts.append(SECTIONS[record["what"]].format(**record))
+        parts.append(conditions(record))
+        parts.append(ratios(record["ratios"]))
+        if "parts" in record:
+            parts.append(spent(record["parts"]))
+        if "memory" in record:
+            parts.append(memory(record["memory"]))
+        if "histograms" in record:
+            parts.append(histograms(record["histograms"], record["same_ops"]))
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not up to date")
+    options = parser.parse_args()
+    found = [json.loads(path.read_text()) for path in sorted(options.records.glob("*.json"))]
+    order = list(SECTIONS)
+    text = page(sorted((record for record in found if record["what"] in order), key=lambda r: order.index(r["what"])))
+    if options.check:
+        if not options.out.exists() or options.out.read_text() != text:
+            raise SystemExit(f"{options.out.name} is stale: python -m benchmarks.report")
+    else:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What is known of a value: units of an axis that are replaced by constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cmrc.ir import Array, Node, Tensor
+from cmrc.ops import constant, slab_of
+
+NOTHING = np.zeros(())
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Units of an axis and their constants: a slab that broadcasts over the other axes, or the name of a value (`runtime`)."""
+
+    source: str
+    axis: int
+    units: tuple[int, ...]
+    slab: Array
+    sources: tuple[int, ...]
+    runtime: str = ""
+
+    def at(self, units: Sequence[int]) -> Array:
+        return np.take(self.full(), self.positions(units), axis=self.axis)
+
+    def positions(self, units: Sequence[int]) -> list[int]:
+        where = {unit: i for i, unit in enumerate(self.units)}
+        return [where[u] for u in units]
+
+    def full(self) -> Array:
+        shape = [len(self.units) if i == self.axis else n for i, n in enumerate(self.slab.shape)]
+        return np.broadcast_to(self.slab, shape)
+
+
+Facts = dict[int, Known]
+
+
+def known_of(node: Node) -> Known:
+    """What a constant do says."""
+    source, value = node.inputs[:2]
+    assert isinstance(source, str) and value is not None
+    rank, attrs = len(node.output.shape), node.attrs
+    units, sources = tuple(attrs["units"]), tuple(attrs.get("sources", ()))
+    if isinstance(value, str):
+        return Known(source, attrs["axis"], units, NOTHING, sources, value)
+    assert isinstance(value, Tensor)
+    return Known(source, attrs["axis"], units, slab_of(constant(value), attrs["axis"], rank), sources)
+
+
+def bare(node: Node, facts: Facts) -> Node:
+    """The node, reading its operands as they were before the do's."""
+    return replace(node, inputs=tuple(facts[i].source if i in facts else o for i, o in enumerate(node.inputs)))
+
+
+def sources_of(facts: Facts) -> tuple[int, ...]:
+    return tuple(sorted({s for fact in facts.values() for s in fact.sources}))

@@ -1,0 +1,348 @@
+"""Convolutions: strides, dilations, padding and its borders, groups, transposed ones, batch norm between them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from differential.models import Ask, affine, case, chain, const, net
+from torch import nn
+
+
+def two_convs(**options: object) -> nn.Module:
+    """A convolution, and one with options that reads it."""
+    return chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.Conv2d(6, 4, **{"kernel_size": 3, **options}))  # type: ignore[arg-type]
+
+
+case("conv2d", two_convs, ("n", 3, "h", "w"), const("act", [1, 4]), dynamic=("", "n", "hnw"), save=True)
+case("conv2d_no_bias", lambda: two_convs(bias=False), ("n", 3, "h", "w"), const("act", [1, 4]))
+case("conv2d_affine", two_convs, ("n", 3, "h", "w"), affine("act", [1, 4], [0, 2]), save=True)
+case("conv2d_no_batch", lambda: two_convs(padding=1), (3, 6, 5), const("act", [1, 4]))
+case("conv2d_stride", lambda: two_convs(stride=2, kernel_size=2), ("n", 3, "h", "w"), const("act", [1, 4]))
+case("conv2d_dilation", lambda: two_convs(dilation=2, kernel_size=2), ("n", 3, "h", "w"), const("act", [1, 4]))
+case(
+    "conv2d_padding",
+    lambda: two_convs(padding=1),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "n", "hnw"),
+    save=True,
+)
+case("conv2d_padding_zeros", lambda: two_convs(padding=1), ("n", 3, "h", "w"), const("act", [1, 4], 0.0))
+case(
+    "conv2d_padding_affine",
+    lambda: two_convs(padding=1),
+    ("n", 3, "h", "w"),
+    affine("act", [1, 4], [0, 2]),
+    dynamic=("n", "hnw"),
+)
+case(
+    "conv2d_everything",
+    lambda: two_convs(kernel_size=(3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "n", "hnw"),
+)
+case(
+    "conv2d_same",
+    lambda: two_convs(padding="same"),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "hnw"),
+    save=True,
+)
+case(
+    "conv2d_same_even",
+    lambda: two_convs(padding="same", kernel_size=(2, 4)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "hnw"),
+)
+case(
+    "conv2d_same_dilated",
+    lambda: two_convs(padding="same", kernel_size=(3, 2), dilation=(2, 3)),
+    ("n", 3, "h", "w"),
+    affine("act", [1], [3]),
+)
+case("conv2d_valid", lambda: two_convs(padding="valid"), ("n", 3, "h", "w"), const("act", [1, 4]))
+case("conv2d_reflect", lambda: two_convs(padding=1, padding_mode="reflect"), ("n", 3, "h", "w"), const("act", [1, 4]))
+case("conv2d_circular", lambda: two_convs(padding=1, padding_mode="circular"), ("n", 3, 6, 5), const("act", [1, 4]))
+case("conv2d_1x1_padded", lambda: two_convs(kernel_size=1, padding=1), ("n", 3, "h", "w"), const("act", [1, 4]))
+case("conv2d_slab", two_convs, ("n", 3, 6, 5), const("act", [1, 4], np.linspace(-2, 2, 24).reshape(1, 2, 4, 3)))
+case(
+    "conv2d_slab_padding",
+    lambda: two_convs(padding=1, stride=2),
+    ("n", 3, 6, 5),
+    const("act", [1, 4], np.linspace(-2, 2, 24).reshape(1, 2, 4, 3)),
+)
+case(
+    "conv2d_row_slab",
+    lambda: two_convs(padding=1),
+    ("n", 3, 6, 5),
+    const("act", [1, 4], np.linspace(-2, 2, 8).reshape(1, 2, 4, 1)),
+)
+case(
+    "conv2d_all",
+    lambda: two_convs(padding=1),
+    ("n", 3, 6, 5),
+    Ask("act", "all", 0.7),
+    stops="it is an output of the model",
+)
+case("conv2d_preactivation", lambda: two_convs(padding=1), ("n", 3, "h", "w"), const("a", [0, 3]), dynamic=("", "hnw"))
+
+case(
+    "conv1d",
+    lambda: chain(a=nn.Conv1d(3, 6, 3, padding=1), act=nn.GELU(), b=nn.Conv1d(6, 4, 3, 2, 1)),
+    ("n", 3, "h"),
+    const("act", [1, 4]),
+    dynamic=("n", "hn"),
+)
+case(
+    "conv1d_affine",
+    lambda: chain(a=nn.Conv1d(3, 6, 3, padding=1), act=nn.GELU(), b=nn.Conv1d(6, 4, 2)),
+    ("n", 3, "h"),
+    affine("act", [1, 4], [0, 5]),
+)
+case(
+    "conv1d_same",
+    lambda: chain(a=nn.Conv1d(3, 6, 3), act=nn.GELU(), b=nn.Conv1d(6, 4, 4, padding="same")),
+    ("n", 3, "h"),
+    const("act", [1, 4]),
+)
+case(
+    "conv3d",
+    lambda: chain(a=nn.Conv3d(2, 5, 2), act=nn.ReLU(), b=nn.Conv3d(5, 3, (2, 3, 1), (1, 2, 1), (1, 0, 1))),
+    ("n", 2, "d", "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("n", "dhnw"),
+)
+case(
+    "conv3d_affine",
+    lambda: chain(a=nn.Conv3d(2, 5, 2), act=nn.ReLU(), b=nn.Conv3d(5, 3, 2, padding=1)),
+    ("n", 2, "d", "h", "w"),
+    affine("act", [1], [0, 4]),
+)
+
+# ---------------------------------------------------------------- transposed
+
+case(
+    "deconv2d",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.ConvTranspose2d(6, 4, 3)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("n", "hnw"),
+    save=True,
+)
+case(
+    "deconv2d_everything",
+    lambda: chain(
+        a=nn.Conv2d(3, 6, 3),
+        act=nn.ReLU(),
+        b=nn.ConvTranspose2d(6, 4, (3, 2), (2, 3), (1, 0), (1, 2), dilation=(2, 1), bias=False),
+    ),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("n", "hnw"),
+)
+case(
+    "deconv2d_affine",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.ConvTranspose2d(6, 4, 3, 2, 1, 1)),
+    ("n", 3, "h", "w"),
+    affine("act", [1, 4], [0, 2]),
+)
+case(
+    "deconv2d_grouped",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.ConvTranspose2d(6, 4, 3, 2, 1, groups=2)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+)
+case(
+    "deconv1d",
+    lambda: chain(a=nn.ConvTranspose1d(3, 6, 3, 2), act=nn.ReLU(), b=nn.ConvTranspose1d(6, 4, 4, 2, 1)),
+    ("n", 3, "h"),
+    const("act", [1, 4]),
+    dynamic=("n", "hn"),
+)
+case(
+    "deconv3d",
+    lambda: chain(a=nn.ConvTranspose3d(2, 5, 2), act=nn.ReLU(), b=nn.ConvTranspose3d(5, 3, 2, (2, 1, 1), (0, 1, 0))),
+    ("n", 2, "d", "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("n", "dhnw"),
+)
+case(
+    "deconv2d_producer",
+    lambda: chain(a=nn.ConvTranspose2d(3, 6, 3, 2, 1, 1), act=nn.ReLU(), b=nn.Conv2d(6, 4, 3)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+)
+
+# ---------------------------------------------------------------- groups
+
+
+def separable(padding: int = 1, multiplier: int = 1, bias: bool = True) -> nn.Module:
+    """pointwise, depthwise, pointwise."""
+    wide = 6 * multiplier
+    return chain(
+        a=nn.Conv2d(3, 6, 1),
+        f=nn.ReLU6(),
+        dw=nn.Conv2d(6, wide, 3, padding=padding, groups=6, bias=bias),
+        g=nn.ReLU6(),
+        b=nn.Conv2d(wide, 4, 1),
+    )
+
+
+case("depthwise", separable, ("n", 3, 6, 5), const("f", [1, 4]), dynamic=("", "n"), save=True)
+case("depthwise_valid", lambda: separable(padding=0), ("n", 3, "h", "w"), const("f", [1, 4]))
+case("depthwise_zeros", separable, ("n", 3, "h", "w"), const("f", [1, 4], 0.0))
+case("depthwise_output", separable, ("n", 3, "h", "w"), const("g", [1, 4]))
+case("depthwise_output_affine", lambda: separable(bias=False), ("n", 3, "h", "w"), affine("g", [1, 4], [0, 2]))
+case(
+    "depthwise_multiplier",
+    lambda: separable(multiplier=2),
+    ("n", 3, 6, 5),
+    const("f", [1, 4], left=3),
+    const("g", [2, 3, 8, 9, 0, 1], left=6),
+)
+case("depthwise_border_of_any_size", separable, ("n", 3, "h", "w"), const("f", [1, 4]))
+case(
+    "depthwise_affine",
+    separable,
+    ("n", 3, "h", "w"),
+    affine("f", [1], [2]),
+    stops="a unit and its parents lie in different groups",
+)
+
+
+def grouped(groups: int = 2, **options: object) -> nn.Module:
+    return chain(
+        a=nn.Conv2d(3, 8, 3),
+        act=nn.ReLU(),
+        b=nn.Conv2d(8, 6, 3, groups=groups, **options),
+        g=nn.ReLU(),
+        c=nn.Conv2d(6, 4, 1),
+    )  # type: ignore[arg-type]
+
+
+case("grouped_equal_counts", grouped, ("n", 3, "h", "w"), const("act", [1, 6]), save=True)
+case(
+    "grouped_equal_counts_padding",
+    lambda: grouped(padding=1),
+    ("n", 3, "h", "w"),
+    const("act", [1, 3, 6, 7]),
+    dynamic=("n", "hnw"),
+)
+case("grouped_whole_group", lambda: grouped(padding=1), ("n", 3, 6, 5), const("act", [4, 5, 6, 7]))
+case(
+    "grouped_affine",
+    lambda: grouped(padding=1),
+    ("n", 3, "h", "w"),
+    affine("act", [1], [0, 2], left=6),
+    affine("act", [6], [4], left=6),
+)
+case(
+    "grouped_unequal",
+    grouped,
+    ("n", 3, "h", "w"),
+    const("act", [1, 2, 6]),
+    stops="its groups would keep different numbers of channels",
+)
+case("grouped_outputs", grouped, ("n", 3, "h", "w"), const("g", [1, 3]))
+case("grouped_whole_outputs", grouped, ("n", 3, "h", "w"), const("g", [0, 1, 2]))
+
+# ---------------------------------------------------------------- batch norm
+
+case(
+    "conv_bn_relu_conv",
+    lambda: chain(
+        a=nn.Conv2d(3, 6, 3, bias=False), bn=nn.BatchNorm2d(6), act=nn.ReLU(), b=nn.Conv2d(6, 4, 3, padding=1)
+    ),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "hnw"),
+    save=True,
+)
+case(
+    "conv_bn_conv",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), bn=nn.BatchNorm2d(6), b=nn.Conv2d(6, 4, 3, bias=False), bn2=nn.BatchNorm2d(4)),
+    ("n", 3, "h", "w"),
+    const("bn", [1, 4]),
+)
+case(
+    "before_bn",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), bn=nn.BatchNorm2d(6), b=nn.Conv2d(6, 4, 3, padding=1)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "hnw"),
+)
+case(
+    "before_bn_affine",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), bn=nn.BatchNorm2d(6), b=nn.Conv2d(6, 4, 3, padding=1)),
+    ("n", 3, "h", "w"),
+    affine("act", [1, 4], [0, 2]),
+    dynamic=("", "hnw"),
+    save=True,
+)
+case(
+    "preactivation_bn",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), bn=nn.BatchNorm2d(6, affine=False), act=nn.ReLU(), b=nn.Conv2d(6, 4, 1)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+)
+case(
+    "batch_norm_rows",
+    lambda: chain(a=nn.Linear(6, 8), bn=nn.BatchNorm1d(8), act=nn.ReLU(), b=nn.Linear(8, 4)),
+    ("n", 6),
+    const("act", [1, 4]),
+)
+case(
+    "batch_norm_rows_affine",
+    lambda: chain(a=nn.Linear(6, 8), act=nn.ReLU(), bn=nn.BatchNorm1d(8), b=nn.Linear(8, 4)),
+    ("n", 6),
+    affine("act", [1, 4], [0, 2]),
+)
+case(
+    "batch_norm_sequence",
+    lambda: chain(a=nn.Conv1d(3, 6, 3), act=nn.ReLU(), bn=nn.BatchNorm1d(6), b=nn.Conv1d(6, 4, 3)),
+    ("n", 3, "h"),
+    const("act", [1, 4]),
+)
+
+# ---------------------------------------------------------------- to a linear layer, other precisions
+
+case(
+    "conv_flatten_linear",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), flat=nn.Flatten(), b=nn.Linear(6 * 4 * 3, 4)),
+    ("n", 3, 6, 5),
+    const("act", [1, 4]),
+    dynamic=("", "n"),
+    save=True,
+)
+case(
+    "conv_flatten_linear_affine",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), flat=nn.Flatten(), b=nn.Linear(6 * 4 * 3, 4)),
+    ("n", 3, 6, 5),
+    affine("act", [1, 4], [0, 2]),
+    save=True,
+)
+case(
+    "conv_flatten_slab",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), flat=nn.Flatten(), b=nn.Linear(6 * 4 * 3, 4)),
+    ("n", 3, 6, 5),
+    const("act", [1, 4], np.linspace(-2, 2, 24).reshape(1, 2, 4, 3)),
+)
+for _dtype in (torch.float64, torch.float16, torch.bfloat16):
+    _name = str(_dtype).removeprefix("torch.")
+    case(f"conv_bn_{_name}", lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), bn=nn.BatchNorm2d(6), b=nn.Conv2d(6, 4, 3, padding=1)),
+         ("n", 3, "h", "w"), const("act", [1, 4]), dtype=_dtype, hosts=("fx",))  # fmt: skip
+
+
+def _conv_by_hand(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.convolution(m.act(m.a(x)), m.w, m.b, [1, 2], [1, 0], [1, 1], False, [0, 0], 1)
+
+
+case(
+    "convolution_function",
+    lambda: net(_conv_by_hand, a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), w=torch.empty(4, 6, 3, 2), b=torch.empty(4)),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+)

@@ -1,0 +1,384 @@
+"""The torch result as a module: the user's own names and tensors, train and eval, pickling, export, training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from differential.models import chain, net, randomise, to_onnx
+from tolerances import ACROSS_F32, EXACT_F32, distance
+from torch import nn
+
+import cmrc
+
+BATCH = torch.export.Dim("n", min=1, max=64)
+
+
+def network() -> nn.Module:
+    """What `.train()` changes, and what it does not, on both sides of the site `act`."""
+    return chain(
+        conv1=nn.Conv2d(3, 6, 3), bn1=nn.BatchNorm2d(6), act=nn.ReLU(inplace=True), drop1=nn.Dropout2d(0.4),
+        conv2=nn.Conv2d(6, 5, 1), bn2=nn.BatchNorm2d(5), act2=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(),
+        drop2=nn.Dropout(0.3), head=nn.Linear(5, 4),
+    )  # fmt: skip
+
+
+def images(count: int = 4, seed: int = 5) -> torch.Tensor:
+    return torch.randn(count, 3, 6, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def lower(
+    model: nn.Module, args: tuple[Any, ...], site: str, units: list[int], constant: Any, **options: Any
+) -> cmrc.Lowered:
+    program = cmrc.trace(model, args, **options)
+    return cmrc.lower(program, cmrc.Plan(program).do(site, units=units, constant=constant))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return randomise(network()).eval()
+
+
+@pytest.fixture
+def lowered(model: nn.Module) -> cmrc.Lowered:
+    return lower(model, (images(),), "act", [1, 4], [0.7, 1.9], dynamic_shapes=({0: BATCH},))
+
+
+def clamped(model: nn.Module, site: str, units: list[int], constant: list[float]) -> nn.Module:
+    """A copy of the model whose forward overwrites the units."""
+    copied = copy.deepcopy(model)
+
+    def overwrite(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        output = output.clone()
+        output[:, units] = torch.tensor(constant).reshape(-1, *[1] * (output.ndim - 2))
+        return output
+
+    copied.get_submodule(site).register_forward_hook(overwrite)
+    return copied
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = EXACT_F32) -> bool:
+    return distance(actual.detach().numpy(), expected.detach().numpy()) <= tolerance
+
+
+# ---------------------------------------------------------------- names and tensors
+
+
+def test_state_has_the_names_of_the_model(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    assert set(lowered.module.state_dict()) == set(model.state_dict())
+    assert dict(lowered.module.named_parameters()).keys() == dict(model.named_parameters()).keys()
+
+
+def test_parameters_have_the_smaller_shapes(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    changed = {
+        n: tuple(t.shape) for n, t in lowered.module.state_dict().items() if t.shape != model.state_dict()[n].shape
+    }
+    of_units = ("conv1.bias", "bn1.weight", "bn1.bias", "bn1.running_mean", "bn1.running_var")
+    assert changed == {"conv1.weight": (4, 3, 3, 3), "conv2.weight": (5, 4, 1, 1), **dict.fromkeys(of_units, (4,))}
+
+
+def test_unchanged_tensors_are_the_models_own(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    for name in ("bn2.weight", "bn2.bias", "head.weight", "head.bias"):
+        assert lowered.module.get_parameter(name) is model.get_parameter(name)
+    assert lowered.module.get_buffer("bn2.running_var") is model.get_buffer("bn2.running_var")
+
+
+def test_the_model_is_not_changed(model: nn.Module) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.train()
+    lower(model, (images(),), "act", [1, 4], 0.7)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_bias_that_was_not_there_gets_its_modules_name() -> None:
+    model = randomise(chain(fc1=nn.Linear(6, 8, bias=False), act=nn.ReLU(), fc2=nn.Linear(8, 4, bias=False)))
+    made = lower(model, (torch.randn(3, 6),), "act", [1], 0.7).module
+    assert set(dict(made.named_parameters())) == {"fc1.weight", "fc2.weight", "fc2.bias"}
+
+
+# ---------------------------------------------------------------- train and eval
+
+
+def test_train_and_eval_do_what_they_do_to_the_model(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    # Dropout before conv2 would draw for six channels in one and four in the other: only the one behind it is compared.
+    model.drop1 = nn.Identity()
+    made = lower(model, (images(),), "act", [1, 4], [0.7, 1.9], dynamic_shapes=({0: BATCH},)).module
+    reference = clamped(model, "act", [1, 4], [0.7, 1.9])
+    x = images(8)
+    assert close(made.eval()(x), reference.eval()(x))
+    quiet = made(x)
+    assert torch.equal(made(x), quiet)
+
+    made.train(), reference.train()
+    torch.manual_seed(3)
+    drawn = made(x)
+    torch.manual_seed(3)
+    assert close(drawn, reference(x))
+    assert not close(drawn, quiet, 1e-2)
+    kept = [0, 2, 3, 5]
+    for name in ("running_mean", "running_var"):
+        assert close(made.get_buffer(f"bn1.{name}"), reference.get_buffer(f"bn1.{name}")[kept])
+        assert close(made.get_buffer(f"bn2.{name}"), reference.get_buffer(f"bn2.{name}"))
+
+    assert close(made.eval()(x), reference.eval()(x))
+    assert not close(made(x), quiet, 1e-2)  # the statistics moved
+
+
+def test_train_reaches_every_dropout(lowered: cmrc.Lowered) -> None:
+    x = images()
+    made = lowered.module.eval()
+    assert torch.equal(made(x), made(x))
+    made.train()
+    assert not torch.equal(made(x), made(x))
+    assert made.training
+    assert not made.eval().training
+
+
+# ---------------------------------------------------------------- storing and exporting
+
+
+@pytest.mark.parametrize("how", ["torch.save", "deepcopy"])
+def test_copies_run_and_train(lowered: cmrc.Lowered, how: str, tmp_path: Path) -> None:
+    if how == "deepcopy":
+        again = copy.deepcopy(lowered.module)
+    else:
+        torch.save(lowered.module, tmp_path / "small.pt")
+        again = torch.load(tmp_path / "small.pt", weights_only=False)
+    x = images(7)
+    assert torch.equal(again.eval()(x), lowered.module.eval()(x))
+    assert set(again.state_dict()) == set(lowered.module.state_dict())
+    assert set(dict(again.named_parameters())) == set(dict(lowered.module.named_parameters()))
+    again.train()
+    assert not torch.equal(again(x), again(x))
+
+
+def test_state_dict_round_trip(lowered: cmrc.Lowered, tmp_path: Path) -> None:
+    torch.save(lowered.module.state_dict(), tmp_path / "small.pt")
+    again = copy.deepcopy(lowered.module)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    again.load_state_dict(torch.load(tmp_path / "small.pt", weights_only=True))
+    assert torch.equal(again.eval()(images()), lowered.module.eval()(images()))
+
+
+def test_exports_again(lowered: cmrc.Lowered) -> None:
+    again = torch.export.export(lowered.module.eval(), (images(),), dynamic_shapes=({0: BATCH},))
+    assert close(again.module()(images(9)), lowered.module(images(9)))
+    assert cmrc.trace(again).host.graph.inputs
+
+
+def test_lowers_again(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    program = cmrc.trace(lowered.module.eval(), (images(),))
+    names = [site.name for site in program.sites(folds=False) if site.op == "relu"]
+    twice = cmrc.lower(program, cmrc.Plan(program).do(names[0], units=[0], constant=0.4))
+    assert twice.check((images(),)).holds
+    assert twice.module.get_parameter("conv1.weight").shape == (3, 3, 3, 3)
+
+
+def test_exports_to_onnx(lowered: cmrc.Lowered, tmp_path: Path) -> None:
+    exported = torch.export.export(lowered.module.eval(), (images(),), dynamic_shapes=({0: BATCH},))
+    session = onnxruntime.InferenceSession(to_onnx(exported).SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: images(9).numpy()})
+    assert distance(found, lowered.module(images(9)).detach().numpy()) <= ACROSS_F32
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_a_step_of_training_lowers_the_loss(lowered: cmrc.Lowered) -> None:
+    made = copy.deepcopy(lowered.module).train()
+    x, target = images(16), torch.arange(16) % 4
+    made.eval()
+    before = nn.functional.cross_entropy(made(x), target)
+    before.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in made.parameters())
+    torch.optim.SGD(made.parameters(), lr=0.05).step()
+    assert nn.functional.cross_entropy(made(x), target) < before
+
+
+def test_gradients_equal_those_of_the_clamped_model(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    reference, made = clamped(model, "act", [1, 4], [0.7, 1.9]), copy.deepcopy(lowered.module).eval()
+    for module in (reference, made):
+        module(images()).square().sum().backward()
+    kept = [0, 2, 3, 5]
+    found, wanted = dict(made.named_parameters()), dict(reference.named_parameters())
+    for name, index in {
+        "conv1.weight": kept,
+        "bn1.weight": kept,
+        "head.weight": slice(None),
+        "bn2.bias": slice(None),
+    }.items():
+        assert close(found[name].grad, wanted[name].grad[index])
+    assert close(found["conv2.weight"].grad, wanted["conv2.weight"].grad[:, kept])
+
+
+# ---------------------------------------------------------------- tied weights
+
+
+def language_model(head_reads: str) -> nn.Module:
+    """An embedding whose weight is the head's as well."""
+    model = net(
+        {"stream": lambda m, i: m.head(m.down(m.act(m.up(m.emb(i))))), "embedding": lambda m, i: m.head(m.act(m.emb(i)))}[head_reads],
+        emb=nn.Embedding(9, 6), up=nn.Linear(6, 8), act=nn.GELU(), down=nn.Linear(8, 6), head=nn.Linear(6, 9, bias=False),
+    )  # fmt: skip
+    model.head.weight = model.emb.weight
+    return randomise(model).eval()
+
+
+IDS = torch.tensor([[1, 4, 8], [0, 2, 5]])
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = language_model("stream")
+    lowered = lower(model, (IDS,), "act", [1, 4], [0.7, -0.9])
+    assert lowered.report.untied == ()
+    assert lowered.module.get_parameter("head.weight") is lowered.module.get_parameter("emb.weight") is model.emb.weight
+
+
+def test_tied_weights_that_a_fold_must_separate_are_reported() -> None:
+    model = language_model("embedding")
+    lowered = lower(model, (IDS,), "act", [1, 4], [0.7, -0.9])
+    assert len(lowered.report.untied) == 1
+    assert "weight" in lowered.report.untied[0]
+    assert lowered.report.untied[0] in str(lowered.report)
+    assert lowered.check((IDS,)).holds
+    assert model.emb.weight.shape == (9, 6)
+
+
+def test_calls_of_one_module_that_become_different_are_reported() -> None:
+    model = randomise(net(lambda m, x: m.fc(m.act(m.fc(x))), fc=nn.Linear(6, 6), act=nn.ReLU()))
+    lowered = lower(model, (torch.randn(3, 6),), "act", [1, 4], [0.7, -0.9])
+    assert lowered.report.untied
+    assert lowered.check((torch.randn(3, 6),)).holds
+
+
+# ---------------------------------------------------------------- signatures
+
+
+def with_keywords(m: Any, x: torch.Tensor, *, shift: torch.Tensor, scale: float = 2.0) -> dict[str, Any]:
+    hidden = m.act(m.fc1(x) + shift)
+    return {"logits": m.fc2(hidden) * scale, "parts": (hidden.sum(), [m.fc3(hidden)])}
+
+
+def with_a_dict(m: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return m.fc2(m.act(m.fc1(batch["x"]) + batch["shift"])), m.fc3(batch["x"])
+
+
+def members(ins: int) -> dict[str, nn.Module]:
+    return {"fc1": nn.Linear(6, 8), "act": nn.ReLU(), "fc2": nn.Linear(8, 4), "fc3": nn.Linear(ins, 2)}
+
+
+def test_keywords_and_nested_outputs() -> None:
+    model = randomise(net(with_keywords, **members(8))).eval()
+    x, shift = torch.randn(3, 6), torch.randn(3, 1)
+    # `hidden.sum()` reads all units: the clamp stays there.
+    program = cmrc.trace(model, (x,), kwargs={"shift": shift})
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("fc1", units=[1], constant=0.3), residue="keep")
+    found, wanted = lowered.module(x, shift=shift), clamped(model, "fc1", [1], [0.3])(x, shift=shift)
+    assert set(found) == {"logits", "parts"}
+    assert close(found["logits"], wanted["logits"])
+    assert close(found["parts"][0], wanted["parts"][0])
+    assert close(found["parts"][1][0], wanted["parts"][1][0])
+
+
+def test_a_dict_as_input() -> None:
+    model = randomise(net(with_a_dict, **members(6))).eval()
+    batch = {"x": torch.randn(3, 6), "shift": torch.randn(3, 1)}
+    lowered = lower(model, (batch,), "act", [1, 4], [0.3, 0.9])
+    wanted = clamped(model, "act", [1, 4], [0.3, 0.9])(batch)
+    for found in (lowered.module(batch), [torch.from_numpy(a) for a in lowered.host.run((batch,))]):
+        assert all(close(a, b) for a, b in zip(found, wanted, strict=True))
+    assert lowered.check((batch,)).holds
+
+
+def test_an_output_that_is_no_tensor() -> None:
+    model = randomise(net(lambda m, x: (m.fc2(m.act(m.fc1(x))), None, 3), **members(6))).eval()
+    x = torch.randn(3, 6)
+    found = lower(model, (x,), "act", [1], 0.3).module(x)
+    assert close(found[0], clamped(model, "act", [1], [0.3])(x)[0])
+    assert found[1:] == (None, 3)
+
+
+def test_a_parameter_that_is_an_output_stays_as_it_is() -> None:
+    model = randomise(net(lambda m, x: (m.fc2(m.act(m.fc1(x))), m.fc2.weight, m.fc1.bias * 2), **members(6))).eval()
+    x = torch.randn(3, 6)
+    found = lower(model, (x,), "act", [1], 0.3).module(x)
+    wanted = clamped(model, "act", [1], [0.3])(x)
+    assert all(close(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+CONSTANT = torch.linspace(-1, 1, 8)
+
+
+def test_a_constant_tensor_in_the_forward() -> None:
+    model = randomise(
+        net(lambda m, x: m.fc2(m.act(m.fc1(x)) * torch.tensor([0.5] * 4 + [2.0] * 4) + CONSTANT), **members(6))
+    )
+    x = torch.randn(3, 6)
+    lowered = lower(model, (x,), "act", [1, 4], [0.3, 0.9])
+    assert close(lowered.module(x), clamped(model, "act", [1, 4], [0.3, 0.9])(x))
+
+
+def test_weights_that_are_computed_from_parameters() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.fc2(m.act(m.fc1(x)) * (1 + m.gain) / m.gain.abs()) + m.gain.sum()
+
+    model = randomise(net(forward, fc1=nn.Linear(6, 8), act=nn.ReLU(), fc2=nn.Linear(8, 4), gain=torch.empty(8)))
+    nn.utils.parametrizations.weight_norm(model.fc1)
+    nn.utils.parametrizations.weight_norm(model.fc2)
+    x = torch.randn(3, 6)
+    lowered = lower(model, (x,), "act", [1, 4], [0.3, 0.9])
+    assert close(lowered.module(x), clamped(model, "act", [1, 4], [0.3, 0.9])(x))
+    assert lowered.module.get_parameter("gain") is model.gain  # the sum reads all of it
+    lowered.module(x).sum().backward()
+    assert all(p.grad is not None for p in lowered.module.parameters())
+
+
+def test_a_plan_is_lowered_on_the_module_it_was_made_for(model: nn.Module) -> None:
+    program = cmrc.trace(model, (images(),), dynamic_shapes=({0: BATCH},))
+    plan = cmrc.Plan(program).do("act", units=[1], constant=0.5)
+    assert cmrc.lower(model, plan).check((images(9),)).holds
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.fc2(x.view(-1, 6).relu_() + x),
+        lambda m, x: (lambda h: m.fc2(h.view(2, -1).relu_().view(-1, 6) + h))(m.fc1(x)),
+    ],
+    ids=["of the input", "of a value that is read again"],
+)
+def test_a_shared_value_changed_in_place_is_refused(forward: Callable[..., Any]) -> None:
+    model = net(forward, fc1=nn.Linear(6, 6), fc2=nn.Linear(6, 4))
+    with pytest.raises(cmrc.CmrcError, match="changes a value in place that others share"):
+        cmrc.trace(model, (torch.randn(2, 6),))
+
+
+def test_in_place_ops_that_nobody_else_sees() -> None:
+    model = randomise(
+        net(
+            lambda m, x: m.fc2(m.fc1(x).view(2, -1).mul_(1.5).view(-1, 6).add_(0.2).relu_()),
+            fc1=nn.Linear(6, 6),
+            fc2=nn.Linear(6, 4),
+        )
+    )
+    x = torch.randn(2, 6)
+    lowered = lower(model, (x,), "relu_", [1, 4], [0.3, 0.9])
+    assert lowered.check((x,)).holds
+    assert distance(lowered.program.run((x,))[0], model(x).detach().numpy()) <= EXACT_F32
+
+
+def test_numpy_inputs_and_taps(model: nn.Module, lowered: cmrc.Lowered) -> None:
+    x = images().numpy()
+    outputs = lowered.program.host.run((x,), taps=["relu_"])
+    assert [o.shape for o in outputs] == [(4, 4), (4, 6, 4, 3)]
+    assert np.array_equal(outputs[0], model(images()).detach().numpy())

@@ -1,0 +1,382 @@
+"""The evaluator against torch: convolutions of every kind, pools, activations, norms, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tolerances import EXACT_F64, distance
+
+from cmrc.ir import Apply, Leaf, Literal, Node, Value, literal
+from cmrc.ops import ALONG, CHECKS, MEANINGS, POINTWISE, apply, constant, materialise, take
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 1.0, shape)
+
+
+def agree(actual: np.ndarray, expected: torch.Tensor) -> None:
+    assert distance(actual, expected.numpy()) <= EXACT_F64
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@st.composite
+def convolutions(draw: Draw) -> dict[str, Any]:
+    rank, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    several = lambda low, high: tuple(draw(st.integers(low, high)) for _ in range(rank))  # noqa: E731
+    return {
+        "rank": rank, "groups": groups, "ins": groups * draw(st.integers(1, 2)), "outs": groups * draw(st.integers(1, 2)),
+        "kernel": several(1, 3), "stride": several(1, 3), "dilation": several(1, 2), "padding": several(0, 2),
+        "size": several(1, 6), "more": several(0, 2), "bias": draw(st.booleans()), "batched": draw(st.booleans()),
+    }  # fmt: skip
+
+
+def attributes(c: dict[str, Any], **more: Any) -> dict[str, Any]:
+    names = ("stride", "dilation", "groups")
+    pad = tuple((p, p) for p in c["padding"])
+    return {"axis": int(c["batched"]), "pad": pad, **{name: c[name] for name in names}, **more}
+
+
+@given(convolutions())
+def test_convolution(c: dict[str, Any]) -> None:
+    reach = [d * (k - 1) + 1 for d, k in zip(c["dilation"], c["kernel"], strict=True)]
+    assume(all(n + 2 * p >= r for n, p, r in zip(c["size"], c["padding"], reach, strict=True)))
+    x = normal(*((2,) if c["batched"] else ()), c["ins"], *c["size"])
+    w, b = normal(c["outs"], c["ins"] // c["groups"], *c["kernel"], seed=1), normal(c["outs"], seed=2) if c["bias"] else None
+    ours = MEANINGS["conv"](attributes(c), x, w, b)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[c["rank"] - 1]
+    theirs = convolve(*map(as_tensor, (x, w, b)), c["stride"], c["padding"], c["dilation"], c["groups"])
+    agree(ours, theirs)
+
+
+@given(convolutions())
+def test_transposed_convolution(c: dict[str, Any]) -> None:
+    assume(all(m < max(s, d) for m, s, d in zip(c["more"], c["stride"], c["dilation"], strict=True)))
+    parts = zip(c["size"], c["stride"], c["padding"], c["dilation"], c["kernel"], c["more"], strict=True)
+    assume(all((n - 1) * s - 2 * p + d * (k - 1) + m + 1 > 0 for n, s, p, d, k, m in parts))
+    x = normal(*((2,) if c["batched"] else ()), c["ins"], *c["size"])
+    w, b = normal(c["ins"], c["outs"] // c["groups"], *c["kernel"], seed=1), normal(c["outs"], seed=2) if c["bias"] else None
+    ours = MEANINGS["conv"](attributes(c, transposed=True, output_padding=c["more"]), x, w, b)
+    convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[c["rank"] - 1]
+    theirs = convolve(*map(as_tensor, (x, w, b)), c["stride"], c["padding"], c["more"], c["groups"], c["dilation"])
+    agree(ours, theirs)
+
+
+def as_tensor(array: np.ndarray | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("size", [5, 6, 7, 8])
+@pytest.mark.parametrize(("pad", "before"), [("same_upper", False), ("same_lower", True)])
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 2, 1), (2, 1, 1), (4, 3, 1), (3, 1, 2)])
+def test_same_padding_depends_on_the_size(size: int, pad: str, before: bool, kernel: int, stride: int, dilation: int) -> None:
+    x, w = normal(1, 2, size), normal(3, 2, kernel, seed=1)
+    attrs = {"axis": 1, "stride": (stride,), "pad": pad, "dilation": (dilation,), "groups": 1}
+    total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
+    small, large = total // 2, total - total // 2
+    padded = F.pad(torch.from_numpy(x), (large, small) if before else (small, large))
+    ours = MEANINGS["conv"](attrs, x, w)
+    assert ours.shape[2] == -(-size // stride)
+    agree(ours, F.conv1d(padded, torch.from_numpy(w), stride=stride, dilation=dilation))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "extra"), [(3, 2, 0), (4, 2, 0), (5, 3, 1), (2, 2, 0), (3, 1, 0)])
+def test_same_padding_of_a_transposed_convolution(kernel: int, stride: int, extra: int) -> None:
+    attrs = {"axis": 1, "stride": (stride,), "pad": "same_upper", "dilation": (1,), "groups": 1, "transposed": True,
+             "output_padding": (extra,)}  # fmt: skip
+    ours = MEANINGS["conv"](attrs, normal(1, 2, 4), normal(2, 3, kernel, seed=1))
+    assert ours.shape == (1, 3, 4 * stride)
+
+
+# ---------------------------------------------------------------- pools
+
+
+@given(
+    st.integers(1, 2),
+    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2), st.integers(1, 2)),
+             min_size=2, max_size=2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 3]),
+)  # fmt: skip
+def test_pools(rank: int, sizes: list[tuple[int, ...]], ceil: bool, include_pad: bool, divisor: int | None) -> None:
+    size, kernel, stride, pad, dilation = (tuple(column[:rank]) for column in zip(*sizes, strict=True))
+    assume(all(2 * p <= k for p, k in zip(pad, kernel, strict=True)))
+    x = normal(2, 3, *size)
+    pads = tuple((p, p) for p in pad)
+    common = {"axes": tuple(range(2, 2 + rank)), "kernel": kernel, "stride": stride, "pad": pads, "ceil": ceil}
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    if all(n + 2 * p >= r for n, p, r in zip(size, pad, reach, strict=True)):
+        ours = MEANINGS["along"]({"fn": "max_pool", "dilation": dilation, **common}, x)
+        pool: Any = (F.max_pool1d, F.max_pool2d)[rank - 1]
+        agree(ours, pool(torch.from_numpy(x), kernel, stride, pad, dilation, ceil))
+    assume(all(n + 2 * p >= k for n, p, k in zip(size, pad, kernel, strict=True)))
+    divisor = divisor if rank == 2 else None
+    ours = MEANINGS["along"]({"fn": "avg_pool", "include_pad": include_pad, "divisor": divisor, **common}, x)
+    if rank == 1:
+        agree(ours, F.avg_pool1d(torch.from_numpy(x), kernel, stride, pad, ceil, include_pad))
+    else:
+        agree(ours, F.avg_pool2d(torch.from_numpy(x), kernel, stride, pad, ceil, include_pad, divisor))
+
+
+# ---------------------------------------------------------------- element by element
+
+ACTIVATIONS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "abs": ({}, torch.abs),
+    "ceil": ({}, torch.ceil),
+    "celu": ({"alpha": 1.3}, lambda x: F.celu(x, 1.3)),
+    "clip": ({"min": -0.5, "max": 0.8}, lambda x: torch.clamp(x, -0.5, 0.8)),
+    "cos": ({}, torch.cos),
+    "elu": ({"alpha": 0.7}, lambda x: F.elu(x, 0.7)),
+    "erf": ({}, torch.erf),
+    "exp": ({}, torch.exp),
+    "expm1": ({}, torch.expm1),
+    "floor": ({}, torch.floor),
+    "gelu": ({}, F.gelu),
+    "gelu_tanh": ({}, lambda x: F.gelu(x, approximate="tanh")),
+    "hard_sigmoid": ({}, F.hardsigmoid),
+    "hard_swish": ({}, F.hardswish),
+    "identity": ({}, lambda x: x),
+    "leaky_relu": ({"alpha": 0.2}, lambda x: F.leaky_relu(x, 0.2)),
+    "log": ({}, torch.log),
+    "log1p": ({}, torch.log1p),
+    "log_sigmoid": ({}, F.logsigmoid),
+    "mish": ({}, F.mish),
+    "neg": ({}, torch.neg),
+    "not": ({}, torch.logical_not),
+    "quick_gelu": ({}, lambda x: x * torch.sigmoid(1.702 * x)),
+    "reciprocal": ({}, torch.reciprocal),
+    "relu": ({}, F.relu),
+    "round": ({}, torch.round),
+    "rsqrt": ({}, torch.rsqrt),
+    "selu": ({}, F.selu),
+    "shrink": ({"lambd": 0.4, "bias": 0.4}, lambda x: F.softshrink(x, 0.4)),
+    "sigmoid": ({}, torch.sigmoid),
+    "sign": ({}, torch.sign),
+    "silu": ({}, F.silu),
+    "sin": ({}, torch.sin),
+    "softplus": ({"beta": 2.0, "threshold": 3.0}, lambda x: F.softplus(x, 2.0, 3.0)),
+    "softsign": ({}, F.softsign),
+    "sqrt": ({}, torch.sqrt),
+    "square": ({}, torch.square),
+    "tanh": ({}, torch.tanh),
+    "threshold": ({"threshold": 0.1, "value": 0.3}, lambda x: F.threshold(x, 0.1, 0.3)),
+    "thresholded_relu": ({"alpha": 0.5}, lambda x: torch.where(x > 0.5, x, 0.0)),
+    "cast": ({"dtype": "float32"}, lambda x: x.float()),
+}
+POSITIVE = {"log", "log1p", "sqrt", "rsqrt"}
+PAIRS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "add": ({"alpha": 0.5}, lambda x, y: torch.add(x, y, alpha=0.5)),
+    "sub": ({"alpha": 0.5}, lambda x, y: torch.sub(x, y, alpha=0.5)),
+    "rsub": ({"alpha": 0.5}, lambda x, y: torch.rsub(x, y, alpha=0.5)),
+    "mul": ({}, torch.mul),
+    "div": ({}, torch.div),
+    "pow": ({}, lambda x, y: torch.pow(torch.abs(x), y)),
+    "min": ({}, torch.minimum),
+    "max": ({}, torch.maximum),
+    "fmod": ({}, torch.fmod),
+    "prelu": ({}, lambda x, y: torch.where(x >= 0, x, y * x)),
+    "equal": ({}, torch.eq),
+    "not_equal": ({}, torch.ne),
+    "greater": ({}, torch.gt),
+    "greater_equal": ({}, torch.ge),
+    "less": ({}, torch.lt),
+    "less_equal": ({}, torch.le),
+    "and": ({}, torch.logical_and),
+    "or": ({}, torch.logical_or),
+}
+
+
+@pytest.mark.parametrize("fn", sorted(ACTIVATIONS))
+def test_activation(fn: str) -> None:
+    options, theirs = ACTIVATIONS[fn]
+    x = np.linspace(-4.0, 4.0, 41)
+    x = np.abs(x) + 0.1 if fn in POSITIVE else x
+    with np.errstate(divide="ignore"):
+        ours = MEANINGS["pointwise"]({"fn": fn, **options}, x)
+    finite = np.isfinite(ours)
+    agree(np.asarray(ours, np.float64)[finite], theirs(torch.from_numpy(x))[torch.from_numpy(finite)].double())
+
+
+@pytest.mark.parametrize("fn", sorted(PAIRS))
+def test_pair(fn: str) -> None:
+    options, theirs = PAIRS[fn]
+    x, y = np.round(normal(4, 3, 2), 1), np.round(normal(3, 1, seed=1), 1) + 0.05 * (fn in ("div", "fmod"))
+    x = np.abs(x) if fn == "pow" else x
+    agree(MEANINGS["pointwise"]({"fn": fn, **options}, x, y), theirs(torch.from_numpy(x), torch.from_numpy(y)).double())
+
+
+def test_every_function_is_compared() -> None:
+    others = {"where", "batch_norm"}
+    assert set(POINTWISE) == set(ACTIVATIONS) | set(PAIRS) | others
+
+
+def test_where_and_clip_by_operands() -> None:
+    x, y, low = normal(4, 3), normal(4, 3, seed=1), np.asarray([-0.1, 0.0, 0.1])
+    agree(MEANINGS["pointwise"]({"fn": "where"}, x > y, x, y), torch.from_numpy(np.maximum(x, y)))
+    agree(MEANINGS["pointwise"]({"fn": "clip"}, x, low, None), torch.from_numpy(np.maximum(x, low)))
+
+
+def test_batch_norm() -> None:
+    x, (w, b, mean), var = normal(2, 3, 4, 5), normal(3, 3, seed=1), np.abs(normal(3, seed=2)) + 0.1
+    attrs = {"fn": "batch_norm", "eps": 1e-3, "align": (None, (1,), (1,), (1,), (1,))}
+    ours = MEANINGS["pointwise"](attrs, x, w, b, mean, var)
+    agree(ours, F.batch_norm(*map(torch.from_numpy, (x, mean, var, w, b)), eps=1e-3))
+    bare = MEANINGS["pointwise"](attrs, x, None, None, mean, var)
+    agree(bare, F.batch_norm(*map(torch.from_numpy, (x, mean, var)), eps=1e-3))
+
+
+# ---------------------------------------------------------------- along axes
+
+
+def test_norms() -> None:
+    x, w, b = normal(2, 3, 4, 5), normal(4, 5, seed=1), normal(4, 5, seed=2)
+    tx, tw, tb = map(torch.from_numpy, (x, w, b))
+    last = {"axes": (2, 3), "eps": 1e-3}
+    agree(MEANINGS["along"]({"fn": "layer_norm", **last}, x, w, b), F.layer_norm(tx, (4, 5), tw, tb, 1e-3))
+    agree(MEANINGS["along"]({"fn": "layer_norm", **last}, x), F.layer_norm(tx, (4, 5), eps=1e-3))
+    agree(MEANINGS["along"]({"fn": "rms_norm", **last}, x, w), F.rms_norm(tx, (4, 5), tw, 1e-3))
+    w, b = normal(3, seed=1), normal(3, seed=2)
+    aligned = {"fn": "instance_norm", "align": (None, (1,), (1,)), **last}
+    agree(MEANINGS["along"](aligned, x, w, b), F.instance_norm(tx, weight=torch.from_numpy(w), bias=torch.from_numpy(b), eps=1e-3))
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize(("fn", "theirs"), [("mean", torch.mean), ("sum", torch.sum), ("amax", torch.amax), ("amin", torch.amin)])
+def test_reductions(fn: str, theirs: Callable[..., torch.Tensor], drop: bool) -> None:
+    x = normal(2, 3, 4)
+    ours = MEANINGS["along"]({"fn": fn, "axes": (0, 2), "drop": drop}, x)
+    agree(ours, theirs(torch.from_numpy(x), dim=(0, 2), keepdim=not drop))
+
+
+def test_other_functions_along_axes() -> None:
+    x = normal(2, 3, 4)
+    tx = torch.from_numpy(x)
+    agree(MEANINGS["along"]({"fn": "prod", "axes": (1,)}, x), torch.prod(tx, 1, keepdim=True))
+    agree(MEANINGS["along"]({"fn": "softmax", "axes": (1,)}, x), torch.softmax(tx, 1))
+    agree(MEANINGS["along"]({"fn": "pick", "axes": (1,), "drop": True, "index": 2}, x), tx[:, 2])
+    padded = {"fn": "pad", "axes": (2,), "pads": ((0, 0), (0, 0), (1, 2)), "value": 0.5}
+    agree(MEANINGS["along"](padded, x), F.pad(tx, (1, 2), value=0.5))
+
+
+def test_every_function_along_axes_is_compared() -> None:
+    assert set(ALONG) == {"mean", "sum", "amax", "amin", "prod", "max_pool", "avg_pool", "softmax", "layer_norm",
+                          "instance_norm", "rms_norm", "pick", "pad"}  # fmt: skip
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_linear_along_any_axis() -> None:
+    x, w, b = normal(2, 3, 4), normal(3, 5, seed=1), normal(5, seed=2)
+    ours = MEANINGS["linear"]({"axis": 1, "w_in": 0, "w_out": 1, "alpha": 0.5, "beta": 2.0}, x, w, b)
+    theirs = 0.5 * torch.einsum("ncl,co->nol", torch.from_numpy(x), torch.from_numpy(w)) + 2.0 * torch.from_numpy(b)[:, None]
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", ["no", "bias", "bool"])
+def test_attention(causal: bool, masked: str) -> None:
+    q, k, v = normal(2, 4, 3, 5), normal(2, 2, 3, 5, seed=1), normal(2, 2, 3, 6, seed=2)
+    bias = normal(4, 3, 3, seed=3)
+    mask = {"no": None, "bias": bias, "bool": (bias > 0) | np.eye(3, dtype=bool)}[masked]
+    if causal and mask is not None:
+        pytest.skip("torch takes one or the other")
+    ours = MEANINGS["attention"]({"scale": 0.3, "causal": causal}, q, k, v, mask)
+    theirs = F.scaled_dot_product_attention(*map(as_tensor, (q, k, v)), attn_mask=as_tensor(mask), is_causal=causal, scale=0.3,
+                                            enable_gqa=True)  # fmt: skip
+    agree(ours, theirs)
+
+
+def test_embedding_matmul_and_layout() -> None:
+    table, ids, x, y = normal(5, 3), np.asarray([[0, 4], [2, 2]]), normal(2, 3, 4), normal(2, 4, 5, seed=1)
+    agree(MEANINGS["embedding"]({}, ids, table), F.embedding(torch.from_numpy(ids), torch.from_numpy(table)))
+    agree(MEANINGS["matmul"]({}, x, y), torch.from_numpy(x) @ torch.from_numpy(y))
+    agree(MEANINGS["transpose"]({"perm": (2, 0, 1)}, x), torch.from_numpy(x).permute(2, 0, 1))
+    agree(MEANINGS["reshape"]({"shape": (6, -1)}, x), torch.from_numpy(x).reshape(6, -1))
+    agree(MEANINGS["concat"]({"axis": 1}, x, x), torch.cat([torch.from_numpy(x)] * 2, 1))
+    agree(MEANINGS["expand"]({"shape": (4, 2, 3, 4)}, x), torch.from_numpy(x).expand(4, 2, 3, 4))
+    agree(MEANINGS["select"]({"axis": 1, "keep": (2, 0)}, x), torch.from_numpy(x)[:, [2, 0]])
+    assert MEANINGS["plane"]({"axis": 1}, x).shape == (1, 1, 4)
+    assert MEANINGS["plane"]({"axis": 0}, x).shape == (1, 3, 4)
+
+
+@pytest.mark.parametrize("value", [0.5, [0.5, 0.6], [[[0.5], [0.6]]]])
+def test_do_takes_one_number_or_one_a_unit_or_a_slab(value: Any) -> None:
+    x = normal(2, 3, 4)
+    y = MEANINGS["do"]({"axis": 1, "units": (2, 0)}, x, np.asarray(value))
+    expected = x.copy()
+    expected[:, [2, 0]] = np.broadcast_to(np.asarray(value).reshape(-1, 1), (2, 1))
+    assert np.array_equal(y, expected)
+
+
+def test_affine_do_of_blocks() -> None:
+    """Two units rebuilt from two parents, each a block of three positions."""
+    x, mix = normal(2, 12), normal(2, 2, seed=1)
+    y = MEANINGS["do"]({"axis": 1, "units": tuple(range(6)), "parents": tuple(range(6, 12))}, x, np.asarray(0.5), mix)
+    rebuilt = np.einsum("sp,npr->nsr", mix, x[:, 6:].reshape(2, 2, 3)) + 0.5
+    assert distance(y, np.concatenate([rebuilt.reshape(2, 6), x[:, 6:]], axis=1)) <= EXACT_F64
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def test_materialise_keeps_the_dtype_and_moves_bytes_exactly() -> None:
+    stored = np.asarray([[1, 2, 3], [4, 5, 6]], np.int64)
+    leaf = Leaf("w", (2, 3), "int64", lambda: stored)
+    taken = materialise(take(leaf, 1, (2, 0)))
+    assert taken.dtype == np.int64
+    assert taken.tolist() == [[3, 1], [6, 4]]
+    assert take(leaf, 1, (0, 1, 2)) is leaf
+
+
+def test_arithmetic_runs_in_float64_and_is_cast_once() -> None:
+    stored = np.asarray([1.0, 2.0**-30], np.float32)
+    leaf = Leaf("w", (2,), "float32", lambda: stored)
+    one = apply("pointwise", (leaf, literal([1.0, 1.0])), {"fn": "add", "rank": 1}, (2,), "float32")
+    back = apply("pointwise", (one, literal([1.0, 1.0])), {"fn": "sub", "rank": 1}, (2,), "float32")
+    assert constant(back).tolist() == [1.0, 2.0**-30]  # a float32 sum in between would have lost it
+    assert materialise(back).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_narrow_dtypes(dtype: str) -> None:
+    made = materialise(Apply("pointwise", (literal([1.0, 0.3]), literal(1.0)), {"fn": "mul", "rank": 1}, (2,), dtype))
+    assert made.dtype.name == dtype
+    assert constant(Literal(made)).dtype == np.float64
+
+
+BROKEN = [
+    (Node("linear", ("x", literal(normal(3, 4))), (Value("y", (2, 3)),), {"axis": 1, "w_in": 1, "w_out": 0}), [(2, 5), (3, 4)],
+     "axis 1 has 5 units, the weight takes 4"),
+    (Node("linear", ("x", literal(normal(3, 4)), literal(normal(2))), (Value("y", (2, 3)),), {"axis": 1, "w_in": 1, "w_out": 0}),
+     [(2, 4), (3, 4), (2,)], "the bias has shape (2,) for 3 outputs"),
+    (Node("linear", ("x", literal(normal(3, 4))), (Value("y", (2, 4)),), {"axis": 1, "w_in": 1, "w_out": 0}), [(2, 4), (3, 4)],
+     "the result has shape (2, 4)"),
+    (Node("conv", ("x", literal(normal(4, 2, 3))), (Value("y", (1, 4, 3)),), {"axis": 1, "groups": 2}), [(1, 3, 5), (4, 2, 3)],
+     "the input has 3 channels, the weight takes 4"),
+    (Node("conv", ("x", literal(normal(4, 2, 3))), (Value("y", (1, 3, 3)),), {"axis": 1, "groups": 2}), [(1, 4, 5), (4, 2, 3)],
+     "the result has 3 channels, not 4"),
+    (Node("pointwise", ("x", "y"), (Value("z", (2, 3)),), {"fn": "add"}), [(2, 3), (4,)],
+     "an operand of shape (4,) does not fit the result (2, 3)"),
+    (Node("concat", ("x", "y"), (Value("z", (2, 5)),), {"axis": 1}), [(2, 2), (2, 2)], "[2, 2] do not add up to 5"),
+    (Node("select", ("x",), (Value("y", (2, 1)),), {"axis": 1, "keep": (3,)}), [(2, 3)], "positions out of 0..3"),
+    (Node("do", ("x", literal(0.0)), (Value("y", (2, 3)),), {"axis": 1, "units": (3,)}), [(2, 3), ()], "units out of 0..3"),
+    (Node("transpose", ("x",), (Value("y", (2, 3)),), {"perm": (1, 0)}), [(2, 3)], "the result is not so permuted"),
+    (Node("reshape", ("x",), (Value("y", (5,)),)), [(2, 3)], "(2, 3) cannot become (5,)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("node", "shapes", "problem"), BROKEN, ids=[f"{n.op}-{i}" for i, (n, _, _) in enumerate(BROKEN)])
+def test_checks_name_the_problem(node: Node, shapes: list[Any], problem: str) -> None:
+    assert CHECKS[node.op](node, shapes) == problem

@@ -1,0 +1,97 @@
+"""What holds for every graph: the passes preserve meaning, never add work, and are done when they are done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import Case, cases, graphs
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from meaning import cost, gap, outputs_of
+from tolerances import EXACT_F64, MOVES
+
+from cmrc.evaluate import evaluate
+from cmrc.ir import Graph, verify
+from cmrc.passes import PIPELINE, run
+from cmrc.passes.rewriter import Log
+from cmrc.text import parse, to_text
+
+SCALE = 1e6  # graphs whose values grow beyond this say nothing about the passes
+
+
+def reference(case: Case) -> list[np.ndarray]:
+    """The outputs before any pass; graphs that blow up are thrown away."""
+    with np.errstate(all="ignore"):
+        values = evaluate(case.graph, case.inputs)
+    assume(all(np.isfinite(v).all() and np.abs(v).max(initial=0) < SCALE for v in values.values()))
+    return [values[name] for name in case.graph.outputs]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in PIPELINE])
+def test_each_pass_alone_preserves_meaning(name: str) -> None:
+    rewrite = dict(PIPELINE)[name]
+
+    @given(cases())
+    def check(case: Case) -> None:
+        expected = reference(case)
+        before = to_text(case.graph)
+        changed, _ = rewrite(case.graph, Log())
+        verify(changed)
+        assert to_text(case.graph) == before, "the pass changed the graph that it was given"
+        assert gap(outputs_of(changed, case.inputs), expected) <= EXACT_F64
+
+    check()
+
+
+def test_the_pipeline_preserves_meaning() -> None:
+    moved: list[bool] = []
+
+    @given(cases(most_steps=12, most_dos=4))
+    def check(case: Case) -> None:
+        expected = reference(case)
+        moved.append(gap(outputs_of(case.plain, case.inputs), expected) > MOVES * EXACT_F64)
+        states: list[Graph] = []
+        run(case.graph, watch=lambda _, graph: states.append(graph))
+        for graph in states:  # any prefix of the pipeline is a correct program
+            assert gap(outputs_of(graph, case.inputs), expected) <= EXACT_F64
+
+    check()
+    assert sum(moved) > 0.6 * len(moved), "too few of the drawn replacements move the output to test anything"
+
+
+@given(cases())
+def test_cost_never_grows(case: Case) -> None:
+    reference(case)
+    result = run(case.graph).graph
+    before, after = cost(case.graph, case.inputs), cost(result, case.inputs)
+    assert after.parameters <= before.parameters
+    assert after.macs <= before.macs
+
+
+@given(cases())
+def test_a_second_run_changes_nothing(case: Case) -> None:
+    reference(case)
+    once = run(case.graph).graph
+    for name, rewrite in PIPELINE:
+        again, changed = rewrite(once, Log())
+        assert to_text(again) == to_text(once), name
+        assert not changed, name
+    assert to_text(run(once).graph) == to_text(once)
+
+
+@given(cases(), st.booleans())
+def test_text_round_trip(case: Case, lowered: bool) -> None:
+    reference(case)
+    graph = run(case.graph).graph if lowered else case.graph
+    text = to_text(graph)
+    again = parse(text, leaves=graph.leaves())
+    assert again == graph
+    assert to_text(again) == text
+
+
+@given(graphs())
+def test_a_graph_without_replacements_is_left_alone(graph: Graph) -> None:
+    result = run(graph)
+    assert to_text(result.graph) == to_text(graph)
+    assert not result.actions
+    assert not result.residue
