@@ -2,7 +2,7 @@
 
 python -m benchmarks.latency [--quick] [--json OUT] [--threads N]
 
-Every round runs all models of a case one after the other; sessions are made anew several times, because where memory
+Every round runs all models of a case, in random order; sessions are made anew several times, because where memory
 happens to lie moves one session against an equal one. With one thread the clock is the CPU time of the calling thread,
 which does all the work: what else the machine does at the time counts less. Also compared: the ops that onnxruntime is
 left with.
@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,14 @@ def times(
     """Seconds a run of every file, [sessions, rounds]."""
     found: dict[str, list[float]] = {name: [] for name in files}
     names, clock = list(files), CLOCKS[clock_for(threads)]
-    for made in progress(range(sessions), what):
-        ready = {name: session(files[name], threads) for name in turned(names, made)}
+    order = np.random.default_rng(models.SEED)
+    for _ in progress(range(sessions), what):
+        ready = {name: session(files[name], threads) for name in order.permutation(names)}
         feeds = {name: {one.get_inputs()[0].name: x} for name, one in ready.items()}
         repeats = repeats_for(ready["original"], feeds["original"])
-        for i in range(rounds):
-            for name in turned(names, i):
+        for _ in range(rounds):
+            # At random, because whoever always ran after the widest model would find the caches cold.
+            for name in order.permutation(names):
                 run, feed = ready[name].run, feeds[name]
                 start = clock()
                 for _ in range(repeats):
@@ -108,11 +110,6 @@ def times(
 
 def clock_for(threads: int) -> str:
     return list(CLOCKS)[0 if threads == 1 else 1]
-
-
-def turned(names: Sequence[str], by: int) -> list[str]:
-    by %= len(names)
-    return [*names[by:], *names[:by]]
 
 
 def repeats_for(one: onnxruntime.InferenceSession, feed: Mapping[str, Any]) -> int:

@@ -98,7 +98,7 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
     if one_to_one and before[axis] == after[segment.after[0]]:
         return Moved(segment.after[0], tuple(index), segment, period)
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
-    first, last = segment.before
+    first = segment.before[0]
     if old is None or new is None or math.prod(old) != math.prod(new):
         return _move_repeated(before, after, axis, index, period, segment)
     mask = np.zeros(old, dtype=bool)

@@ -344,7 +344,7 @@ def _attention(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = 
         k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
     scores = q @ np.swapaxes(k, -1, -2) * attrs["scale"]
     if attrs.get("causal"):
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     return _softmax(scores, {"axes": (scores.ndim - 1,)}) @ v
@@ -405,7 +405,7 @@ def _select(attrs: Attrs, x: Array) -> Array:
     axis, keep = attrs["axis"], np.asarray(attrs["keep"])
     period = attrs.get("period") or x.shape[axis]
     runs = np.arange(x.shape[axis] // period)[:, None] * period
-    return np.take(x, (runs + keep).reshape(-1), axis=axis)
+    return np.asarray(np.take(x, (runs + keep).reshape(-1), axis=axis))
 
 
 def _select_in_groups(attrs: Attrs, weight: Array) -> Array:
@@ -430,7 +430,7 @@ MEANINGS: dict[str, Callable[..., Array]] = {
     "attention": _attention,
     "select": _select,
     "do": _do,
-    "plane": lambda attrs, x: np.ones(((1,) * (attrs["axis"] + 1) + x.shape[attrs["axis"] + 1 :])),
+    "plane": lambda attrs, x: np.ones((1,) * (attrs["axis"] + 1) + x.shape[attrs["axis"] + 1 :]),
     "fold_columns": _fold_columns,
     "weigh_columns": _weigh_columns,
     "select_in_groups": _select_in_groups,

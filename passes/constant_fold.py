@@ -30,10 +30,10 @@ from cmrc.passes.rewriter import (
     Sweep,
     is_constant_do,
     operand_axis,
+    parameter_axis,
     resized,
     result_axis,
 )
-
 
 Rule = Callable[[Sweep, Node, Facts], Declined | str]
 
@@ -174,18 +174,9 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     for i, operand in enumerate(node.inputs[1:], start=1):
         if isinstance(operand, str):
             return Declined("one of its parameters is computed at run time")
-        local = None if operand is None else _parameter_axis(node, i, operand.shape, fact.axis, slab.ndim)
+        local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, slab.ndim)
         parameters.append(None if operand is None else constant(operand if local is None else take(operand, local, fact.units)))
     return _sink(sweep, node, facts, axis, fact.units, MEANINGS["along"](attrs, slab, *parameters))
-
-
-def _parameter_axis(node: Node, position: int, shape: Sequence[object], axis: int, rank: int) -> int | None:
-    """The axis of a parameter of an `along` op that runs along `axis` of its input."""
-    align = node.attrs.get("align")
-    dims = align[position] if align else None
-    if dims is None:
-        dims = tuple(range(rank - len(shape), rank))
-    return dims.index(axis) if axis in dims and shape[dims.index(axis)] != 1 else None
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:

@@ -20,7 +20,7 @@ import numpy as np
 from cmrc.axes import move
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
-from cmrc.passes.rewriter import Declined, Keep, Log, narrowed, operand_axis, period_of, unread
+from cmrc.passes.rewriter import Declined, Keep, Log, narrowed, operand_axis, parameter_axis, period_of, unread
 
 
 @dataclass(slots=True)
@@ -159,14 +159,9 @@ def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ..
     if source in axes:
         return Declined("it mixes the units with each other")
     inputs = [rise.select(x, source, keep)]
-    align = node.attrs.get("align") or (None,) * len(node.inputs)
-    for operand, dims in zip(node.inputs[1:], align[1:], strict=True):
-        if operand is None:
-            inputs.append(None)
-            continue
-        size = rise.shape(operand)
-        local = (dims.index(source) if source in dims else -1) if dims is not None else source - (len(shape) - len(size))
-        inputs.append(rise.select(operand, local, keep) if local >= 0 and size[local] != 1 else operand)
+    for i, operand in enumerate(node.inputs[1:], start=1):
+        local = None if operand is None else parameter_axis(node, i, rise.shape(operand), source, len(shape))
+        inputs.append(operand if local is None else rise.select(operand, local, keep))
     return _shrunk(node, inputs, axis, keep)
 
 
@@ -195,8 +190,6 @@ def rise_through_concat(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
     if axis != node.attrs["axis"]:
         return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
-    if list(keep) != sorted(keep):
-        return Declined("the positions are read in another order")
     if period_of(keep):
         return Declined("it joins samples")
     inputs, offset = [], 0

@@ -188,6 +188,15 @@ def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | No
     return local if shape[local] != 1 or node.output.shape[axis] == 1 else None
 
 
+def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
+    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    if dims is None:
+        dims = tuple(range(rank - len(shape), rank))
+    return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
+
+
 def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     """The axis of the result along which an axis of a pointwise operand runs."""
     align = node.attrs.get("align")

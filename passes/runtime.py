@@ -21,7 +21,7 @@ from cmrc.ir import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ops import take
 from cmrc.passes.absorb import conv_columns, kernel_of_constants, pure_conv
 from cmrc.passes.known import Facts, Known, bare, sources_of
-from cmrc.passes.rewriter import Declined, Sweep, complement, operand_axis, resized, result_axis
+from cmrc.passes.rewriter import Declined, Sweep, complement, operand_axis, parameter_axis, resized, result_axis
 
 Rule = Callable[[Sweep, Node, Facts], Declined | str]
 
@@ -82,6 +82,8 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     if len(axes) > 1:
         return Declined("its operands are replaced along different axes")
     axis = axes.pop()
+    if any(sweep.shape(fact.source)[fact.axis] != node.output.shape[axis] for fact in facts.values()):
+        return Declined("the replaced axis is broadcast here")
     unknown = [o for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     if unknown:
         replaced = facts[sorted(facts)[0]].source
@@ -134,12 +136,11 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     if node.attrs["fn"] == "pad" and any(lo or hi for lo, hi in node.attrs["pads"][:1]):
         return Declined("it pads the batch")
     inputs: list[Operand] = [fact.runtime]
-    align = node.attrs.get("align") or (None,) * len(node.inputs)
-    for operand, dims in zip(node.inputs[1:], align[1:], strict=True):
+    for i, operand in enumerate(node.inputs[1:], start=1):
         if isinstance(operand, str):
             return Declined("one of its parameters is computed at run time")
-        runs = operand is not None and dims is not None and fact.axis in dims
-        inputs.append(take(operand, dims.index(fact.axis), fact.units) if runs and operand is not None and dims else operand)
+        local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, len(seen))
+        inputs.append(operand if operand is None or local is None else take(operand, local, fact.units))
     dropped = bool(node.attrs.get("drop"))
     kept = [d for d in range(len(seen)) if not (dropped and d in axes)]
     shape = tuple(node.output.shape[i] if d in axes else seen[d] for i, d in enumerate(kept))
@@ -155,7 +156,8 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
         first, last = segment.before
         wide = [i for i in range(*segment.after) if after[i] != 1]
         if first <= fact.axis < last:
-            if len([i for i in range(first, last) if before[i] != 1]) > 1 or len(wide) != 1:
+            merged = len([i for i in range(first, last) if before[i] != 1]) > 1
+            if merged or len(wide) != 1 or after[wide[0]] != before[fact.axis]:
                 return Declined("it merges the units with a size known only at run time")
             axis = wide[0]
             shape[axis] = len(fact.units)
@@ -194,10 +196,10 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
 
 def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """W x with x_S := v -> W_K x_K + W_S v."""
-    fact, axis, w_in = facts[0], node.attrs["axis"], node.attrs["w_in"]
-    x, weight, bias = (*node.inputs, None)[:3]
-    if isinstance(weight, str) or weight is None:
+    _, weight, bias = (*node.inputs, None)[:3]
+    if set(facts) != {0} or isinstance(weight, str) or weight is None:
         return Declined("its weight is computed at run time")
+    fact, axis, w_in = facts[0], node.attrs["axis"], node.attrs["w_in"]
     if fact.axis != axis:
         return Declined("it acts along another axis than the replacement")
     outs = weight.shape[node.attrs["w_out"]]
@@ -213,10 +215,10 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """Channels: conv(x_K; W_K) + conv(v; W_S). A group whose every input is known has known outputs: past it."""
-    fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
-    x, weight, bias = (*node.inputs, None)[:3]
-    if not isinstance(weight, Tensor) or isinstance(bias, str):
+    _, weight, bias = (*node.inputs, None)[:3]
+    if set(facts) != {0} or not isinstance(weight, Tensor) or isinstance(bias, str):
         return Declined("its weight is computed at run time")
+    fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
     if fact.axis != axis:
         return Declined("it mixes positions along the replaced axis")
     seen, spatial = sweep.shape(fact.runtime), sweep.shape(fact.source)[axis + 1 :]

@@ -579,18 +579,23 @@ def _step_heads(draw: Draw, net: Net, x: str) -> str | None:
         return None
     n, t, _ = shape
     served, each, units = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    fused = draw(st.booleans())
-    each = each if fused else 1
+    kind = draw(st.sampled_from(["fused", "products", "merged"]))
+    each = each if kind == "fused" else 1
 
     def heads(count: int) -> str:
         split = net.reshape(net.linear(x, count * units, bias=draw(st.booleans())), n, t, count, units)
         return net.transpose(split, 0, 2, 1, 3)
 
     q, k, v = heads(served * each), heads(served), heads(served)
-    if fused:
+    if kind == "fused":
         mask = net.leaf(*((1, 1) if draw(st.booleans()) else (served * each, 1, 1))) if draw(st.booleans()) else None
         inputs = (q, k, v) if mask is None else (q, k, v, mask)
         made = net.node("attention", inputs, net.shape(q), scale=0.7, causal=draw(st.booleans()))
+    elif kind == "merged":  # samples and heads in one axis, as bmm wants them
+        flat = f"{served}*{n}" if isinstance(n, str) else served * n
+        q, k, v = (net.reshape(h, flat, t, units) for h in (q, k, v))
+        scores = net.along("softmax", net.matmul(q, net.transpose(k, 0, 2, 1)), (2,))
+        made = net.reshape(net.matmul(scores, v), n, served, t, units)
     else:
         scores = net.pointwise("mul", net.matmul(q, net.transpose(k, 0, 1, 3, 2)), literal(0.7))
         made = net.matmul(net.along("softmax", scores, (3,)), v)

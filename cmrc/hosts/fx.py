@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from cmrc.errors import HostError, TraceError
 from cmrc.hosts import Host
 from cmrc.hosts.fx_clean import clean, copy_graph
-from cmrc.hosts.fx_module import LoweredModule, flat_codegen
+from cmrc.hosts.fx_module import LoweredModule, argument_names, flat_codegen
 from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, opname, shape_of
 from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
 from cmrc.ops import ALONG, POINTWISE, apply
@@ -45,13 +45,14 @@ def is_torch_model(model: object) -> bool:
     return isinstance(model, (torch.nn.Module, ExportedProgram))
 
 
-def trace(model: torch.nn.Module | ExportedProgram, args: tuple[Any, ...], options: Mapping[str, Any]) -> FxHost:
+def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[str, Any]) -> FxHost:
     """Export the model in eval mode (its own mode is put back) and take the graph over."""
     if isinstance(model, ExportedProgram):
         return FxHost.from_exported(model)
     if not isinstance(args, tuple) or not (args or options.get("kwargs")):
         told = "there are no example inputs" if not args else "the example inputs are not a tuple"
-        raise TraceError(f"{told} for {type(model).__name__}", fix="give them as a tuple: cmrc.trace(model, (x,)), or lower(..., args=(x,))")
+        fix = "give them as a tuple: cmrc.trace(model, (x,)), or lower(..., args=(x,))"
+        raise TraceError(f"{told} for {type(model).__name__}", fix=fix)
     was_training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
@@ -117,7 +118,7 @@ class FxHost:
 
     def refresh(self) -> None:
         """Bring the shapes in the nodes' meta up to date with the parameters."""
-        holder = fx.GraphModule(torch.nn.Module(), self.lifted)
+        holder = fx.GraphModule(self.exported.graph_module, self.lifted)
         inputs = [node for node in self.lifted.nodes if node.op == "placeholder"]
         mode = next(n.meta["val"].fake_mode for n in self.lifted.nodes if hasattr(n.meta.get("val"), "fake_mode"))
         targets = {spec.arg.name: spec.target for spec in self.specs}
@@ -189,8 +190,9 @@ class FxHost:
             self.refresh()
         signature = copy.copy(self.exported.graph_signature)
         signature.input_specs = list(self.specs)
-        parameters = {n: t for n, t in self.state.items() if self._kind(n) != InputKind.CONSTANT_TENSOR}
-        constants = {n: t for n, t in self.state.items() if n not in parameters}
+        stateless = {s.target for s in self.specs if s.kind == InputKind.CONSTANT_TENSOR or s.persistent is False}
+        parameters = {n: t for n, t in self.state.items() if n not in stateless}
+        constants = {n: t for n, t in self.state.items() if n in stateless}
         holder = fx.GraphModule(self.exported.graph_module, self.lifted)
         return ExportedProgram(
             root=holder,
@@ -202,9 +204,6 @@ class FxHost:
             example_inputs=self.exported.example_inputs,
             constants={**{k: v for k, v in self.exported.constants.items() if k not in self.state}, **constants},
         )
-
-    def _kind(self, target: str) -> InputKind:
-        return next(spec.kind for spec in self.specs if spec.target == target)
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
         from cmrc.hosts.onnx import OnnxHost
@@ -230,22 +229,25 @@ class FxHost:
         return module
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
-        args = () if isinstance(inputs, Mapping) else tuple(pytree.tree_map(_as_tensor, tuple(inputs)))
-        kwargs = {k: pytree.tree_map(_as_tensor, v) for k, v in inputs.items()} if isinstance(inputs, Mapping) else {}
+        args = self._bind(inputs)
+        seen: dict[str, Any] = {}
         with torch.no_grad():
-            if not taps:
-                outputs, seen = self._runner(*args, **kwargs), {}
-            else:
-                outputs, seen = _run_with_taps(self._runner, args, kwargs, taps)
+            outputs = _run_with_taps(self._runner, args, seen, taps) if taps else self._runner(*args)
         flat = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
         return [to_numpy(t) for t in (*flat, *(seen[name] for name in taps))]
 
+    def _bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        """The arguments of the model's forward in order, those that the trace gave by keyword last."""
+        names = [name for group in argument_names(self.exported) for name in group]
+        fits = set(inputs) == set(names) if isinstance(inputs, Mapping) else len(inputs) == len(names)
+        if not fits:
+            given = f"{', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else f"{len(inputs)} in order"
+            raise HostError(f"the model takes the inputs {', '.join(names)}; given are {given}", fix="give each of them once")
+        ordered = [inputs[name] for name in names] if isinstance(inputs, Mapping) else list(inputs)
+        return [pytree.tree_map(_as_tensor, value) for value in ordered]
 
-def _run_with_taps(
-    module: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], taps: Sequence[str]
-) -> tuple[Any, dict[str, Any]]:
-    seen: dict[str, Any] = {}
 
+def _run_with_taps(module: fx.GraphModule, args: Sequence[Any], seen: dict[str, Any], taps: Sequence[str]) -> Any:
     class Tapped(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             result = super().run_node(n)
@@ -254,9 +256,8 @@ def _run_with_taps(
             return result
 
     codegen = module.graph._codegen
-    flat = codegen.process_inputs(*args, **kwargs) if kwargs else codegen.process_inputs(*args)
-    result = Tapped(module).run(*flat, enable_io_processing=False)
-    return codegen.process_outputs(result), seen
+    result = Tapped(module).run(*codegen.process_inputs(*args), enable_io_processing=False)
+    return codegen.process_outputs(result)
 
 
 def _carried(entry: dict[str, Any], host: Host) -> tuple[str, dict[str, Any]]:
@@ -308,7 +309,7 @@ class Reading:
         for node in host.lifted.nodes:
             self._visit(node)
         self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
-        self.names = module_names(host.lifted, {v for v in self.graph.values()})
+        self.names = module_names(host.lifted, set(self.graph.values()))
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
@@ -356,7 +357,8 @@ class Reading:
         row: Callable[[Arguments], Read | Opaque | None] | None = ROWS.get(node.target)
         arguments = Arguments(node)
         read = row(arguments) if row is not None else None
-        if isinstance(read, Read) and (read.parts is not None or isinstance(node.meta.get("val"), torch.Tensor) or read.op == "opaque"):
+        one_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+        if isinstance(read, Read) and (one_tensor or read.parts is not None or read.op == "opaque"):
             if read.parts is not None:
                 self.reads[node.name] = read
                 return
@@ -380,7 +382,8 @@ class Reading:
         meant = op in COMPUTED or attrs.get("fn") in {"pointwise": POINTWISE, "along": ALONG}.get(op, ())
         if not (known and meant):
             return False
-        made = apply(op, tensors, {**attrs, "shape": shape} if op in SHAPED else attrs, [int(n) for n in shape], _value(node).dtype)
+        attrs = {**attrs, "shape": shape} if op in SHAPED else attrs
+        made = apply(op, tensors, attrs, [int(n) for n in shape], _value(node).dtype)
         if node.name not in self.leaves:
             self.leaves[node.name] = made
             self.computed.setdefault(made, node.name)
@@ -448,10 +451,11 @@ class Reading:
 def _known(operands: Sequence[Operand], read: Read) -> bool:
     """Whether the operands are of a kind that the op takes: an affine op's weight must be a parameter."""
     if read.op in ("linear", "conv"):
-        return isinstance(operands[0], str) and isinstance(operands[1], Tensor) and not isinstance((*operands, None)[2], str)
+        x, weight, bias = (*operands, None)[:3]
+        return isinstance(x, str) and isinstance(weight, Tensor) and not isinstance(bias, str)
     if read.op == "embedding":
         return isinstance(operands[0], str) and isinstance(operands[1], Tensor)
-    return any(isinstance(o, str) for o in operands) or read.op in ("pointwise", "reshape", "transpose", "expand", "concat", "select")
+    return any(isinstance(o, str) for o in operands) or read.op in COMPUTED | {"pointwise"}
 
 
 def _value(node: fx.Node) -> Value:
@@ -471,7 +475,10 @@ def path_of(node: fx.Node) -> str:
 
 
 def module_names(graph: fx.Graph, values: set[str]) -> dict[str, list[str]]:
-    """Every name of a value: its node, and the module that returns it. A module called twice names two values, `path@0`, `path@1`."""
+    """Every name of a value: its node, and the module that returns it.
+
+    A module that is called twice names two values, `path@0` and `path@1`.
+    """
     last: dict[str, dict[str, str]] = {}
     for node in graph.nodes:
         if node.name not in values or not isinstance(node.meta.get("val"), torch.Tensor):

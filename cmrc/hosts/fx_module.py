@@ -78,5 +78,15 @@ def _has(module: torch.nn.Module, path: str) -> bool:
 def flat_codegen(exported: ExportedProgram) -> CodeGen:
     """Code that takes and returns what the user's own module does."""
     spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
-    names = [f"arg_{i}" for i in range(spec.child(0).num_children)] + list(spec.child(1).context or [])
-    return _PyTreeCodeGen(_PyTreeInfo(names, spec, out_spec))
+    positional, by_keyword = argument_names(exported)
+    return _PyTreeCodeGen(_PyTreeInfo([*positional, *by_keyword], spec, out_spec))
+
+
+def argument_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
+    """The arguments of the user's forward that the export was given by position, and those by keyword."""
+    spec = exported.call_spec.in_spec
+    count, by_keyword = spec.child(0).num_children, list(spec.child(1).context or [])
+    signature = exported.module_call_graph[0].signature if exported.module_call_graph else None
+    told = list(signature.forward_arg_names or []) if signature is not None else []
+    names = told[:count] if told[count:] == by_keyword and all(name.isidentifier() for name in told) else []
+    return names if len(names) == count else [f"arg_{i}" for i in range(count)], by_keyword

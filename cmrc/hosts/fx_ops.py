@@ -86,7 +86,8 @@ def shape_of(node: Any) -> Shape:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor):
         return ()
-    return tuple(int(n) if isinstance(n, int) else str(n).replace(" ", "") for n in value.shape)
+    sizes: list[Any] = list(value.shape)  # integers, or torch's symbols
+    return tuple(int(n) if isinstance(n, int) else str(n).replace(" ", "") for n in sizes)
 
 
 Row: TypeAlias = Callable[[Arguments], Read | Opaque | None]

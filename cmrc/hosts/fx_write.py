@@ -229,8 +229,9 @@ class Writer:
                 if isinstance(held, fx.Node) and held.name in self.host._read.through and isinstance(now, Tensor):
                     if held.args[0] is operand:
                         continue
+                    turn: Any = held.target
                     with self.lifted.inserting_before(target):
-                        operand = self.lifted.call_function(held.target, (operand, *held.args[1:]))
+                        operand = self.lifted.call_function(turn, (operand, *held.args[1:]))
                 if values[position] is not operand:
                     values[position], changed = operand, True
         changed = self._patch_attributes(before, node, target, values) or changed
@@ -312,7 +313,7 @@ class Writer:
             getitem.update_arg(0, made[source])
 
     def _still_splits(self, split: fx.Node, parts: Sequence[Node]) -> bool:
-        order = sorted(parts, key=lambda p: int(self.made[p.name].args[1]))  # type: ignore[call-overload]
+        order = sorted(parts, key=lambda p: int(str(self.made[p.name].args[1])))
         flat = [k for part in order for k in part.attrs["keep"]]
         x = self.made[str(order[0].inputs[0])]
         size = self.graph.values()[str(order[0].inputs[0])].shape[order[0].attrs["axis"]]

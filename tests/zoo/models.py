@@ -4,11 +4,10 @@ degenerate: norms, biases and running statistics are drawn too, so that a fold t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 DYNAMIC = torch.export.Dim.DYNAMIC
@@ -134,6 +133,4 @@ hf("wav2vec2", "Wav2Vec2Config", "Wav2Vec2ForCTC", lambda b: {"input_values": to
 hf("clip", "CLIPVisionConfig", "CLIPVisionModelWithProjection", image(), output="image_embeds", **VIT, projection_dim=12)
 hf("clip_text", "CLIPTextConfig", "CLIPTextModelWithProjection", tokens(), output="text_embeds", **BERT, max_position_embeddings=32, projection_dim=12, eos_token_id=1, bos_token_id=0)
 
-
-# ---------------------------------------------------------------- written by hand
 
