@@ -271,7 +271,8 @@ def _pointwise(attrs: Attrs, *operands: Array | None) -> Array:
 def _along(attrs: Attrs, x: Array, *parameters: Array | None) -> Array:
     align = attrs.get("align") or (None,) * (len(parameters) + 1)
     placed = [None if p is None else _aligned(p, dims, x.ndim) for p, dims in zip(parameters, align[1:], strict=True)]
-    return ALONG[attrs["fn"]](x, attrs, *placed)
+    with np.errstate(all="ignore"):
+        return ALONG[attrs["fn"]](x, attrs, *placed)
 
 
 def _linear(attrs: Attrs, x: Array, weight: Array, bias: Array | None = None) -> Array:

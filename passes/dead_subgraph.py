@@ -411,7 +411,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     result = Graph(graph.inputs, tuple(reversed(rise.settled.values())), outputs)
     for value in graph.inputs:
         for user in rise.uses.get(value.name, ()):
-            log.reasons.setdefault((value.name, user), "it is an input of the model")
+            if rise.settled[user].op == "select":
+                log.reasons.setdefault((value.name, user), "it is an input of the model")
     return result, rise.changed
 
 

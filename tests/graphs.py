@@ -68,6 +68,18 @@ class Net:
 
     # ------------------------------------------------------------ ops
 
+    def insert(self, op: str, inputs: Sequence[Operand], shape: Shape, **attrs: Any) -> str:
+        """A node that a pass would have put in: it has no origin in a host."""
+        name = self.node(op, inputs, shape, **attrs)
+        self.nodes[-1] = replace(self.nodes[-1], origin="")
+        return name
+
+    def cut(self, x: str, axis: int, keep: Sequence[int]) -> str:
+        """A select that a pass would have put in."""
+        shape = list(self.shape(x))
+        shape[axis] = len(keep)
+        return self.insert("select", (x,), tuple(shape), axis=axis, keep=tuple(keep))
+
     def linear(self, x: str, outs: int, *, axis: int = -1, weight: Leaf | None = None, bias: Leaf | bool | str = True,
                turned: bool = False, **attrs: Any) -> str:  # fmt: skip
         shape = self.shape(x)

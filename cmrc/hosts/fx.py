@@ -1,9 +1,9 @@
 """The torch host: `torch.export`'s graph, whose parameters are inputs ("lifted"), read into the IR by `fx_ops.py`.
 
-    trace    nn.Module -> ExportedProgram -> a cleaned copy of its graph (no guards, no in-place ops)
-    build    a patched copy of that graph with new parameters (fx_write.py)
-    module   a plain, trainable fx.GraphModule under the original parameter names
-    save     ONNX by torch.onnx.export, which is handed the program that is already there
+trace    nn.Module -> ExportedProgram -> a cleaned copy of its graph (no guards, no in-place ops)
+build    a patched copy of that graph with new parameters (fx_write.py)
+module   a plain, trainable fx.GraphModule under the original parameter names
+save     ONNX by torch.onnx.export, which is handed the program that is already there
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
@@ -65,7 +65,7 @@ def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[
     finally:
         for name, module in model.named_modules():
             module.training = was_training[name]
-    return FxHost.from_exported(exported)
+    return FxHost.from_exported(exported, in_eval_mode=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -81,7 +81,7 @@ class FxHost:
     kind: str = field(default="fx", init=False)
 
     @classmethod
-    def from_exported(cls, exported: ExportedProgram) -> FxHost:
+    def from_exported(cls, exported: ExportedProgram, *, in_eval_mode: bool = False) -> FxHost:
         signature = exported.graph_signature
         if any(spec.kind == OutputKind.BUFFER_MUTATION for spec in signature.output_specs):
             raise TraceError("the model changes its buffers while it runs", fix="trace the model in eval mode")
@@ -90,7 +90,7 @@ class FxHost:
             if spec.kind in LIFTED and spec.target is not None:
                 found = exported.state_dict.get(spec.target)
                 state[spec.target] = exported.constants[spec.target] if found is None else found
-        return cls(exported, clean(exported.graph), tuple(signature.input_specs), state)
+        return cls(exported, clean(exported.graph, in_eval_mode=in_eval_mode), tuple(signature.input_specs), state)
 
     # ------------------------------------------------------------ reading
 
@@ -190,6 +190,11 @@ class FxHost:
             self.refresh()
         signature = copy.copy(self.exported.graph_signature)
         signature.input_specs = list(self.specs)
+        outputs = zip(signature.output_specs, pytree.tree_leaves(self.lifted.output_node().args[0]), strict=False)
+        signature.output_specs = [
+            replace(spec, arg=TensorArgument(made.name)) if isinstance(spec.arg, TensorArgument) else spec
+            for spec, made in outputs
+        ]
         stateless = {s.target for s in self.specs if s.kind == InputKind.CONSTANT_TENSOR or s.persistent is False}
         parameters = {n: t for n, t in self.state.items() if n not in stateless}
         constants = {n: t for n, t in self.state.items() if n in stateless}
@@ -242,7 +247,8 @@ class FxHost:
         fits = set(inputs) == set(names) if isinstance(inputs, Mapping) else len(inputs) == len(names)
         if not fits:
             given = f"{', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else f"{len(inputs)} in order"
-            raise HostError(f"the model takes the inputs {', '.join(names)}; given are {given}", fix="give each of them once")
+            told = f"the model takes the inputs {', '.join(names)}; given are {given}"
+            raise HostError(told, fix="give each of them once")
         ordered = [inputs[name] for name in names] if isinstance(inputs, Mapping) else list(inputs)
         return [pytree.tree_map(_as_tensor, value) for value in ordered]
 
@@ -415,7 +421,8 @@ class Reading:
 
     def _getitem(self, node: fx.Node) -> None:
         source, index = node.args
-        assert isinstance(source, fx.Node) and isinstance(index, int)
+        assert isinstance(source, fx.Node)
+        assert isinstance(index, int)
         read = self.reads.get(source.name)
         if read is None or read.parts is None:
             return  # one of the results of an opaque node, which lists them
@@ -454,7 +461,7 @@ def _known(operands: Sequence[Operand], read: Read) -> bool:
         x, weight, bias = (*operands, None)[:3]
         return isinstance(x, str) and isinstance(weight, Tensor) and not isinstance(bias, str)
     if read.op == "embedding":
-        return isinstance(operands[0], str) and isinstance(operands[1], Tensor)
+        return operands[0] is not None and isinstance(operands[1], Tensor)
     return any(isinstance(o, str) for o in operands) or read.op in COMPUTED | {"pointwise"}
 
 

@@ -1,9 +1,9 @@
 """The exported graph, cleaned before it is read: no run-time checks, no in-place ops, compound ops spelled out.
 
-    relu_(x)      ->   relu(x), and later readers of x read that
-    glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
-    stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
-    weight_norm   ->   v * (g / |v|)
+relu_(x)      ->   relu(x), and later readers of x read that
+glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
+stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
+weight_norm   ->   v * (g / |v|)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from cmrc.errors import TraceError
-from cmrc.hosts.fx_ops import Arguments, opname
+from cmrc.hosts.fx_ops import TRAINING_FLAGS, Arguments, opname
 
 aten = torch.ops.aten
 CHECKS_ONLY = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
@@ -35,11 +35,13 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
-def clean(graph: fx.Graph) -> fx.Graph:
-    """A cleaned copy."""
+def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
+    """A cleaned copy. What trains although the model was traced in eval mode always does."""
     copied = copy_graph(graph)
     for node in list(copied.nodes):
         name = opname(node)
+        if name in TRAINING_FLAGS and (in_eval_mode or (name == "batch_norm" and node.args[3] is None)):
+            _fix_flag(node, TRAINING_FLAGS[name])
         if node.op == "call_module" or (node.op == "call_function" and any(c in str(node.target) for c in CHECKS_ONLY)):
             copied.erase_node(node)
         elif isinstance(node.target, torch._ops.OpOverload) and name.endswith("_") and not name.endswith("__"):
@@ -52,7 +54,16 @@ def clean(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
+def _fix_flag(node: fx.Node, flag: int) -> None:
+    """Give a flag that is set by keyword, where `LoweredModule.train` leaves it alone."""
+    if len(node.args) > flag and node.args[flag]:
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        node.kwargs = {**dict(zip(names[flag:], node.args[flag:], strict=False)), **node.kwargs}
+        node.args = node.args[:flag]
+
+
 # ---------------------------------------------------------------- in place
+
 
 def _make_functional(node: fx.Node, name: str) -> None:
     target, changed = node.target, node.args[0]
@@ -101,6 +112,7 @@ def _may_alias(node: fx.Node) -> bool:
 
 
 # ---------------------------------------------------------------- compound ops
+
 
 def _call(before: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A call that belongs to the same module as `before`, with the shape that it gives."""

@@ -10,16 +10,14 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 
-from cmrc.hosts.fx_ops import opname
-
-# The argument of each op that says whether the model trains; export bakes it in as a number.
-TRAINING_FLAGS = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
+from cmrc.hosts.fx_ops import TRAINING_FLAGS, opname
 
 
 class LoweredModule(fx.GraphModule):
     """A graph under the user's own parameter names.
 
-    `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph.
+    `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph, except
+    those that are given by keyword: they are the same in both (`fx_clean.py`).
     """
 
     @classmethod

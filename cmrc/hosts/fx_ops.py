@@ -1,8 +1,8 @@
 """The table of aten ops: a row an op. Adding an op is adding one row (and its test).
 
-A row is a function from the node's arguments (in the order of the op's schema, defaults filled in) to a `Read`: the IR op,
-which arguments are its operands, and its attributes. `None` means that this form of the op is opaque. `Opaque(why)` says
-what a person should know about it.
+A row is a function from the node's arguments (in the order of the op's schema, defaults filled in) to a `Read`: the IR
+op, which arguments are its operands, and its attributes. `None` means that this form of the op is opaque. `Opaque(why)`
+says what a person should know about it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch import fx
 from cmrc.ir import Shape
 
 aten = torch.ops.aten
+# The argument of each op that says whether the model trains; export bakes it in as a number.
+TRAINING_FLAGS = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
 Position: TypeAlias = int | tuple[int, int]  # an argument, or an entry of an argument that is a list
 
 
@@ -115,6 +117,7 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- affine ops
 
+
 @row("linear")
 def _(a: Arguments) -> Read:
     return Read("linear", (0, 1, 2), {"axis": a.rank() - 1, "w_in": 1, "w_out": 0, "takes_bias": True})
@@ -132,7 +135,9 @@ def _(a: Arguments) -> Read:
     return Read("matmul", (0, 1))
 
 
-def _conv(a: Arguments, stride: Any, padding: Any, dilation: Any, groups: int, transposed: bool, more: Any) -> Read | None:
+def _conv(
+    a: Arguments, stride: Any, padding: Any, dilation: Any, groups: int, transposed: bool, more: Any
+) -> Read | None:
     rank = a.rank(1) - 2
     if a.rank(1) < 3 or not isinstance(a.shape(1)[0], int):
         return None
@@ -187,7 +192,16 @@ def _(a: Arguments) -> Read:
     return Read("embedding", (1, 0))
 
 
+@row("index.Tensor")
+def _(a: Arguments) -> Read | None:
+    """table[ids]: rows of a table, as an embedding takes them."""
+    if len(a[1]) != 1 or a.rank() != 2 or not isinstance(a[1][0], fx.Node):
+        return None
+    return None if a[1][0].meta["val"].dtype == torch.bool else Read("embedding", ((1, 0), 0))
+
+
 # ---------------------------------------------------------------- element by element
+
 
 def pointwise(fn: str, *args: int, **attrs: Any) -> Row:
     return lambda a: Read("pointwise", args or (0,), {"fn": fn, **attrs})
@@ -196,8 +210,8 @@ def pointwise(fn: str, *args: int, **attrs: Any) -> Row:
 for _name in ("relu", "silu", "sigmoid", "tanh", "mish", "erf", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt",
               "reciprocal", "abs", "neg", "sin", "cos", "sign", "floor", "ceil", "square"):  # fmt: skip
     row(_name)(pointwise(_name))
-for _name, _fn in {"hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "round": "round", "log_sigmoid": "log_sigmoid",
-                   "logical_not": "not", "bitwise_not": "not"}.items():  # fmt: skip
+for _name, _fn in {"hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "round": "round",
+                   "log_sigmoid": "log_sigmoid", "logical_not": "not", "bitwise_not": "not"}.items():  # fmt: skip
     row(_name)(pointwise(_fn))
 for _name, _fn in {
     "mul": "mul", "div": "div", "maximum": "max", "minimum": "min", "pow": "pow", "eq": "equal", "ne": "not_equal",
@@ -205,8 +219,9 @@ for _name, _fn in {
     "bitwise_and": "and", "bitwise_or": "or", "fmod": "fmod",
 }.items():  # fmt: skip
     row(_name, *(f"{_name}.{o}" for o in ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar")))(pointwise(_fn, 0, 1))
+DROPS = "it drops at random: trace the model in eval mode"
 for _name in ("dropout", "feature_dropout", "alpha_dropout"):
-    row(_name)(lambda a: Opaque("it drops at random: trace the model in eval mode") if a[2] else Read("pointwise", (0,), {"fn": "identity"}))
+    row(_name)(lambda a: Opaque(DROPS) if a[2] else Read("pointwise", (0,), {"fn": "identity"}))
 row("clone", "contiguous", "detach", "detach_", "alias", "lift_fresh_copy", "native_dropout")(pointwise("identity"))
 row("where.self")(pointwise("where", 0, 1, 2))
 row("prelu")(lambda a: Read("pointwise", (0, 1), {"fn": "prelu", "align": (None, (min(1, a.rank() - 1),))}))
@@ -246,7 +261,8 @@ def _(a: Arguments) -> Read:
 
 @row("elu")
 def _(a: Arguments) -> Read:
-    return Read("pointwise", (0,), {"fn": "elu", "alpha": float(a[1]), "gamma": float(a[2]), "input_scale": float(a[3])})
+    factors = {"alpha": float(a[1]), "gamma": float(a[2]), "input_scale": float(a[3])}
+    return Read("pointwise", (0,), {"fn": "elu", **factors})
 
 
 @row("celu")
@@ -287,11 +303,12 @@ def _(a: Arguments) -> Read:
 def _(a: Arguments) -> Read | Opaque:
     if a[5]:
         return Opaque("it uses the statistics of the batch: trace the model in eval mode")
-    axis = min(1, a.rank() - 1)
-    return Read("pointwise", (0, 1, 2, 3, 4), {"fn": "batch_norm", "eps": float(a[7]), "align": (None, *((axis,),) * 4)})
+    align = (None, *((min(1, a.rank() - 1),),) * 4)
+    return Read("pointwise", (0, 1, 2, 3, 4), {"fn": "batch_norm", "eps": float(a[7]), "align": align})
 
 
 # ---------------------------------------------------------------- along some axes
+
 
 def _along(a: Arguments, fn: str, axes: Sequence[int], *args: Position, **attrs: Any) -> Read:
     return Read("along", (0, *args), {"fn": fn, "axes": tuple(axes), **attrs})
@@ -335,7 +352,8 @@ def _(a: Arguments) -> Read:
 @row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _(a: Arguments) -> Read:
     axes = tuple(range(a.rank() - int(str(a.node.target).split(".")[1][-2]), a.rank()))
-    return Read("along", (0,), parts=({"fn": "adaptive_max_pool", "axes": axes}, {"fn": "max_pool_indices", "axes": axes}))
+    parts = ({"fn": "adaptive_max_pool", "axes": axes}, {"fn": "max_pool_indices", "axes": axes})
+    return Read("along", (0,), parts=parts)
 
 
 @row("max.dim", "min.dim")
@@ -388,7 +406,8 @@ def _(a: Arguments) -> Read | Opaque:
 
 @row("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "upsample_bilinear2d.vec",
      "upsample_linear1d.vec", "upsample_bicubic2d.vec", "upsample_trilinear3d.vec", "upsample_nearest2d",
-     "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec")  # fmt: skip
+     "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa.vec",
+     "_upsample_bicubic2d_aa.vec")  # fmt: skip
 def _(a: Arguments) -> Read:
     return _along(a, "resize", range(2, a.rank()))
 
@@ -427,6 +446,7 @@ def _(a: Arguments) -> Read | None:
 
 
 # ---------------------------------------------------------------- layout
+
 
 @row("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "squeeze", "squeeze.dim", "squeeze.dims",
      "unsqueeze", "view_as", "reshape_as")  # fmt: skip

@@ -1,7 +1,7 @@
 """Write an edited IR into a copy of the lifted torch graph: rewired arguments, new parameters, patched sizes.
 
-Nodes that the IR left alone are left alone. Parameters that change keep their names; where several uses of one parameter
-became different, the use that did not change keeps the name and the others get private copies.
+Nodes that the IR left alone are left alone. Parameters that change keep their names; where several uses of one
+parameter became different, the use that did not change keeps the name and the others get private copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cmrc.errors import HostError
 from cmrc.hosts.fx import LIFTED, FxHost, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
 from cmrc.hosts.fx_ops import Arguments, arguments, opname
-from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, leaves_of
+from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ops import materialise
 
 aten = torch.ops.aten
@@ -53,6 +53,7 @@ class Writer:
     lifted: fx.Graph = field(default_factory=fx.Graph)
     made: dict[str, fx.Node] = field(default_factory=dict)
     old: dict[str, Node] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)  # of the graph that is patched
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     specs: list[InputSpec] = field(default_factory=list)
     placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
@@ -63,6 +64,7 @@ class Writer:
         self.lifted = copy_graph(self.host.lifted)
         self.made = {node.name: node for node in self.lifted.nodes}
         self.old = {node.name: node for node in self.host.graph.nodes}
+        self.values = self.host.graph.values()
         self.state, self.specs = dict(self.host.state), list(self.host.specs)
         kinds = {spec.arg.name: spec for spec in self.specs}
         for node in self.lifted.nodes:
@@ -87,18 +89,14 @@ class Writer:
         for before, node in patched:
             self._patch(before, node)
         self._patch_parts()
-        output = self.lifted.output_node()
-        for was, now in zip(self.host.graph.outputs, self.graph.outputs, strict=True):
-            if was != now:
-                output.replace_input_with(self.made[was], self.made[now])
+        self._patch_outputs()
         self._drop_unread()
         self.lifted.lint()
         custom = [n for n in self.lifted.nodes if (n.meta.get("custom") or {}).get("cmrc.do")]
         for node in custom:
             node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "cmrc.do"}
-        return replace(
-            self.host, lifted=self.lifted, specs=tuple(self.specs), state=self.state, stale=True, untied=tuple(self.untied)
-        )
+        specs, untied = tuple(self.specs), tuple(self.untied)
+        return replace(self.host, lifted=self.lifted, specs=specs, state=self.state, stale=True, untied=untied)
 
     # ------------------------------------------------------------ parameters
 
@@ -142,7 +140,7 @@ class Writer:
                 self.untied.append(f"{name} and {owner} became different")
 
     def _named(self, operand: Tensor) -> str:
-        """The parameter that an expression is a form of: the bias of `bias + W c`, the weight of `W with W_P += W_S B`."""
+        """The parameter that an expression is a form of: the bias of `bias + W c`, the weight of `W_P += W_S B`."""
         while not isinstance(operand, (Leaf, Literal)) and operand not in self.host._read.computed:
             operand = operand.inputs[0]
         return operand.name if isinstance(operand, Leaf) else ""
@@ -151,7 +149,9 @@ class Writer:
         made = from_numpy(materialise(expression)).to(like.device)
         if made.dtype != like.dtype and made.dtype.is_floating_point:
             made = made.to(like.dtype)
-        return torch.nn.Parameter(made, requires_grad=like.requires_grad) if isinstance(like, torch.nn.Parameter) else made
+        if not isinstance(like, torch.nn.Parameter):
+            return made
+        return torch.nn.Parameter(made, requires_grad=like.requires_grad)
 
     def _constant(self, tensor: torch.Tensor, base: str, *, parameter: bool = False) -> fx.Node:
         """A new parameter or buffer as an input of the lifted graph."""
@@ -181,7 +181,7 @@ class Writer:
         if isinstance(operand, Literal) and operand.array.ndim == 0 and node.origin:
             return operand.array.item()
         for seen, name in self.tensors:
-            if seen == operand:
+            if seen == operand and (self.state[name].dtype == dtype or not dtype.is_floating_point):
                 return self.placeholders[name]
         there = self.made.get(self.host._read.computed.get(operand, ""))
         if there is not None and node.origin and there < self.made[node.origin]:
@@ -189,7 +189,7 @@ class Writer:
         tensor = from_numpy(materialise(operand))
         if tensor.dtype != dtype and tensor.dtype.is_floating_point:
             tensor = tensor.to(dtype)
-        role = {("linear", 1): "weight", ("conv", 1): "weight", ("linear", 2): "bias", ("conv", 2): "bias"}.get((node.op, position))
+        role = {1: "weight", 2: "bias"}.get(position) if node.op in ("linear", "conv") else None
         one_axis = sum(n > 1 for n in tensor.shape) <= 1
         if role is None:
             role = "bias" if node.attrs.get("addend") and one_axis else "offset"
@@ -224,7 +224,7 @@ class Writer:
                 if now == was:
                     continue
                 assert isinstance(position, int)
-                operand = self._operand(now, node, i, dtype)
+                operand = self._operand(now, node, i, self._dtype_of(was, dtype))
                 held = values[position]
                 if isinstance(held, fx.Node) and held.name in self.host._read.through and isinstance(now, Tensor):
                     if held.args[0] is operand:
@@ -237,6 +237,12 @@ class Writer:
         changed = self._patch_attributes(before, node, target, values) or changed
         if changed:
             _set_arguments(target, values)
+
+    def _dtype_of(self, was: Operand, dtype: torch.dtype) -> torch.dtype:
+        """What an operand must be: that of the operand it replaces, unless that was a number or nothing."""
+        if isinstance(was, str):
+            return _dtype(self.values[was].dtype)
+        return _dtype(was.dtype) if was is not None and was.shape else dtype
 
     def _reread(self, before: Node, node: Node) -> None:
         """New operands for an op that is not understood. Its results may be several: its own node is its origin."""
@@ -281,7 +287,7 @@ class Writer:
         target.kwargs = {}
 
     def _patch_parts(self) -> None:
-        """Results of split and unbind: the op stays where its parts still are its parts, else each becomes a slice of its own."""
+        """Results of split and unbind: the op stays where its parts still are its parts, else each becomes a slice."""
         groups: dict[str, list[Node]] = {}
         for node in self.graph.nodes:
             if node.name in self.host.parts:
@@ -333,6 +339,17 @@ class Writer:
             target.target, target.args = aten.select.int, (x, part.attrs["axes"][0], part.attrs["index"])
         else:
             self._take(target, x, part.attrs["axis"], part.attrs["keep"])
+
+    def _patch_outputs(self) -> None:
+        """Other nodes as outputs. One that was inserted takes over the name: outputs are called by it in ONNX."""
+        output = self.lifted.output_node()
+        for was, now in dict(zip(self.host.graph.outputs, self.graph.outputs, strict=True)).items():
+            old, new = self.made[was], self.made[now]
+            if old is new:
+                continue
+            output.replace_input_with(old, new)
+            if new.name not in self.values:
+                old.name, new.name = f"{was}_before", was
 
     # ------------------------------------------------------------ nodes that the passes insert
 
@@ -449,7 +466,8 @@ class Writer:
         places = np.zeros(size, dtype=np.int64)
         places[units] = np.arange(len(units))
         held = self._constant(torch.from_numpy(mask), f"{base}_mask")
-        spread = self._call(aten.index_select.default, value, axis, self._constant(torch.from_numpy(places), f"{base}_places"))
+        index = self._constant(torch.from_numpy(places), f"{base}_places")
+        spread = self._call(aten.index_select.default, value, axis, index)
         return self._call(aten.where.self, held, spread, x)
 
     # ------------------------------------------------------------ clean-up
@@ -475,7 +493,9 @@ def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:
     """The same expression over another parameter."""
     if isinstance(tensor, Leaf):
         return replace(tensor, name=new) if tensor.name == old else tensor
-    return tensor if isinstance(tensor, Literal) else replace(tensor, inputs=tuple(_renamed(t, old, new) for t in tensor.inputs))
+    if isinstance(tensor, Literal):
+        return tensor
+    return replace(tensor, inputs=tuple(_renamed(t, old, new) for t in tensor.inputs))
 
 
 def _set_arguments(target: fx.Node, values: Iterable[Any]) -> None:

@@ -107,6 +107,19 @@ case(
 case("linear_of_pair_sum", lambda: net(lambda m, x, y: m.c(m.f(m.a(x) + m.b(y))), a=nn.Linear(6, 8), b=nn.Linear(5, 8), f=nn.ReLU(), c=nn.Linear(8, 4)),
      [Input(("n", 6)), Input(("n", 5))], const("f", [1, 4]))  # fmt: skip
 
+
+def _compared(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    h, limit = m.a(x), m.b(x)
+    return m.out(torch.where(h > limit, h, 0.3 * h) + torch.where(limit > 0.4, h, -h))
+
+
+case(
+    "compared_with_constants",  # the constants become operands of comparisons and conditions
+    lambda: net(_compared, a=nn.Linear(6, 5), b=nn.Linear(6, 5), out=nn.Linear(5, 4)),
+    ("n", 6),
+    Ask("b", "all", [0.5, -0.7, 0.3, 1.1, -1.3], left=0),
+)
+
 # ---------------------------------------------------------------- gates
 
 

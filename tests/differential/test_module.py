@@ -16,6 +16,7 @@ from tolerances import ACROSS_F32, EXACT_F32, distance
 from torch import nn
 
 import cmrc
+from cmrc.errors import HostError
 
 BATCH = torch.export.Dim("n", min=1, max=64)
 
@@ -140,6 +141,27 @@ def test_train_reaches_every_dropout(lowered: cmrc.Lowered) -> None:
     assert not torch.equal(made(x), made(x))
     assert made.training
     assert not made.eval().training
+
+
+def test_what_trains_in_eval_mode_always_does(tmp_path: Path) -> None:
+    """Dropout that the forward asks for, and batch norm that keeps no statistics."""
+    model = randomise(
+        net(
+            lambda m, x: m.fc2(nn.functional.dropout(m.bn(m.act(m.fc1(x))), 0.5, training=True)),
+            fc1=nn.Linear(6, 8), act=nn.ReLU(), bn=nn.BatchNorm1d(8, track_running_stats=False), fc2=nn.Linear(8, 4),
+        )
+    ).eval()  # fmt: skip
+    x = torch.randn(16, 6)
+    program = cmrc.trace(model, (x,))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=[1], constant=0.3), residue="keep")
+    torch.save(lowered.module, tmp_path / "small.pt")
+    for made in (lowered.module, torch.load(tmp_path / "small.pt", weights_only=False)):
+        for mode in (True, False):
+            made.train(mode)
+            torch.manual_seed(3)
+            found = made(x)
+            torch.manual_seed(3)
+            assert close(found, clamped(model, "act", [1], [0.3]).train(mode)(x))
 
 
 # ---------------------------------------------------------------- storing and exporting
@@ -377,8 +399,27 @@ def test_in_place_ops_that_nobody_else_sees() -> None:
     assert distance(lowered.program.run((x,))[0], model(x).detach().numpy()) <= EXACT_F32
 
 
+def test_the_arguments_have_the_names_of_the_models_own(lowered: cmrc.Lowered) -> None:
+    assert torch.equal(lowered.module.eval()(input=images()), lowered.module(images()))
+
+
 def test_numpy_inputs_and_taps(model: nn.Module, lowered: cmrc.Lowered) -> None:
     x = images().numpy()
     outputs = lowered.program.host.run((x,), taps=["relu_"])
     assert [o.shape for o in outputs] == [(4, 4), (4, 6, 4, 3)]
     assert np.array_equal(outputs[0], model(images()).detach().numpy())
+
+
+def test_inputs_by_name() -> None:
+    keyed = randomise(net(with_keywords, **members(8))).eval()
+    x, shift = torch.randn(3, 6), torch.randn(3, 1)
+    program = cmrc.trace(keyed, (x,), kwargs={"shift": shift})
+    wanted = program.run((x, shift))
+    assert all(np.array_equal(a, b) for a, b in zip(program.run({"shift": shift, "x": x}), wanted, strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(program.run({"x": x, "shift": shift}, ["relu"]), wanted, strict=False)
+    )
+    with pytest.raises(HostError, match=r"the model takes the inputs x, shift; given are x\n"):
+        program.run({"x": x})
+    with pytest.raises(HostError, match="the model takes the inputs x, shift; given are 3 in order"):
+        program.run((x, shift, x))

@@ -1,0 +1,492 @@
+"""constant_fold, rule by rule: the text before and after, and every reason to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from graphs import Do, Net, with_do
+from rewrites import CONSTANT, TWO, done, image, sequence, vector
+from rules import before_and_after, reasons, untested
+
+from cmrc.ir import Graph, Node, Value, literal
+from cmrc.passes import absorb, constant_fold, runtime
+from cmrc.text import to_text
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_rewrite(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"constant_fold/{name}", before_and_after("constant_fold", constant_fold.run, CONSTANT[name]()))
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {name.split("-")[0] for name in CONSTANT} == set(constant_fold.RULES)
+
+
+# ---------------------------------------------------------------- reasons to stop
+
+
+def on(site: str, net: Net, *more: Do, axis: int = 1) -> Graph:
+    """Units 2 and 0 of a value replaced, ahead of the net's last node."""
+    return done(net, Do(site, axis, (2, 0), *TWO), *more)
+
+
+def not_finite() -> Graph:
+    net, h = vector()
+    net.pointwise("log", h)
+    return done(net, Do(h, 1, (2,), [-1.0]))
+
+
+def not_finite_product() -> Graph:
+    net, h = sequence(4, steps=2)
+    net.along("prod", h, (1,))
+    return done(net, Do(h, 2, (2,), [1e200]))
+
+
+def different_axes() -> Graph:
+    net, h = sequence()
+    other = net.linear("x", 4)
+    net.pointwise("add", h, other)
+    return done(net, Do(h, 2, (2, 0), *TWO), Do(other, 1, (0,), [0.5]))
+
+
+def broadcast_axis() -> Graph:
+    net, h = vector(1)
+    net.pointwise("mul", h, net.linear("x", 4))
+    return done(net, Do(h, 1, (0,), [0.5]))
+
+
+def different_units() -> Graph:
+    net, h = vector()
+    other = net.linear("x", 4)
+    net.pointwise("add", h, other)
+    return done(net, Do(h, 1, (2,), [0.5]), Do(other, 1, (0,), [0.5]))
+
+
+def one_operand_only() -> Graph:
+    net, h = vector()
+    net.pointwise("add", h, net.linear("x", 4))
+    return on(h, net)
+
+
+def known_operand_that_gives_the_shape() -> Graph:
+    """The other operand has one row: as a tensor of one row, the known one would lose the batch."""
+    net, h = vector()
+    net.pointwise("add", h, net.along("mean", net.linear("x", 4), (0,)))
+    return done(net, Do(h, 1, (0, 1, 2, 3), 0.5))
+
+
+def replaced_parameter() -> Graph:
+    net, h = vector()
+    net.along("layer_norm", net.linear("x", 4), (1,), h, eps=1e-5)
+    return on(h, net)
+
+
+def mixed_units() -> Graph:
+    net, h = vector()
+    net.along("softmax", h, (1,))
+    return on(h, net)
+
+
+def unknown_function() -> Graph:
+    net, h = sequence()
+    net.along("cumsum", h, (1,))
+    return on(h, net, axis=2)
+
+
+def number_of_positions() -> Graph:
+    net, h = sequence(steps="T")
+    net.along("sum", h, (1,))
+    return on(h, net, axis=2)
+
+
+def parameter_of_run_time() -> Graph:
+    net, h = sequence()
+    scale = net.along("mean", net.linear("x", 3, axis=2), (0, 1), drop=True)
+    norm = net.along("layer_norm", net.transpose(h, 0, 2, 1), (2,), scale, eps=1e-5)
+    return with_do(Graph(tuple(net.inputs), tuple(net.nodes), (norm,)), Do("transpose_1", 1, (2, 0), *TWO))
+
+
+def merged_with_run_time() -> Graph:
+    net, h = image(height="H")
+    net.reshape(h, "N", "16*H")
+    return on(h, net)
+
+
+def merged_samples() -> Graph:
+    net, h = vector()
+    net.reshape(h, "4*N")
+    return on(h, net)
+
+
+def not_whole_positions() -> Graph:
+    net, h = vector()
+    net.reshape(h, "N", 2, 2)
+    return done(net, Do(h, 1, (0,), [0.5]))
+
+
+def slab_reshaped() -> Graph:
+    net, h = image(height=2, width=2)
+    net.reshape(h, "N", 4, 4)
+    return done(net, Do(h, 1, (2,), np.arange(4.0).reshape(1, 1, 2, 2)))
+
+
+def repeated_units() -> Graph:
+    net, h = vector(1)
+    net.expand(h, "N", 3)
+    return done(net, Do(h, 1, (0,), [0.5]))
+
+
+def concat_different_axes() -> Graph:
+    net, h = sequence()
+    other = net.linear("x", 4)
+    net.concat(h, other, axis=1)
+    return done(net, Do(h, 2, (2, 0), *TWO), Do(other, 1, (0,), [0.5]))
+
+
+def concat_one_part() -> Graph:
+    net, h = sequence()
+    net.concat(h, net.linear("x", 4), axis=1)
+    return on(h, net, axis=2)
+
+
+def concat_different_units() -> Graph:
+    net, h = sequence()
+    other = net.linear("x", 4)
+    net.concat(h, other, axis=1)
+    return done(net, Do(h, 2, (2, 0), *TWO), Do(other, 2, (0, 1), *TWO))
+
+
+def concat_run_time_sizes() -> Graph:
+    net, h = sequence(steps="T")
+    other = net.linear("x", 4)
+    net.node("concat", (h, other), ("N", "2*T", 4), axis=1)
+    return done(net, Do(h, 2, (2, 0), *TWO), Do(other, 2, (2, 0), [0.1, 0.2]))
+
+
+def concat_run_time_part() -> Graph:
+    net, h = sequence(4, steps=3)
+    more = net.input("N", "S", 4, name="past")
+    net.node("concat", (more, h), ("N", "S+3", 4), axis=1)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def run_time_do() -> Graph:
+    net, h = vector()
+    known = net.linear(net.input(1, 3, name="one"), 1)
+    net.insert("do", (h, known), ("N", 4), axis=1, units=(1,), sources=(1,))
+    return on(h, net)
+
+
+def do_along_another_axis() -> Graph:
+    net, h = sequence()
+    net.insert("do", (h, literal([0.5])), ("N", 3, 4), axis=1, units=(1,), sources=(1,))
+    return on(h, net, axis=2)
+
+
+def parents_of_blocks() -> Graph:
+    net, h = vector()
+    tensors = (literal(0.0), literal([[2.0]]))
+    net.insert("do", (h, *tensors), ("N", 4), axis=1, units=(0, 1), parents=(2, 3), sources=(1,))
+    return done(net, Do(h, 1, (3,), [0.5]))
+
+
+def weight_of_run_time() -> Graph:
+    net, h = vector()
+    w = net.linear(net.input(2, 3, name="other"), 4)
+    net.node("linear", (h, w, None), ("N", 2), axis=1, w_in=1, w_out=0, takes_bias=True)
+    return on(h, net)
+
+
+def kernel_of_run_time() -> Graph:
+    net, h = image()
+    w = net.conv(net.input(2, 2, 1, 1, name="other"), 4, (1, 1))
+    attrs = {"stride": (1, 1), "pad": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    net.node("conv", (h, w, None), ("N", 2, 5, 4), axis=1, **attrs)
+    return on(h, net)
+
+
+def bias_of_run_time() -> Graph:
+    net, h = vector()
+    bias = net.along("mean", net.linear("x", 2), (0,), drop=True)
+    net.linear(h, 2, bias=bias)
+    return done(net, Do(h, 1, (0, 1, 2, 3), 0.5))
+
+
+def conv_bias_of_run_time() -> Graph:
+    net, h = image()
+    bias = net.along("mean", net.conv("x", 2, (1, 1)), (0, 2, 3), drop=True)
+    attrs = {"stride": (1, 1), "pad": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    net.node("conv", (h, net.leaf(2, 4, 1, 1), bias), ("N", 2, 5, 4), axis=1, **attrs)
+    return on(h, net)
+
+
+def mixed_positions() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 1))
+    return on(h, net, axis=2)
+
+
+def uneven_groups() -> Graph:
+    net, h = image(6)
+    net.conv(h, 2, (1, 1), groups=2)
+    return on(h, net)
+
+
+def positions_of_run_time() -> Graph:
+    net, h = image(height="H", width=2)
+    net.conv(h, 2, (1, 1))
+    return done(net, Do(h, 1, (2,), np.asarray([0.5, 1.0]).reshape(1, 1, 1, 2)))
+
+
+def depthwise_positions_of_run_time() -> Graph:
+    net, h = image(height="H", width=2)
+    net.conv(h, 4, (1, 1), pad=((1, 0), (0, 0)), groups=4)
+    return done(net, Do(h, 1, (2,), np.asarray([0.5, 1.0]).reshape(1, 1, 1, 2)))
+
+
+def another_op() -> Graph:
+    net, h = sequence()
+    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 3, 4)),), {"host_op": "sort"}, origin="sorted"))
+    return on(h, net, axis=2)
+
+
+def another_op_that_says_why() -> Graph:
+    net, h = vector()
+    why = "it drops at random: trace the model in eval mode"
+    net.nodes.append(Node("opaque", (h,), (Value("dropped", ("N", 4)),), {"host_op": "dropout", "why": why}, origin="dropped"))
+    return on(h, net)
+
+
+def output() -> Graph:
+    net, h = vector()
+    return on(h, net)
+
+
+DECLINES: list[tuple[Callable[[], Graph], str]] = [
+    (not_finite, "its result for these constants is infinite or not a number"),
+    (not_finite_product, "its result for these constants is infinite or not a number"),
+    (different_axes, "its operands are replaced along different axes"),
+    (broadcast_axis, "the replaced axis is broadcast here"),
+    (different_units, "its operands are replaced in different units"),
+    (one_operand_only, "operand %linear_1 is replaced in these units, operand %linear_2 is not"),
+    (known_operand_that_gives_the_shape, "operand %linear_1 is replaced in these units, operand %mean_1 is not"),
+    (replaced_parameter, "one of its parameters is replaced"),
+    (mixed_units, "it mixes the units with each other"),
+    (unknown_function, "what cumsum does to a constant is not known"),
+    (number_of_positions, "the constant becomes different at different positions, and their number is not fixed"),
+    (parameter_of_run_time, "one of its parameters is computed at run time"),
+    (merged_with_run_time, "it merges the units with a size known only at run time"),
+    (merged_samples, "it merges the units with a size known only at run time"),
+    (not_whole_positions, "the units are not whole positions of any axis of ['N', 2, 2]"),
+    (slab_reshaped, "the constants differ along an axis that is reshaped as well"),
+    (repeated_units, "it repeats the units"),
+    (concat_different_axes, "its operands are replaced along different axes"),
+    (concat_one_part, "another part of the concatenation is not replaced"),
+    (concat_different_units, "the parts are replaced in different units"),
+    (concat_run_time_sizes, "the constants differ between parts whose sizes are known only at run time"),
+    (concat_run_time_part, "a part has a size known only at run time"),
+    (run_time_do, "a replacement by values of run time stands here"),
+    (do_along_another_axis, "a replacement along another axis stands here"),
+    (parents_of_blocks, "the parents of an affine replacement of blocks are themselves replaced"),
+    (weight_of_run_time, "its weight is computed at run time"),
+    (kernel_of_run_time, "its weight is computed at run time"),
+    (bias_of_run_time, "its bias is computed at run time"),
+    (conv_bias_of_run_time, "its bias is computed at run time"),
+    (mixed_positions, "it mixes positions along the replaced axis"),
+    (uneven_groups, "its groups would keep different numbers of channels"),
+    (positions_of_run_time, "the constants differ by position, and the number of positions is not fixed"),
+    (depthwise_positions_of_run_time, "the constants differ by position, and the number of positions is not fixed"),
+    (another_op, "sort is not an op that replacements can pass"),
+    (another_op_that_says_why, "it drops at random: trace the model in eval mode"),
+    (output, "it is an output of the model"),
+]
+
+
+@pytest.mark.parametrize(("build", "reason"), DECLINES, ids=[build.__name__ for build, _ in DECLINES])
+def test_stops(build: Callable[[], Graph], reason: str) -> None:
+    found = reasons(constant_fold.run, build())
+    assert reason in found
+    assert found <= {reason, "it is an output of the model"}
+
+
+def test_every_reason_is_tested() -> None:
+    tested = {reason for _, reason in DECLINES}
+    assert untested(constant_fold, tested) == []
+    assert untested(absorb, tested) == []
+
+
+def test_units_that_stay_in_one_operand_say_so() -> None:
+    found = reasons(constant_fold.run, CONSTANT["pointwise-residual"](), moves=True)
+    assert found == {"these units are replaced in one operand only"}
+
+
+def test_an_op_that_reads_sizes_does_not_see_a_replacement() -> None:
+    net, h = vector()
+    net.nodes.append(Node("opaque", (h,), (Value("size", (), "int64"),), {"shape_only": (0,)}, origin="size"))
+    net.output("size")
+    graph = with_do(net.graph(), Do(h, 1, (2, 0), *TWO))
+    after, changed = constant_fold.run(graph, constant_fold.Log())
+    assert changed
+    assert to_text(after) == to_text(net.graph())
+
+
+# ---------------------------------------------------------------- constants that exist only at run time
+
+
+def known_at_run_time(channels: int = 4, height: int | str = "H", width: int | str = "W") -> tuple[Net, str]:
+    """A padded depthwise convolution of any size: its replaced channels are a plane of run time."""
+    net, h = image(channels, height, width)
+    return net, net.conv(h, channels, (3, 3), pad=((1, 1), (1, 1)), groups=channels)
+
+
+def at_run_time(net: Net, *more: Do) -> Graph:
+    return done(net, Do("conv_1", 1, (2, 0), *TWO), *more)
+
+
+def rt_one_operand() -> Graph:
+    net, h = known_at_run_time()
+    net.pointwise("add", h, net.conv("x", 4, (1, 1)))
+    return at_run_time(net)
+
+
+def rt_different_axes() -> Graph:
+    net, h = known_at_run_time(width=4)
+    other = net.conv("x", 4, (1, 1))
+    net.pointwise("add", h, other)
+    return at_run_time(net, Do(other, 3, (1,), [0.5]))
+
+
+def rt_different_units() -> Graph:
+    net, h = known_at_run_time()
+    other = net.conv("x", 4, (1, 1))
+    net.pointwise("add", h, other)
+    return at_run_time(net, Do(other, 1, (1,), [0.5]))
+
+
+def rt_broadcast_axis() -> Graph:
+    net, h = known_at_run_time(1)
+    net.pointwise("mul", h, net.leaf(4, 1, 1))
+    return done(net, Do("conv_1", 1, (0,), [0.5]))
+
+
+def rt_replaced_parameter() -> Graph:
+    net, h = known_at_run_time()
+    net.along("instance_norm", net.conv("x", 4, (1, 1)), (2, 3), h, eps=1e-5)
+    return at_run_time(net)
+
+
+def rt_mixed_units() -> Graph:
+    net, h = known_at_run_time()
+    net.along("softmax", h, (1,))
+    return at_run_time(net)
+
+
+def rt_same_at_every_position() -> Graph:
+    net, h = known_at_run_time()
+    net.along("sum", h, (0, 2))
+    return at_run_time(net)
+
+
+def rt_resize() -> Graph:
+    net, h = known_at_run_time()
+    net.along("resize", h, (2, 3), shape=("N", 4, "2*H", "2*W"))
+    return at_run_time(net)
+
+
+def rt_pads_the_batch() -> Graph:
+    net = Net()
+    h = net.conv(net.conv(net.input(1, 2, "H", "W"), 4, (1, 1)), 4, (3, 3), pad=((1, 1), (1, 1)), groups=4)
+    net.along("pad", h, (0,), shape=(2, 4, "H", "W"), pads=((0, 1), (0, 0), (0, 0), (0, 0)), value=0.0)
+    return at_run_time(net)
+
+
+def rt_parameter_of_run_time() -> Graph:
+    net, h = known_at_run_time()
+    scale = net.along("mean", net.conv("x", 4, (1, 1)), (0, 2, 3), drop=True)
+    net.along("instance_norm", h, (2, 3), scale, eps=1e-5, align=(None, (1,)))
+    return at_run_time(net)
+
+
+def rt_merged() -> Graph:
+    net, h = known_at_run_time()
+    net.reshape(h, "N", "4*H*W")
+    return at_run_time(net)
+
+
+def rt_two_sizes() -> Graph:
+    net, h = known_at_run_time()
+    net.reshape(h, "N", 1, 4, "H", "W")
+    return at_run_time(net)
+
+
+def rt_weight() -> Graph:
+    net, h = known_at_run_time()
+    w = net.linear(net.input(2, 3, name="other"), 4)
+    net.node("linear", (h, w, None), ("N", 2, "H", "W"), axis=1, w_in=1, w_out=0)
+    return at_run_time(net)
+
+
+def rt_kernel() -> Graph:
+    net, h = known_at_run_time()
+    w = net.conv(net.input(2, 2, 1, 1, name="other"), 4, (1, 1))
+    attrs = {"stride": (1, 1), "pad": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    net.node("conv", (h, w, None), ("N", 2, "H", "W"), axis=1, **attrs)
+    return at_run_time(net)
+
+
+def rt_another_axis() -> Graph:
+    net, h = known_at_run_time(width=4)
+    net.linear(h, 2, axis=3)
+    return at_run_time(net)
+
+
+def rt_mixed_positions() -> Graph:
+    net, h = known_at_run_time(width=4)
+    turned = net.transpose(h, 0, 3, 1, 2)
+    net.conv(turned, 2, (3, 1))
+    return at_run_time(net)
+
+
+def rt_uneven_groups() -> Graph:
+    net, h = known_at_run_time(6)
+    net.conv(h, 2, (1, 1), groups=2)
+    return at_run_time(net)
+
+
+def rt_another_op() -> Graph:
+    net, h = known_at_run_time()
+    net.concat(h, h, axis=1)
+    return at_run_time(net)
+
+
+DECLINES_AT_RUN_TIME: list[tuple[Callable[[], Graph], str]] = [
+    (rt_one_operand, "operand %conv_2 is replaced in these units, operand %conv_3 is not"),
+    (rt_different_axes, "its operands are replaced along different axes"),
+    (rt_different_units, "its operands are replaced in different units"),
+    (rt_broadcast_axis, "the replaced axis is broadcast here"),
+    (rt_replaced_parameter, "one of its parameters is replaced"),
+    (rt_mixed_units, "it mixes the units with each other"),
+    (rt_same_at_every_position, "the constant is the same at every position, whose number is not fixed"),
+    (rt_resize, "it takes sizes that a batch of one does not have"),
+    (rt_pads_the_batch, "it pads the batch"),
+    (rt_parameter_of_run_time, "one of its parameters is computed at run time"),
+    (rt_merged, "it merges the units with a size known only at run time"),
+    (rt_two_sizes, "the constants differ along an axis that is reshaped as well"),
+    (rt_weight, "its weight is computed at run time"),
+    (rt_kernel, "its weight is computed at run time"),
+    (rt_another_axis, "it acts along another axis than the replacement"),
+    (rt_mixed_positions, "it mixes positions along the replaced axis"),
+    (rt_uneven_groups, "its groups would keep different numbers of channels"),
+    (rt_another_op, "concat cannot take constants that exist only at run time"),
+]
+
+
+@pytest.mark.parametrize(("build", "reason"), DECLINES_AT_RUN_TIME, ids=[build.__name__ for build, _ in DECLINES_AT_RUN_TIME])
+def test_stops_at_run_time(build: Callable[[], Graph], reason: str) -> None:
+    assert reasons(constant_fold.run, build(), moves=True) == {reason}
+
+
+def test_every_reason_at_run_time_is_tested() -> None:
+    assert untested(runtime, {reason for _, reason in DECLINES_AT_RUN_TIME}) == []

@@ -1,0 +1,268 @@
+"""dead_subgraph, rule by rule: the text before and after, and every reason to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from graphs import Net
+from rewrites import DEAD, done, heads, image, read, sequence, vector
+from rules import before_and_after, reasons, untested
+
+from cmrc.ir import Graph, Node, Value, literal
+from cmrc.passes import dead_subgraph, run
+from cmrc.passes.rewriter import Log
+from cmrc.text import to_text
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_rewrite(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"dead_subgraph/{name}", before_and_after("dead_subgraph", dead_subgraph.run, DEAD[name]()))
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {name.split("-")[0] for name in DEAD} == set(dead_subgraph.RULES)
+
+
+# ---------------------------------------------------------------- reasons to stop
+
+
+def weight_of_run_time() -> Graph:
+    net, h = vector()
+    w = net.linear(net.input(4, 3, name="other"), 4)
+    return read(net, net.node("linear", (h, w, None), ("N", 4), axis=1, w_in=1, w_out=0), (1, 3))
+
+
+def kernel_of_run_time() -> Graph:
+    net, h = image()
+    w = net.conv(net.input(4, 2, 1, 1, name="other"), 4, (1, 1))
+    attrs = {"stride": (1, 1), "pad": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+    return read(net, net.node("conv", (h, w, None), ("N", 4, 5, 4), axis=1, **attrs), (1, 3))
+
+
+def mixed_positions() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 2, (1, 1)), (1, 3), axis=2)
+
+
+def uneven_groups() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 4, (1, 1), groups=2), (0, 1, 3))
+
+
+def part_of_transposed_groups() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 4, (1, 1), groups=2, transposed=True), (0, 2))
+
+
+def mixed_units() -> Graph:
+    net, h = vector()
+    return read(net, net.along("softmax", h, (1,)), (1, 3))
+
+
+def not_whole_positions() -> Graph:
+    net, h = image(height=2, width=2)
+    return read(net, net.reshape(h, "N", 16), (0, 5))
+
+
+def merged_with_run_time() -> Graph:
+    net, h = image(4, height="H", width="W")
+    return read(net, net.reshape(net.reshape(h, "N", "4*H*W"), "N", "H*W", 4), (0, 2), axis=2)
+
+
+def samples(net: Net, h: str) -> str:
+    """(N, 4) as (4*N,): the samples one after the other."""
+    return net.reshape(h, "4*N")
+
+
+def repeated_samples() -> Graph:
+    net = Net()
+    one = net.reshape(net.along("mean", net.linear(net.input("N", 3), 4), (0, 1), drop=True), 1)
+    spread = net.expand(one, "4*N")
+    return read(net, net.reshape(spread, "N", 4), (1, 3))
+
+
+def joined_samples() -> Graph:
+    net, h = vector()
+    both = net.node("concat", (samples(net, h), samples(net, net.linear("x", 4))), ("8*N",), axis=0)
+    return read(net, net.reshape(both, "2*N", 4), (1, 3))
+
+
+def samples_taken_apart() -> Graph:
+    """A select of every other of the samples' units, below one of the same axis."""
+    net, h = vector()
+    upper = net.node("select", (samples(net, h),), ("2*N",), axis=0, keep=(0, 2), period=4)
+    return read(net, net.reshape(upper, "N", 2), (1,))
+
+
+def select_along_another_axis() -> Graph:
+    """Two selects of one value: they stay in the order of their axes."""
+    net = Net()
+    x = net.input("N", 3, 4)
+    return read(net, net.cut(x, 1, (0, 2)), (1, 3), axis=2)
+
+
+def affine_do_reads_dropped_units() -> Graph:
+    net, h = vector()
+    tensors = (literal([0.5]), literal([[0.5]]))
+    value = net.insert("do", (h, *tensors), ("N", 4), axis=1, units=(2,), parents=(3,), sources=(0,))
+    return read(net, value, (1, 2))
+
+
+def affine_do_of_blocks() -> Graph:
+    net, h = vector(6)
+    tensors = (literal(0.5), literal([[0.5]]))
+    value = net.insert("do", (h, *tensors), ("N", 6), axis=1, units=(2, 3), parents=(4, 5), sources=(0,))
+    return read(net, value, (1, 2, 3, 4, 5))
+
+
+def vector_operand() -> Graph:
+    net, _ = sequence()
+    row = net.along("mean", net.linear("x", 4), (0, 1), drop=True)
+    right = net.linear("x", 4)
+    turned = net.transpose(right, 0, 2, 1)
+    return read(net, net.node("matmul", (row, turned), ("N", 3)), (0, 2))
+
+
+def uneven_heads() -> Graph:
+    net, _ = sequence()
+    q, k, v = heads(net, 4), heads(net, 2), heads(net, 2)
+    return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7), (0, 2, 3))
+
+
+def causal_queries() -> Graph:
+    net, _ = sequence()
+    q, k, v = heads(net, 2), heads(net, 2), heads(net, 2)
+    return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7, causal=True), (0, 2), axis=2)
+
+
+def another_op() -> Graph:
+    net, h = vector()
+    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), {"host_op": "sort"}, origin="sorted"))
+    net.values["sorted"] = net.nodes[-1].output
+    return read(net, "sorted", (1, 3))
+
+
+def another_op_that_says_why() -> Graph:
+    net, h = vector()
+    net.nodes.append(Node("opaque", (h,), (Value("odd", ("N", 4)),), {"host_op": "odd", "why": "it is odd"}, origin="odd"))
+    net.values["odd"] = net.nodes[-1].output
+    return read(net, "odd", (1, 3))
+
+
+def input_of_the_model() -> Graph:
+    net = Net()
+    return read(net, net.input("N", 4), (1, 3))
+
+
+DECLINES: list[tuple[Callable[[], Graph], str]] = [
+    (weight_of_run_time, "its weight is computed at run time"),
+    (kernel_of_run_time, "its weight is computed at run time"),
+    (mixed_positions, "it mixes positions along this axis"),
+    (uneven_groups, "its groups would keep different numbers of outputs"),
+    (part_of_transposed_groups, "a grouped transposed convolution keeps or loses whole groups"),
+    (mixed_units, "it mixes the units with each other"),
+    (not_whole_positions, "the units are not whole positions of any axis of ['N', 4, 2, 2]"),
+    (select_along_another_axis, "a select along another axis stands here"),
+    (affine_do_reads_dropped_units, "an affine replacement reads units that are dropped here"),
+    (affine_do_of_blocks, "an affine replacement of blocks stays here"),
+    (vector_operand, "one of its operands is a vector"),
+    (uneven_heads, "query heads that share a key-value head go together, or equally many of every such group"),
+    (causal_queries, "it counts positions from the first query"),
+    (another_op, "sort makes all of its units at once"),
+    (another_op_that_says_why, "it is odd"),
+    (input_of_the_model, "it is an input of the model"),
+]
+# The select has passed another op before it stops.
+DECLINES_LATER: list[tuple[Callable[[], Graph], str]] = [
+    (merged_with_run_time, "it merges the units with a size known only at run time"),
+    (repeated_samples, "it repeats samples"),
+    (joined_samples, "it joins samples"),
+    (samples_taken_apart, "it takes samples apart"),
+]
+
+
+@pytest.mark.parametrize(("build", "reason"), DECLINES, ids=[build.__name__ for build, _ in DECLINES])
+def test_stops(build: Callable[[], Graph], reason: str) -> None:
+    found = reasons(dead_subgraph.run, build())
+    assert reason in found
+    assert found <= {reason, "it is an input of the model"}
+
+
+@pytest.mark.parametrize(("build", "reason"), DECLINES_LATER, ids=[build.__name__ for build, _ in DECLINES_LATER])
+def test_stops_later(build: Callable[[], Graph], reason: str) -> None:
+    assert reasons(dead_subgraph.run, build(), moves=True) == {reason}
+
+
+def test_every_reason_is_tested() -> None:
+    assert untested(dead_subgraph, {reason for _, reason in (*DECLINES, *DECLINES_LATER)}) == []
+
+
+# ---------------------------------------------------------------- what stays
+
+
+def unchanged(graph: Graph) -> None:
+    after, changed = dead_subgraph.run(graph, Log())
+    assert not changed
+    assert to_text(after) == to_text(graph)
+
+
+def test_a_value_that_is_read_whole_stays() -> None:
+    net, h = vector()
+    net.pointwise("relu", h)
+    graph = read(net, h, (1, 3))
+    unchanged(replace(graph, outputs=(*graph.outputs, "relu_1")))
+
+
+def test_an_output_stays() -> None:
+    net, h = vector()
+    net.output(h)
+    unchanged(read(net, h, (1, 3)))
+
+
+def test_selects_along_different_axes_stay() -> None:
+    net, h = sequence()
+    net.output(net.pointwise("relu", net.cut(h, 2, (1, 3))))
+    unchanged(read(net, h, (0, 2)))
+
+
+def test_the_hosts_own_selects_stay() -> None:
+    """Nothing asks for less than the model itself does."""
+    net, h = vector()
+    net.pointwise("relu", net.select(h, 1, (1, 3)))
+    unchanged(done(net))
+
+
+def test_the_hosts_own_idle_nodes_stay() -> None:
+    net, h = vector()
+    net.pointwise("relu", h)
+    unchanged(done(net, output=h))
+
+
+def test_a_plane_keeps_the_positions_it_counts() -> None:
+    net, h = image(height=5, width=4)
+    turned = net.pointwise("relu", h)
+    net.output(net.insert("plane", (turned,), (1, 1, 5, 4), axis=1))
+    unchanged(read(net, turned, (1, 3), axis=2))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda net, h: (net.output(h), read(net, h, (0, 2)))[1], "the whole value is an output of the model"),
+        (
+            lambda net, h: (net.output(net.pointwise("tanh", h)), read(net, h, (0, 2)))[1],
+            "the whole value is also read by tanh_1",
+        ),
+        (lambda net, h: two_axes(net, h), "readers need different parts of it"),
+    ],
+)
+def test_residue_says_who_reads_the_rest(build: Callable[[Net, str], Graph], reason: str) -> None:
+    net, h = sequence()
+    assert reason in {left.reason for left in run(build(net, h)).residue}
+
+
+def two_axes(net: Net, h: str) -> Graph:
+    net.output(net.pointwise("tanh", net.cut(h, 2, (1, 3))))
+    return read(net, h, (0, 2))

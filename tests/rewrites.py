@@ -1,0 +1,781 @@
+"""Small graphs, one a rewrite: the golden tests print them before and after, the mutation tests break the rules on them.
+
+A name is the op whose rule acts, then what is special: `conv-padded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from graphs import Do, Net, with_do
+
+from cmrc.ir import Graph, literal
+
+Example = Callable[[], Graph]
+
+
+def done(net: Net, *dos: Do, output: str = "") -> Graph:
+    """The net's last value is its output; the replacements go in."""
+    net.output(output or net.nodes[-1].name)
+    return with_do(net.graph(), *dos)
+
+
+TWO = ([0.5, -1.0],)
+MIX = {"parents": (1, 3), "weight": [[0.5, -1.0], [2.0, 0.0]]}
+
+
+def vector(units: int = 4) -> tuple[Net, str]:
+    """A linear layer on a batch of any size."""
+    net = Net()
+    return net, net.linear(net.input("N", 3), units)
+
+
+def image(channels: int = 4, height: int | str = 5, width: int | str = 4) -> tuple[Net, str]:
+    """A 1x1 convolution on a batch of images."""
+    net = Net()
+    return net, net.conv(net.input("N", 2, height, width), channels, (1, 1))
+
+
+def sequence(units: int = 4, steps: int | str = 3) -> tuple[Net, str]:
+    net = Net()
+    return net, net.linear(net.input("N", steps, 2), units)
+
+
+# ---------------------------------------------------------------- constant_fold
+
+
+def linear() -> Graph:
+    net, h = vector()
+    net.linear(h, 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def linear_without_bias() -> Graph:
+    net, h = vector()
+    net.linear(h, 2, bias=False, takes_bias=False)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def linear_with_factors() -> Graph:
+    net, h = vector()
+    net.linear(h, 2, alpha=0.5, beta=2.0, turned=True)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def linear_with_a_bias_of_run_time() -> Graph:
+    net, h = vector()
+    bias = net.along("mean", net.linear(h, 2), (0,), drop=True)
+    net.linear(h, 2, bias=bias)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def linear_by_position() -> Graph:
+    net, h = sequence()
+    net.linear(h, 2)
+    return done(net, Do(h, 2, (1,), np.arange(3.0).reshape(1, 3, 1)))
+
+
+def linear_altogether() -> Graph:
+    net, h = vector()
+    net.pointwise("add", net.linear(h, 2), net.linear("x", 2))
+    return done(net, Do(h, 1, (3, 1, 0, 2), [0.1, 0.2, 0.3, 0.4]))
+
+
+def linear_along_another_axis() -> Graph:
+    net, h = sequence()
+    net.linear(net.linear(h, 2, axis=1), 2, axis=2)
+    return done(net, Do(h, 2, (1, 2), *TWO))
+
+
+def linear_shared() -> Graph:
+    """One weight, two uses: only one of them is folded."""
+    net, h = vector()
+    w = net.leaf(4, 4)
+    net.pointwise("add", net.linear(h, 4, weight=w, bias=False), net.linear(net.linear("x", 4), 4, weight=w, bias=False))
+    return done(net, Do(h, 1, (2,), [0.5]))
+
+
+def conv() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 2), stride=(2, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_padded() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)), bias=False)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_padded_at_any_size() -> Graph:
+    net, h = image(height="H", width="W")
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_padded_by_zero() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    return done(net, Do(h, 1, (2, 0), 0.0))
+
+
+def conv_by_position() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    return done(net, Do(h, 1, (2,), np.arange(20.0).reshape(1, 1, 5, 4)))
+
+
+def conv_transposed() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 3), stride=(2, 2), pad=((1, 0), (1, 1)), transposed=True, output_padding=(1, 0))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_transposed_in_groups() -> Graph:
+    net, h = image()
+    net.conv(h, 4, (2, 2), groups=2, transposed=True)
+    return done(net, Do(h, 1, (3, 0), *TWO))
+
+
+def conv_in_groups() -> Graph:
+    net, h = image(6)
+    net.conv(h, 4, (3, 3), pad=((1, 0), (0, 1)), groups=2)
+    return done(net, Do(h, 1, (4, 0), *TWO))
+
+
+def conv_depthwise() -> Graph:
+    net, h = image()
+    net.conv(net.conv(h, 4, (3, 3), groups=4), 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_depthwise_padded() -> Graph:
+    net, h = image(height=4, width=3)
+    net.conv(net.conv(h, 4, (3, 3), pad=((1, 1), (1, 1)), groups=4), 2, (1, 1))
+    return done(net, Do(h, 1, (2,), [0.5]))
+
+
+def conv_depthwise_padded_at_any_size() -> Graph:
+    net, h = image(height="H", width="W")
+    wide = net.conv(h, 4, (3, 3), pad=((1, 1), (1, 1)), groups=4)
+    net.conv(net.pointwise("relu", net.batch_norm(wide)), 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def pointwise() -> Graph:
+    net, h = vector()
+    net.linear(net.pointwise("gelu", h), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def pointwise_batch_norm() -> Graph:
+    net, h = image()
+    net.conv(net.pointwise("relu", net.batch_norm(h)), 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def pointwise_residual() -> Graph:
+    """Both summands are replaced in unit 2; unit 0 in one only."""
+    net, h = vector()
+    other = net.linear("x", 4)
+    net.linear(net.pointwise("add", h, other), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO), Do(other, 1, (2,), [0.25]))
+
+
+def pointwise_gate() -> Graph:
+    """0 · y is 0 whatever y: the gate closes two units, and a third is constant in one factor only."""
+    net, h = vector()
+    net.linear(net.pointwise("mul", net.pointwise("silu", h), net.linear("x", 4)), 2)
+    return done(net, Do(h, 1, (2, 0, 1), [0.0, 0.0, 0.5]))
+
+
+def pointwise_disjoint_zeros() -> Graph:
+    """One factor is 0 in two units, the other is replaced in two others."""
+    net, h = vector()
+    other = net.linear("x", 4)
+    net.linear(net.pointwise("mul", h, other), 2)
+    return done(net, Do(h, 1, (2, 0), 0.0), Do(other, 1, (1, 3), [0.5, 2.0]))
+
+
+def pointwise_known_operand() -> Graph:
+    net, h = vector()
+    net.linear(net.pointwise("mul", h, net.linear("x", 4)), 2)
+    return done(net, Do(h, 1, (0, 1, 2, 3), [0.5, 1.0, -1.0, 2.0]))
+
+
+def pointwise_aligned() -> Graph:
+    """One slope for all channels: nothing to take units of."""
+    net, h = image()
+    net.conv(net.pointwise("prelu", h, net.leaf(1), align=(None, (1,))), 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_mean() -> Graph:
+    net, h = image(height="H", width="W")
+    net.linear(net.along("mean", h, (2, 3), drop=True), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_sum() -> Graph:
+    net, h = image()
+    net.linear(net.along("sum", h, (2, 3), drop=True), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_padded_pool() -> Graph:
+    net, h = image(height=4, width=4)
+    pooled = net.pool("avg_pool", h, (3, 3), (2, 2), ((1, 1), (1, 1)), ceil=False, include_pad=True, divisor=None)
+    net.conv(pooled, 2, (1, 1))
+    return done(net, Do(h, 1, (2,), [0.5]))
+
+
+def along_norm() -> Graph:
+    """A norm over other axes: of a constant only its shift is left."""
+    net, h = image(height="H", width="W")
+    norm = net.along("instance_norm", h, (2, 3), net.leaf(4), net.leaf(4), eps=1e-5, align=(None, (1,), (1,)))
+    net.conv(norm, 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def reshape() -> Graph:
+    net, h = image(height=2, width=2)
+    net.linear(net.reshape(h, "N", 16), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def reshape_to_heads() -> Graph:
+    net, h = sequence(6)
+    split = net.reshape(h, "N", 3, 3, 2)
+    net.linear(net.reshape(split, "N", 3, 6), 2)
+    return done(net, Do(h, 2, (3, 2), *TWO))
+
+
+def transpose() -> Graph:
+    net, h = image()
+    net.linear(net.transpose(h, 0, 2, 3, 1), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def expand() -> Graph:
+    net, h = vector()
+    net.linear(net.expand(net.reshape(h, "N", 1, 4), "N", 3, 4), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def concat() -> Graph:
+    net, h = vector()
+    net.linear(net.concat(net.linear("x", 2), h, axis=1), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def concat_along_another_axis() -> Graph:
+    net, h = sequence()
+    other = net.linear("x", 4)
+    net.linear(net.concat(h, other, axis=1), 2)
+    return done(net, Do(h, 2, (2, 0), *TWO), Do(other, 2, (0, 2), [0.25, 0.75]))
+
+
+def select() -> Graph:
+    net, h = vector()
+    net.linear(net.select(h, 1, (1, 2, 2)), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def select_misses_the_units() -> Graph:
+    net, h = vector()
+    net.linear(net.select(h, 1, (1, 3)), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def do() -> Graph:
+    net, h = vector()
+    net.linear(h, 2)
+    return done(net, Do(h, 1, (2, 0), *TWO), Do(h, 1, (0, 1), [0.25, 0.75]))
+
+
+def do_before_an_affine_one() -> Graph:
+    net, h = vector()
+    net.linear(h, 2)
+    return done(net, Do(h, 1, (0,), [0.5]), Do(h, 1, (2,), [0.1], (1, 3), [[0.5, -1.0]]))
+
+
+def do_of_parents() -> Graph:
+    """A parent of the affine do is constant: it joins the bias. Where all are, the do is constant."""
+    net, h = vector()
+    net.linear(h, 2)
+    return done(net, Do(h, 1, (1,), [0.5]), Do(h, 1, (2,), [0.1], (1, 3), [[0.5, -1.0]]), Do(h, 1, (0,), 0.0, (1,), [[2.0]]))
+
+
+def plane() -> Graph:
+    net, h = image(height="H", width="W")
+    ones = net.insert("plane", (h,), (1, 1, "H", "W"), axis=1)
+    net.pointwise("add", net.conv(h, 2, (1, 1)), ones)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+CONSTANT: dict[str, Example] = {
+    "linear": linear,
+    "linear-without-bias": linear_without_bias,
+    "linear-with-factors": linear_with_factors,
+    "linear-with-a-bias-of-run-time": linear_with_a_bias_of_run_time,
+    "linear-by-position": linear_by_position,
+    "linear-altogether": linear_altogether,
+    "linear-along-another-axis": linear_along_another_axis,
+    "linear-shared": linear_shared,
+    "conv": conv,
+    "conv-padded": conv_padded,
+    "conv-padded-at-any-size": conv_padded_at_any_size,
+    "conv-padded-by-zero": conv_padded_by_zero,
+    "conv-by-position": conv_by_position,
+    "conv-transposed": conv_transposed,
+    "conv-transposed-in-groups": conv_transposed_in_groups,
+    "conv-in-groups": conv_in_groups,
+    "conv-depthwise": conv_depthwise,
+    "conv-depthwise-padded": conv_depthwise_padded,
+    "conv-depthwise-padded-at-any-size": conv_depthwise_padded_at_any_size,
+    "pointwise": pointwise,
+    "pointwise-batch-norm": pointwise_batch_norm,
+    "pointwise-residual": pointwise_residual,
+    "pointwise-gate": pointwise_gate,
+    "pointwise-disjoint-zeros": pointwise_disjoint_zeros,
+    "pointwise-known-operand": pointwise_known_operand,
+    "pointwise-aligned": pointwise_aligned,
+    "along-mean": along_mean,
+    "along-sum": along_sum,
+    "along-padded-pool": along_padded_pool,
+    "along-norm": along_norm,
+    "reshape": reshape,
+    "reshape-to-heads": reshape_to_heads,
+    "transpose": transpose,
+    "expand": expand,
+    "concat": concat,
+    "concat-along-another-axis": concat_along_another_axis,
+    "select": select,
+    "select-misses-the-units": select_misses_the_units,
+    "do": do,
+    "do-before-an-affine-one": do_before_an_affine_one,
+    "do-of-parents": do_of_parents,
+    "plane": plane,
+}
+
+
+# ---------------------------------------------------------------- affine_fold
+
+
+def affine(net: Net, site: str, axis: int = 1) -> Graph:
+    """units 2 and 0 rebuilt from 1 and 3, with a constant part."""
+    return done(net, Do(site, axis, (2, 0), *TWO, **MIX))
+
+
+def affine_linear() -> Graph:
+    net, h = vector()
+    net.linear(h, 2)
+    return affine(net, h)
+
+
+def affine_linear_shared() -> Graph:
+    net, h = vector()
+    w = net.leaf(4, 4)
+    net.pointwise("add", net.linear(h, 4, weight=w, bias=False), net.linear(net.linear("x", 4), 4, weight=w, bias=False))
+    return affine(net, h)
+
+
+def affine_conv() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (3, 2), pad=((1, 0), (0, 1)))
+    return affine(net, h)
+
+
+def affine_conv_at_any_size() -> Graph:
+    net, h = image(height="H", width="W")
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    return affine(net, h)
+
+
+def affine_conv_transposed() -> Graph:
+    net, h = image()
+    net.conv(h, 2, (2, 2), stride=(2, 2), transposed=True)
+    return affine(net, h)
+
+
+def affine_conv_in_groups() -> Graph:
+    net, h = image(6)
+    net.conv(h, 4, (3, 3), pad=((1, 0), (0, 1)), groups=2)
+    return done(net, Do(h, 1, (4, 0), [0.5, -1.0], (3, 1), [[2.0, 0.0], [0.0, -0.5]]))
+
+
+def affine_pointwise() -> Graph:
+    net, h = image()
+    net.conv(net.batch_norm(h), 2, (1, 1))
+    return affine(net, h)
+
+
+def affine_pointwise_identity() -> Graph:
+    net, h = vector()
+    net.linear(net.pointwise("cast", h, dtype="float64"), 2)
+    return affine(net, h)
+
+
+def affine_pointwise_scale_of_a_block() -> Graph:
+    net, h = image(height=2, width=1)
+    net.linear(net.pointwise("add", net.pointwise("mul", net.reshape(h, "N", 8), literal(1.5)), net.leaf(8)), 2)
+    return affine(net, h)
+
+
+def affine_along() -> Graph:
+    net, h = image(height="H", width="W")
+    net.linear(net.along("mean", h, (2, 3), drop=True), 2)
+    return affine(net, h)
+
+
+def affine_along_padded_pool() -> Graph:
+    net, h = image(height=4, width=2)
+    pooled = net.pool("avg_pool", h, (3, 1), (2, 1), ((1, 1), (0, 0)), ceil=False, include_pad=True, divisor=None)
+    net.conv(pooled, 2, (1, 1))
+    return affine(net, h)
+
+
+def affine_reshape() -> Graph:
+    net, h = image(height=2, width=1)
+    net.linear(net.reshape(h, "N", 8), 2)
+    return affine(net, h)
+
+
+def affine_transpose() -> Graph:
+    net, h = image()
+    net.linear(net.transpose(h, 0, 2, 3, 1), 2)
+    return affine(net, h)
+
+
+def affine_concat() -> Graph:
+    net, h = vector()
+    net.linear(net.concat(net.linear("x", 2), h, h, axis=1), 2)
+    return affine(net, h)
+
+
+def affine_select() -> Graph:
+    net, h = vector(6)
+    net.linear(net.select(h, 1, (1, 2, 3, 5)), 2)
+    return affine(net, h)
+
+
+def affine_select_leaves_constants() -> Graph:
+    net, h = vector()
+    net.linear(net.select(h, 1, (0, 2)), 2)
+    return done(net, Do(h, 1, (2, 0), [0.5, -1.0], (3,), [[0.0], [0.0]]))
+
+
+def affine_select_misses_the_units() -> Graph:
+    net, h = vector()
+    net.linear(net.select(h, 1, (1, 3)), 2)
+    return affine(net, h)
+
+
+def affine_do() -> Graph:
+    net, h = vector(6)
+    net.linear(h, 2)
+    return done(net, Do(h, 1, (2, 0), *TWO, **MIX), Do(h, 1, (4,), [0.25], (3, 5), [[1.0, -2.0]]))
+
+
+def affine_do_replaced_again() -> Graph:
+    net, h = vector()
+    net.linear(h, 2)
+    return done(net, Do(h, 1, (2,), [0.5], (1, 3), [[0.5, -1.0]]), Do(h, 1, (2, 0), *TWO, **MIX))
+
+
+def affine_plane() -> Graph:
+    net, h = image(height="H", width="W")
+    ones = net.insert("plane", (h,), (1, 1, "H", "W"), axis=1)
+    net.pointwise("add", net.conv(h, 2, (1, 1)), ones)
+    return affine(net, h)
+
+
+AFFINE: dict[str, Example] = {
+    "linear": affine_linear,
+    "linear-shared": affine_linear_shared,
+    "conv": affine_conv,
+    "conv-at-any-size": affine_conv_at_any_size,
+    "conv-transposed": affine_conv_transposed,
+    "conv-in-groups": affine_conv_in_groups,
+    "pointwise": affine_pointwise,
+    "pointwise-identity": affine_pointwise_identity,
+    "pointwise-scale-of-a-block": affine_pointwise_scale_of_a_block,
+    "along": affine_along,
+    "along-padded-pool": affine_along_padded_pool,
+    "reshape": affine_reshape,
+    "transpose": affine_transpose,
+    "concat": affine_concat,
+    "select": affine_select,
+    "select-leaves-constants": affine_select_leaves_constants,
+    "select-misses-the-units": affine_select_misses_the_units,
+    "do": affine_do,
+    "do-replaced-again": affine_do_replaced_again,
+    "plane": affine_plane,
+}
+
+
+# ---------------------------------------------------------------- dead_subgraph
+
+
+def read(net: Net, x: str, keep: tuple[int, ...], axis: int = 1) -> Graph:
+    """Only some positions of a value are read, by an op that is not affine in them."""
+    net.pointwise("relu", net.cut(x, axis, keep))
+    return done(net)
+
+
+def dead_linear() -> Graph:
+    net, h = vector()
+    return read(net, h, (1, 3))
+
+
+def dead_linear_along_another_axis() -> Graph:
+    net, h = sequence()
+    return read(net, h, (0, 2), axis=1)
+
+
+def dead_conv() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 4, (3, 3)), (1, 3))
+
+
+def dead_conv_depthwise() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 4, (3, 3), groups=4), (1, 3))
+
+
+def dead_conv_in_groups() -> Graph:
+    """Three groups of two outputs: one group goes with its inputs, the others keep one output each."""
+    net, h = image(6)
+    return read(net, net.conv(h, 6, (3, 3), groups=3), (1, 4))
+
+
+def dead_conv_transposed() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 4, (2, 2), transposed=True), (1, 3))
+
+
+def dead_conv_transposed_in_groups() -> Graph:
+    net, h = image()
+    return read(net, net.conv(h, 4, (2, 2), groups=2, transposed=True), (2, 3))
+
+
+def dead_pointwise() -> Graph:
+    """To every operand that has the axis; the broadcast gate stays."""
+    net, h = vector()
+    gate = net.pointwise("sigmoid", net.linear("x", 1))
+    return read(net, net.pointwise("mul", net.pointwise("add", h, net.leaf(4)), gate), (1, 3))
+
+
+def dead_pointwise_batch_norm() -> Graph:
+    net, h = image()
+    return read(net, net.batch_norm(h), (1, 3))
+
+
+def dead_along() -> Graph:
+    net, h = image()
+    return read(net, net.along("mean", h, (2, 3), drop=True), (1, 3))
+
+
+def dead_along_norm() -> Graph:
+    net, h = image()
+    norm = net.along("instance_norm", h, (2, 3), net.leaf(4), net.leaf(1), eps=1e-5, align=(None, (1,), (1,)))
+    return read(net, norm, (1, 3))
+
+
+def dead_reshape() -> Graph:
+    net, h = image(height=2, width=2)
+    return read(net, net.reshape(h, "N", 16), (4, 5, 6, 7, 12, 13, 14, 15))
+
+
+def dead_reshape_to_merged_samples() -> Graph:
+    """Samples and heads in one axis: the same heads of every sample."""
+    net, h = sequence(6)
+    heads = net.transpose(net.reshape(h, "N", 3, 3, 2), 0, 2, 1, 3)
+    merged = net.pointwise("gelu", net.reshape(heads, "3*N", 3, 2))
+    return read(net, net.reshape(merged, "N", 3, 3, 2), (0, 2))
+
+
+def dead_transpose() -> Graph:
+    net, h = image()
+    return read(net, net.transpose(h, 0, 2, 3, 1), (1, 3), axis=3)
+
+
+def dead_expand() -> Graph:
+    net, h = vector()
+    return read(net, net.expand(net.reshape(h, "N", 1, 4), "N", 3, 4), (1, 3), axis=2)
+
+
+def dead_expand_of_one() -> Graph:
+    net, h = vector()
+    return read(net, net.expand(net.reshape(h, "N", 1, 4), "N", 3, 4), (0, 2), axis=1)
+
+
+def dead_concat() -> Graph:
+    net, h = vector()
+    return read(net, net.concat(net.linear("x", 2), h, net.linear("x", 3), axis=1), (1, 4, 5))
+
+
+def dead_concat_of_one_part() -> Graph:
+    net, h = vector()
+    return read(net, net.concat(net.linear("x", 2), h, axis=1), (3, 4))
+
+
+def dead_concat_along_another_axis() -> Graph:
+    net, h = sequence()
+    return read(net, net.concat(h, net.linear("x", 4), axis=1), (1, 3), axis=2)
+
+
+def dead_select() -> Graph:
+    net, h = vector(6)
+    return read(net, net.select(h, 1, (5, 3, 1)), (0, 2))
+
+
+def dead_select_along_another_axis() -> Graph:
+    net, h = sequence()
+    return read(net, net.select(h, 1, (0, 2)), (1, 3), axis=2)
+
+
+def dead_do() -> Graph:
+    """A do that stays, before a softmax, shrinks with its value."""
+    net, h = vector()
+    value = net.insert("do", (h, literal([0.5, -1.0])), ("N", 4), axis=1, units=(2, 0), sources=(0,))
+    return read(net, value, (1, 2))
+
+
+def dead_do_along_another_axis() -> Graph:
+    net, h = sequence()
+    value = net.insert("do", (h, literal(np.arange(4.0).reshape(1, 1, 4))), ("N", 3, 4), axis=1, units=(2,), sources=(0,))
+    return read(net, value, (1, 2), axis=2)
+
+
+def dead_do_of_nothing_read() -> Graph:
+    net, h = vector()
+    value = net.insert("do", (h, literal([0.5, -1.0])), ("N", 4), axis=1, units=(2, 0), sources=(0,))
+    return read(net, value, (1, 3))
+
+
+def dead_do_affine() -> Graph:
+    net, h = vector()
+    tensors = (literal([0.5, -1.0]), literal([[0.5], [-1.0]]))
+    value = net.insert("do", (h, *tensors), ("N", 4), axis=1, units=(2, 0), parents=(3,), sources=(0,))
+    return read(net, value, (1, 2, 3))
+
+
+def heads(net: Net, count: int) -> str:
+    return net.transpose(net.reshape(net.linear("x", count * 2), "N", 3, count, 2), 0, 2, 1, 3)
+
+
+def dead_matmul() -> Graph:
+    net, _ = sequence()
+    return read(net, net.matmul(heads(net, 3), net.transpose(heads(net, 3), 0, 1, 3, 2)), (0, 2))
+
+
+def dead_matmul_rows() -> Graph:
+    net, _ = sequence()
+    return read(net, net.matmul(heads(net, 1), net.transpose(heads(net, 1), 0, 1, 3, 2)), (0, 2), axis=2)
+
+
+def dead_matmul_columns() -> Graph:
+    net, _ = sequence()
+    return read(net, net.matmul(heads(net, 1), net.transpose(heads(net, 1), 0, 1, 3, 2)), (0, 2), axis=3)
+
+
+def dead_attention() -> Graph:
+    net, _ = sequence()
+    q, k, v = heads(net, 3), heads(net, 3), heads(net, 3)
+    return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7, causal=True), (0, 2))
+
+
+def dead_attention_units() -> Graph:
+    net, _ = sequence()
+    q, k, v = heads(net, 2), heads(net, 2), heads(net, 2)
+    return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7), (1,), axis=3)
+
+
+def dead_attention_queries() -> Graph:
+    net, _ = sequence()
+    q, k, v = heads(net, 2), heads(net, 2), heads(net, 2)
+    return read(net, net.node("attention", (q, k, v, net.leaf(3, 3)), net.shape(q), scale=0.7), (0, 2), axis=2)
+
+
+def dead_attention_with_shared_heads() -> Graph:
+    """Four query heads on two key-value heads: the first pair goes."""
+    net, _ = sequence()
+    q, k, v = heads(net, 4), heads(net, 2), heads(net, 2)
+    return read(net, net.node("attention", (q, k, v, net.leaf(4, 1, 1)), net.shape(q), scale=0.7), (2, 3))
+
+
+def dead_embedding() -> Graph:
+    net = Net()
+    return read(net, net.embedding(net.input("N", 3, name="ids", dtype="int64"), 5, 4), (1, 3), axis=2)
+
+
+def dead_embedding_positions() -> Graph:
+    net = Net()
+    return read(net, net.embedding(net.input("N", 3, name="ids", dtype="int64"), 5, 4), (0, 2), axis=1)
+
+
+def dead_readers_need_different_parts() -> Graph:
+    """What is made is what any reader needs; each selects from that."""
+    net, h = vector(6)
+    a, b = net.pointwise("relu", net.cut(h, 1, (1, 3))), net.pointwise("tanh", net.cut(h, 1, (3, 4)))
+    net.pointwise("add", a, b)
+    return done(net)
+
+
+def dead_reader_of_a_size() -> Graph:
+    """A plane reads only the spatial size: it does not keep the channels alive."""
+    net, h = image(height="H", width="W")
+    ones = net.insert("plane", (h,), (1, 1, "H", "W"), axis=1)
+    net.pointwise("add", net.cut(h, 1, (1, 3)), ones)
+    return done(net)
+
+
+def dead_nodes() -> Graph:
+    """A branch that nothing reads any more."""
+    net, h = vector()
+    branch = net.linear(net.pointwise("relu", net.linear("x", 5)), 2)
+    joined = net.concat(branch, h, axis=1)
+    return read(net, joined, (2, 3, 4, 5))
+
+
+DEAD: dict[str, Example] = {
+    "linear": dead_linear,
+    "linear-along-another-axis": dead_linear_along_another_axis,
+    "linear-readers-need-different-parts": dead_readers_need_different_parts,
+    "conv": dead_conv,
+    "conv-depthwise": dead_conv_depthwise,
+    "conv-in-groups": dead_conv_in_groups,
+    "conv-transposed": dead_conv_transposed,
+    "conv-transposed-in-groups": dead_conv_transposed_in_groups,
+    "conv-reader-of-a-size": dead_reader_of_a_size,
+    "pointwise": dead_pointwise,
+    "pointwise-batch-norm": dead_pointwise_batch_norm,
+    "along": dead_along,
+    "along-norm": dead_along_norm,
+    "reshape": dead_reshape,
+    "reshape-to-merged-samples": dead_reshape_to_merged_samples,
+    "transpose": dead_transpose,
+    "expand": dead_expand,
+    "expand-of-one": dead_expand_of_one,
+    "concat": dead_concat,
+    "concat-of-one-part": dead_concat_of_one_part,
+    "concat-along-another-axis": dead_concat_along_another_axis,
+    "concat-dead-branch": dead_nodes,
+    "select": dead_select,
+    "select-along-another-axis": dead_select_along_another_axis,
+    "do": dead_do,
+    "do-along-another-axis": dead_do_along_another_axis,
+    "do-of-nothing-read": dead_do_of_nothing_read,
+    "do-affine": dead_do_affine,
+    "matmul": dead_matmul,
+    "matmul-rows": dead_matmul_rows,
+    "matmul-columns": dead_matmul_columns,
+    "attention": dead_attention,
+    "attention-units": dead_attention_units,
+    "attention-queries": dead_attention_queries,
+    "attention-with-shared-heads": dead_attention_with_shared_heads,
+    "embedding": dead_embedding,
+    "embedding-positions": dead_embedding_positions,
+}
