@@ -173,7 +173,7 @@ def lower(
     host = program.host.build(result.graph)
     seconds = {**result.seconds, "patch": time.perf_counter() - after, "total": time.perf_counter() - start}
     untied = tuple(getattr(host, "untied", ()))
-    report = make_report(program, plan, result, cost(program.graph), cost(result.graph), untied, seconds)
+    report = make_report(program, plan, result, program.cost(), cost(result.graph), untied, seconds)
     return Lowered(program, plan, host, report, result.graph)
 
 

@@ -97,8 +97,12 @@ class Program:
     def title(self, value: str) -> str:
         return self._titles.get(value, value)
 
+    @cached_property
+    def _cost(self) -> Cost:
+        return cost(self.graph)
+
     def cost(self, sizes: Mapping[str, int] | None = None) -> Cost:
-        return cost(self.graph, sizes)
+        return cost(self.graph, sizes) if sizes else self._cost
 
     # ------------------------------------------------------------ sites
 

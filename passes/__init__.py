@@ -16,10 +16,16 @@ from dataclasses import dataclass, field
 
 from cmrc.ir import Graph, Node, verify
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
-from cmrc.passes.rewriter import Action, Log, unread
+from cmrc.passes.rewriter import Action, Log, is_affine_do, is_constant_do, unread
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 ROUNDS = 64  # a bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice
+# What a pass moves: without any of it in the graph there is nothing to do.
+MOVES: dict[str, Callable[[Node], bool]] = {
+    "constant_fold": lambda node: is_constant_do(node) or bool(node.attrs.get("addend")),  # which it merges
+    "affine_fold": is_affine_do,
+    "dead_subgraph": lambda node: node.op in ("do", "select") and (not node.origin or "touched" in node.attrs),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,15 @@ class Result:
 
 
 def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, graph: None) -> Result:
-    """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass (`--print-passes`)."""
+    """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`)."""
     log, seconds = Log(idle=unread(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
     verify(graph)
     for _ in range(ROUNDS):
         moved = False
         for name, rewrite in PIPELINE:
+            after_others = moved and name == "dead_subgraph"  # what they left unread
+            if not after_others and not any(MOVES[name](node) for node in graph.nodes):
+                continue
             start = time.perf_counter()
             graph, changed = rewrite(graph, log)
             verify(graph)
@@ -58,7 +67,8 @@ def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, grap
             watch(name, graph)
         if not moved:
             break
-    return Result(graph, log.actions, find_residue(graph, log), seconds)
+    left = any(node.op in ("do", "select") and not node.origin for node in graph.nodes)
+    return Result(graph, log.actions, find_residue(graph, log) if left else [], seconds)
 
 
 def find_residue(graph: Graph, log: Log) -> list[Residue]:

@@ -62,10 +62,9 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     if any(sweep.shape(fact.source)[fact.axis] != size for fact in facts.values()):
         return Declined("the replaced axis is broadcast here")
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
-    part = {i: fact for i, fact in facts.items() if len(fact.units) < int(size)}
-    whole = {i: fact for i, fact in facts.items() if i not in part and _others_give_shape(sweep, node, i)}
-    if not part and not unknown:  # known altogether
-        part, whole = facts, {}
+    whole = [i for i, fact in facts.items() if len(fact.units) == size]
+    altogether = len(whole) == len(facts) and not unknown
+    whole = [] if altogether else [i for i in whole if _others_give_shape(sweep, node, i)]
     part = {i: fact for i, fact in facts.items() if i not in whole}
     agreed = set.intersection(*(set(f.units) for f in part.values())) if part and not unknown else set[int]()
     zeros = _zero_units(facts) - agreed if node.attrs["fn"] == "mul" else set[int]()

@@ -307,6 +307,39 @@ def do_of_parents() -> Graph:
     return done(net, Do(h, 1, (1,), [0.5]), Do(h, 1, (2,), [0.1], (1, 3), [[0.5, -1.0]]), Do(h, 1, (0,), 0.0, (1,), [[2.0]]))
 
 
+def linear_in_front_without_bias() -> Graph:
+    net, h = image()
+    net.linear(h, 2, axis=1, bias=False, takes_bias=False)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_depthwise_by_zero() -> Graph:
+    net, h = image(height="H", width="W")
+    net.conv(net.conv(h, 4, (3, 3), pad=((1, 1), (1, 1)), groups=4), 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), 0.0))
+
+
+def pointwise_known_altogether() -> Graph:
+    """Both summands are constant in every unit: the sum is."""
+    net, h = vector(2)
+    other = net.linear("x", 2)
+    net.linear(net.concat(net.pointwise("add", h, other), other, axis=1), 2)
+    return done(net, Do(h, 1, (1, 0), *TWO), Do(other, 1, (0, 1), [0.25, 0.75]))
+
+
+def concat_of_equal_constants() -> Graph:
+    net, h = sequence(steps="T")
+    other = net.linear("x", 4)
+    net.linear(net.node("concat", (h, other), ("N", "2*T", 4), axis=1), 2)
+    return done(net, Do(h, 2, (2, 0), *TWO), Do(other, 2, (0, 2), [-1.0, 0.5]))
+
+
+def select_along_another_axis() -> Graph:
+    net, h = sequence()
+    net.linear(net.select(h, 1, (0, 2)), 2)
+    return done(net, Do(h, 2, (1,), np.arange(3.0).reshape(1, 3, 1)))
+
+
 def plane() -> Graph:
     net, h = image(height="H", width="W")
     ones = net.insert("plane", (h,), (1, 1, "H", "W"), axis=1)
@@ -317,6 +350,7 @@ def plane() -> Graph:
 CONSTANT: dict[str, Example] = {
     "linear": linear,
     "linear-without-bias": linear_without_bias,
+    "linear-in-front-without-bias": linear_in_front_without_bias,
     "linear-with-factors": linear_with_factors,
     "linear-with-a-bias-of-run-time": linear_with_a_bias_of_run_time,
     "linear-by-position": linear_by_position,
@@ -332,6 +366,7 @@ CONSTANT: dict[str, Example] = {
     "conv-transposed-in-groups": conv_transposed_in_groups,
     "conv-in-groups": conv_in_groups,
     "conv-depthwise": conv_depthwise,
+    "conv-depthwise-by-zero": conv_depthwise_by_zero,
     "conv-depthwise-padded": conv_depthwise_padded,
     "conv-depthwise-padded-at-any-size": conv_depthwise_padded_at_any_size,
     "pointwise": pointwise,
@@ -340,6 +375,7 @@ CONSTANT: dict[str, Example] = {
     "pointwise-gate": pointwise_gate,
     "pointwise-disjoint-zeros": pointwise_disjoint_zeros,
     "pointwise-known-operand": pointwise_known_operand,
+    "pointwise-known-altogether": pointwise_known_altogether,
     "pointwise-aligned": pointwise_aligned,
     "along-mean": along_mean,
     "along-sum": along_sum,
@@ -351,12 +387,142 @@ CONSTANT: dict[str, Example] = {
     "expand": expand,
     "concat": concat,
     "concat-along-another-axis": concat_along_another_axis,
+    "concat-of-equal-constants": concat_of_equal_constants,
     "select": select,
+    "select-along-another-axis": select_along_another_axis,
     "select-misses-the-units": select_misses_the_units,
     "do": do,
     "do-before-an-affine-one": do_before_an_affine_one,
     "do-of-parents": do_of_parents,
     "plane": plane,
+}
+
+
+# ---------------------------------------------------------------- constant_fold, with constants of run time
+
+
+def known_at_run_time(channels: int = 4, height: int | str = "H", width: int | str = "W") -> tuple[Net, str]:
+    """A padded depthwise convolution of any size: its replaced channels are a plane of run time."""
+    net, h = image(channels, height, width)
+    return net, net.conv(h, channels, (3, 3), pad=((1, 1), (1, 1)), groups=channels)
+
+
+def at_run_time(net: Net, *more: Do) -> Graph:
+    return done(net, Do("conv_1", 1, (2, 0), *TWO), *more)
+
+
+def run_time_linear() -> Graph:
+    net, h = known_at_run_time()
+    net.linear(h, 2, axis=1, alpha=0.5)
+    return at_run_time(net)
+
+
+def run_time_linear_altogether() -> Graph:
+    net, h = known_at_run_time(2)
+    net.pointwise("add", net.linear(h, 2, axis=1), net.conv("x", 2, (1, 1)))
+    return done(net, Do("conv_1", 1, (1, 0), *TWO))
+
+
+def run_time_conv() -> Graph:
+    net, h = known_at_run_time()
+    net.conv(h, 2, (3, 3), pad=((1, 1), (0, 0)), stride=(1, 2))
+    return at_run_time(net)
+
+
+def run_time_conv_transposed() -> Graph:
+    net, h = known_at_run_time()
+    net.conv(h, 2, (2, 2), stride=(2, 2), transposed=True)
+    return at_run_time(net)
+
+
+def run_time_conv_in_groups() -> Graph:
+    """Both inputs of the first group are known: so are its outputs."""
+    net, h = known_at_run_time()
+    net.conv(net.conv(h, 4, (2, 2), groups=2), 2, (1, 1))
+    return done(net, Do("conv_1", 1, (1, 0), *TWO))
+
+
+def run_time_pointwise() -> Graph:
+    """A plane of run time and numbers, in the same units, and a slope for each channel."""
+    net, h = known_at_run_time()
+    other = net.conv("x", 4, (1, 1))
+    net.conv(net.pointwise("prelu", net.pointwise("add", h, other), net.leaf(4), align=(None, (1,))), 2, (1, 1))
+    return at_run_time(net, Do(other, 1, (2, 0), [0.25, 0.75]))
+
+
+def run_time_pointwise_without_scale() -> Graph:
+    net, h = known_at_run_time()
+    mean, var = net.leaf(4), net.leaf(4, low=0.5)
+    net.conv(net.pointwise("batch_norm", h, None, None, mean, var, eps=1e-5, align=(None, *((1,),) * 4)), 2, (1, 1))
+    return at_run_time(net)
+
+
+def run_time_along() -> Graph:
+    net, h = known_at_run_time()
+    net.linear(net.along("amax", h, (2, 3), drop=True), 2)
+    return at_run_time(net)
+
+
+def run_time_along_norm() -> Graph:
+    net, h = known_at_run_time()
+    norm = net.along("instance_norm", h, (2, 3), net.leaf(4), net.leaf(1), eps=1e-5, align=(None, (1,), (1,)))
+    net.conv(norm, 2, (1, 1))
+    return at_run_time(net)
+
+
+def run_time_reshape() -> Graph:
+    net, h = known_at_run_time()
+    net.linear(net.reshape(h, "N", 4, "H*W"), 2, axis=1)
+    return at_run_time(net)
+
+
+def run_time_transpose() -> Graph:
+    net, h = known_at_run_time()
+    net.linear(net.transpose(h, 0, 2, 3, 1), 2)
+    return at_run_time(net)
+
+
+def run_time_select() -> Graph:
+    net, h = known_at_run_time()
+    net.conv(net.select(h, 1, (1, 2)), 2, (1, 1))
+    return at_run_time(net)
+
+
+def run_time_select_misses_the_units() -> Graph:
+    net, h = known_at_run_time()
+    net.conv(net.select(h, 1, (1, 3)), 2, (1, 1))
+    return at_run_time(net)
+
+
+def run_time_select_along_another_axis() -> Graph:
+    net, h = known_at_run_time(width=4)
+    net.conv(net.select(h, 3, (0, 2)), 2, (1, 1))
+    return at_run_time(net)
+
+
+def run_time_plane() -> Graph:
+    net, h = known_at_run_time()
+    ones = net.insert("plane", (h,), (1, 1, "H", "W"), axis=1)
+    net.pointwise("add", net.conv(h, 2, (1, 1)), ones)
+    return at_run_time(net)
+
+
+RUN_TIME: dict[str, Example] = {
+    "linear": run_time_linear,
+    "linear-altogether": run_time_linear_altogether,
+    "conv": run_time_conv,
+    "conv-transposed": run_time_conv_transposed,
+    "conv-in-groups": run_time_conv_in_groups,
+    "pointwise": run_time_pointwise,
+    "pointwise-without-scale": run_time_pointwise_without_scale,
+    "along": run_time_along,
+    "along-norm": run_time_along_norm,
+    "reshape": run_time_reshape,
+    "transpose": run_time_transpose,
+    "select": run_time_select,
+    "select-misses-the-units": run_time_select_misses_the_units,
+    "select-along-another-axis": run_time_select_along_another_axis,
+    "plane": run_time_plane,
 }
 
 
@@ -460,6 +626,12 @@ def affine_select() -> Graph:
     return affine(net, h)
 
 
+def affine_select_along_another_axis() -> Graph:
+    net, h = sequence()
+    net.linear(net.select(h, 1, (0, 2)), 2)
+    return done(net, Do(h, 2, (2, 0), np.arange(6.0).reshape(1, 3, 2), **MIX))
+
+
 def affine_select_leaves_constants() -> Graph:
     net, h = vector()
     net.linear(net.select(h, 1, (0, 2)), 2)
@@ -507,6 +679,7 @@ AFFINE: dict[str, Example] = {
     "transpose": affine_transpose,
     "concat": affine_concat,
     "select": affine_select,
+    "select-along-another-axis": affine_select_along_another_axis,
     "select-leaves-constants": affine_select_leaves_constants,
     "select-misses-the-units": affine_select_misses_the_units,
     "do": affine_do,
@@ -539,6 +712,11 @@ def dead_conv() -> Graph:
     return read(net, net.conv(h, 4, (3, 3)), (1, 3))
 
 
+def dead_conv_of_fewer_samples() -> Graph:
+    net = Net()
+    return read(net, net.conv(net.conv(net.input(3, 2, 5, 4), 4, (1, 1)), 2, (2, 2)), (0, 2), axis=0)
+
+
 def dead_conv_depthwise() -> Graph:
     net, h = image()
     return read(net, net.conv(h, 4, (3, 3), groups=4), (1, 3))
@@ -565,6 +743,11 @@ def dead_pointwise() -> Graph:
     net, h = vector()
     gate = net.pointwise("sigmoid", net.linear("x", 1))
     return read(net, net.pointwise("mul", net.pointwise("add", h, net.leaf(4)), gate), (1, 3))
+
+
+def dead_pointwise_of_one_value_twice() -> Graph:
+    net, h = vector()
+    return read(net, net.pointwise("mul", h, h), (1, 3))
 
 
 def dead_pointwise_batch_norm() -> Graph:
@@ -746,11 +929,13 @@ DEAD: dict[str, Example] = {
     "linear-readers-need-different-parts": dead_readers_need_different_parts,
     "conv": dead_conv,
     "conv-depthwise": dead_conv_depthwise,
+    "conv-of-fewer-samples": dead_conv_of_fewer_samples,
     "conv-in-groups": dead_conv_in_groups,
     "conv-transposed": dead_conv_transposed,
     "conv-transposed-in-groups": dead_conv_transposed_in_groups,
     "conv-reader-of-a-size": dead_reader_of_a_size,
     "pointwise": dead_pointwise,
+    "pointwise-of-one-value-twice": dead_pointwise_of_one_value_twice,
     "pointwise-batch-norm": dead_pointwise_batch_norm,
     "along": dead_along,
     "along-norm": dead_along_norm,

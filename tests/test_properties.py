@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import Case, cases, graphs
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from meaning import cost, gap, outputs_of
 from tolerances import EXACT_F64, MOVES
@@ -16,6 +16,7 @@ from cmrc.passes import PIPELINE, run
 from cmrc.passes.rewriter import Log
 from cmrc.text import parse, to_text
 
+MANY = settings(max_examples=4 * settings.default.max_examples)
 SCALE = 1e6  # graphs whose values grow beyond this say nothing about the passes
 
 
@@ -35,6 +36,7 @@ def reference(case: Case) -> list[np.ndarray]:
 def test_each_pass_alone_preserves_meaning(name: str) -> None:
     rewrite = dict(PIPELINE)[name]
 
+    @MANY
     @given(cases())
     def check(case: Case) -> None:
         expected = reference(case)
@@ -50,6 +52,7 @@ def test_each_pass_alone_preserves_meaning(name: str) -> None:
 def test_the_pipeline_preserves_meaning() -> None:
     moved: list[bool] = []
 
+    @MANY
     @given(cases(most_steps=12, most_dos=4))
     def check(case: Case) -> None:
         expected = reference(case)
@@ -63,6 +66,7 @@ def test_the_pipeline_preserves_meaning() -> None:
     assert sum(moved) > 0.6 * len(moved), "too few of the drawn replacements move the output to test anything"
 
 
+@MANY
 @given(cases())
 def test_cost_never_grows(case: Case) -> None:
     reference(case)
@@ -74,6 +78,7 @@ def test_cost_never_grows(case: Case) -> None:
     assert after.macs <= before.macs
 
 
+@MANY
 @given(cases())
 def test_a_second_run_changes_nothing(case: Case) -> None:
     reference(case)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from graphs import batch
 from meaning import gap, outputs_of
-from rewrites import AFFINE, CONSTANT, DEAD, Example
+from rewrites import AFFINE, CONSTANT, DEAD, RUN_TIME, Example
 from rules import SIZES, Pass
 from tolerances import EXACT_F64, MOVES
 
@@ -43,7 +43,7 @@ def broken(run: Pass, examples: dict[str, Example]) -> list[str]:
 
 
 PASSES: dict[str, tuple[Pass, dict[str, Example]]] = {
-    "constant_fold": (constant_fold.run, CONSTANT),
+    "constant_fold": (constant_fold.run, {**CONSTANT, **{f"run-time-{name}": build for name, build in RUN_TIME.items()}}),
     "affine_fold": (affine_fold.run, AFFINE),
     "dead_subgraph": (dead_subgraph.run, DEAD),
 }
@@ -169,7 +169,7 @@ MUTANTS: dict[str, tuple[str, Patch, set[str]]] = {
     "units move one too far": ("constant_fold", wrapped(constant_fold, "move", off_by_one), {"reshape"}),
     "constants of run time are added to the wrong weight": (
         "constant_fold", wrapped(runtime, "conv_columns", lambda original, w, node, keep: original(w, node, keep[::-1])),
-        {"conv-depthwise-padded-at-any-size"}),
+        {"conv-depthwise-padded-at-any-size", "run-time-conv"}),
     "affine parts are forgotten in linear": (
         "affine_fold", wrapped(affine_fold, "fold_into_linear", forget_mix), {"linear", "reshape", "concat", "do"}),
     "affine parts are forgotten in conv": (

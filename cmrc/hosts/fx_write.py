@@ -91,7 +91,6 @@ class Writer:
         self._patch_parts()
         self._patch_outputs()
         self._drop_unread()
-        self.lifted.lint()
         custom = [n for n in self.lifted.nodes if (n.meta.get("custom") or {}).get("cmrc.do")]
         for node in custom:
             node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "cmrc.do"}
@@ -474,12 +473,13 @@ class Writer:
 
     def _drop_unread(self) -> None:
         """Nodes that the passes dropped, and the parameters that nobody reads any more."""
-        read_before = {n.name for n in self.host.lifted.nodes if n.users}
+        old = list(self.host.lifted.nodes)
+        unread_before = {n.name for n in old if not n.users}
+        read_before = {n.name for n in old} - unread_before
         for node in reversed(list(self.lifted.nodes)):
-            if node.users or node.op in ("output", "placeholder") or node.is_impure():
+            if node.users or node.name in unread_before or node.op in ("output", "placeholder") or node.is_impure():
                 continue
-            if node.name in read_before or node.name not in {n.name for n in self.host.lifted.nodes}:
-                self.lifted.erase_node(node)
+            self.lifted.erase_node(node)
         gone: set[str] = set()
         for target, node in list(self.placeholders.items()):
             if not node.users and (node.name in read_before or target not in self.host.state):

@@ -23,10 +23,12 @@ from cmrc.errors import HostError, TraceError
 from cmrc.hosts.onnx_read import Reading, read
 from cmrc.hosts.onnx_save import save
 from cmrc.hosts.onnx_session import Sessions
-from cmrc.hosts.onnx_write import ANNOTATION, build, drop_annotations
+from cmrc.hosts.onnx_write import ANNOTATION, build, drop_annotations, is_sorted
 from cmrc.ir import Array, Graph
 
 CPU = ("CPUExecutionProvider",)
+
+SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
 
 
 class OnnxHost:
@@ -49,18 +51,21 @@ class OnnxHost:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, providers: Sequence[str] = CPU) -> Self:
         """A host for a file. Weights in external files stay there until they are used."""
-        return cls.from_model(_load(Path(path)), providers=providers)
+        own = _load(Path(path))
+        if not is_sorted(own.graph):
+            raise TraceError(f"cannot read {path}: its nodes are out of order", fix=SORT)
+        return cls(own, providers=providers)
 
     @classmethod
     def from_model(cls, model: onnx.ModelProto | onnx_ir.Model, *, providers: Sequence[str] = CPU) -> Self:
         """A host for a model in memory, which is not changed."""
         try:
-            loaded = onnx_ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model
-            clone = loaded.clone()
+            own = onnx_ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
+            if not is_sorted(own.graph):
+                raise ValueError("its nodes are out of order")
         except Exception as error:  # onnx_ir reports a graph out of order, or an odd field, in many ways
-            fix = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
-            raise TraceError(f"the model cannot be read: {_last_line(error)}", fix=fix) from error
-        return cls(clone, providers=providers)
+            raise TraceError(f"the model cannot be read: {_last_line(error)}", fix=SORT) from error
+        return cls(own, providers=providers)
 
     @cached_property
     def _reading(self) -> Reading:

@@ -6,7 +6,7 @@ names them all, `path@0`, `path@1`, ... one each.
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -15,17 +15,15 @@ import onnx_ir
 from cmrc.ir import Graph
 
 SCOPES = "pkg.torch.onnx.name_scopes"
+QUOTED = re.compile(r"'([^']*)'")  # the entries of a list of names, as Python prints it
 
 
 def module_path(node: onnx_ir.Node) -> str:
     """`blocks.0.mlp.fc1`, from what torch's exporters leave: the scopes in the metadata, or a name like a path."""
     text = node.metadata_props.get(SCOPES)
     if text is not None:
-        try:
-            scopes = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            return ""
-        return str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+        scopes = QUOTED.findall(text)
+        return str(scopes[-2]) if len(scopes) > 1 else ""
     name = node.name or ""
     return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
 

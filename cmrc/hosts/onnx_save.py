@@ -39,17 +39,17 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
         raise HostError(f"cannot write {path}: there is no folder {folder}", fix=f"mkdir -p {folder}")
     if path.is_dir():
         raise HostError(f"cannot write {path}: it is a folder", fix="give the path of an .onnx file")
-    copy = model.clone()
-    copy.metadata_props.update(metadata)
     data = None
-    if any(is_large(each) for each in (copy, *alive)):
+    if any(is_large(each) for each in (model, *alive)):
         data = f"{path.stem}.onnx.data"
-        if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, copy)):
+        if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, model)):
             data = f"{path.stem}.{uuid.uuid4().hex[:8]}.onnx.data"
+    own = dict(model.metadata_props)
+    model.metadata_props.update(metadata)
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".cmrc-") as temporary:
             written = Path(temporary) / path.name
-            onnx_ir.save(copy, written, format="protobuf", external_data=data)
+            onnx_ir.save(model, written, format="protobuf", external_data=data)
             _check(written, alive[-1])
             held = None if data is None else Path(temporary) / data
             if data is not None and held is not None and held.exists() and held.stat().st_size:
@@ -57,6 +57,9 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
             os.replace(written, path)
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        model.metadata_props.clear()
+        model.metadata_props.update(own)
 
 
 def _reads(model: onnx_ir.Model, data: Path) -> bool:

@@ -28,6 +28,9 @@ def dtype_name(dtype: onnx_ir.DataType | None) -> str:
 
 def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:
     """Shape (`None` where even the rank is unknown) and dtype by value; unknown sizes get a symbol of their own."""
+    declared = [v for v in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)) if v.name]
+    if all(_is_declared(value) for value in declared):  # as torch's exporter does: nothing is left to infer
+        return {v.name or "": (_dims(v.shape, unknown), dtype_name(v.dtype)) for v in declared}
     clone = _light(model, unknown)
     found = _infer(clone)
     implied = list(_implied_sizes(model, found))
@@ -41,6 +44,11 @@ def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:
                 values[name].shape, values[name].type = onnx_ir.Shape(dims), found[name].type
         found = {**found, **_infer(clone)}
     return {name: (_dims(value.shape, unknown), dtype_name(value.dtype)) for name, value in found.items()}
+
+
+def _is_declared(value: onnx_ir.Value) -> bool:
+    """Rank and dtype suffice: sizes that are left open are found where the rows work out what their ops give."""
+    return value.shape is not None and value.dtype not in (None, onnx_ir.DataType.UNDEFINED)
 
 
 def _dims(shape: onnx_ir.Shape | None, unknown: Iterator[str]) -> Shape | None:
@@ -88,8 +96,15 @@ def _infer(clone: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
     proto = onnx_ir.to_proto(clone)
     with contextlib.suppress(onnx.shape_inference.InferenceError):  # the shapes that the model declares remain
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    inferred = onnx_ir.from_proto(proto).graph
-    return dict(onnx_ir.convenience.create_value_mapping(inferred))
+    graph = proto.graph
+    described = (*graph.input, *graph.value_info, *graph.output)
+    found = {info.name: onnx_ir.serde.deserialize_value_info_proto(info, None) for info in described}
+    for value in clone.graph.initializers.values():
+        found.setdefault(value.name or "", value)
+    for node in clone.graph:
+        for value in node.outputs:
+            found.setdefault(value.name or "", value)
+    return found
 
 
 def _implied_sizes(model: onnx_ir.Model, found: dict[str, onnx_ir.Value]) -> Iterator[tuple[str, int, int]]:

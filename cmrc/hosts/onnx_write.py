@@ -102,7 +102,7 @@ class Patch:
         self._retarget()
         self._fix_sizes()
         self._update_shapes()
-        if not _is_sorted(self.graph):
+        if not is_sorted(self.graph):
             self.graph.sort()
         self.gone.update(host for host in read_as if host not in now)
         self._remove(used)
@@ -339,7 +339,7 @@ def parameter(tensor: Tensor) -> str:
     return parameter(first) if edits or flattens else ""
 
 
-def _is_sorted(graph: onnx_ir.Graph) -> bool:
+def is_sorted(graph: onnx_ir.Graph) -> bool:
     seen: set[onnx_ir.Node] = set()
     for node in graph:
         inner = (v for g in subgraphs(node) for n in onnx_ir.traversal.RecursiveGraphIterator(g) for v in n.inputs)

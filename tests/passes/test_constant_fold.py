@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from graphs import Do, Net, with_do
-from rewrites import CONSTANT, TWO, done, image, sequence, vector
+from rewrites import CONSTANT, RUN_TIME, TWO, at_run_time, done, image, known_at_run_time, sequence, vector
 from rules import before_and_after, reasons, untested
 
 from cmrc.ir import Graph, Node, Value, literal
@@ -335,14 +335,13 @@ def test_an_op_that_reads_sizes_does_not_see_a_replacement() -> None:
 # ---------------------------------------------------------------- constants that exist only at run time
 
 
-def known_at_run_time(channels: int = 4, height: int | str = "H", width: int | str = "W") -> tuple[Net, str]:
-    """A padded depthwise convolution of any size: its replaced channels are a plane of run time."""
-    net, h = image(channels, height, width)
-    return net, net.conv(h, channels, (3, 3), pad=((1, 1), (1, 1)), groups=channels)
+@pytest.mark.parametrize("name", RUN_TIME)
+def test_rewrite_at_run_time(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"runtime/{name}", before_and_after("constant_fold", constant_fold.run, RUN_TIME[name]()))
 
 
-def at_run_time(net: Net, *more: Do) -> Graph:
-    return done(net, Do("conv_1", 1, (2, 0), *TWO), *more)
+def test_every_rule_at_run_time_has_an_example() -> None:
+    assert {name.split("-")[0] for name in RUN_TIME} == set(runtime.RULES)
 
 
 def rt_one_operand() -> Graph:
@@ -446,6 +445,19 @@ def rt_mixed_positions() -> Graph:
     net, h = known_at_run_time(width=4)
     turned = net.transpose(h, 0, 3, 1, 2)
     net.conv(turned, 2, (3, 1))
+    return at_run_time(net)
+
+
+def rt_one_position() -> Graph:
+    """The value has one column, which its units share with all others: a convolution wants them all."""
+    net, h = known_at_run_time()
+    net.conv(net.expand(net.along("amax", h, (3,)), "N", 4, "H", "W"), 2, (1, 1))
+    return at_run_time(net)
+
+
+def rt_regrouped() -> Graph:
+    net, h = known_at_run_time(width=4)
+    net.reshape(net.along("amax", h, (2,)), "N", 4, 1, 4)
     return at_run_time(net)
 
 

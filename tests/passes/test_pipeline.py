@@ -1,0 +1,98 @@
+"""The driver: it runs the passes until nothing moves, checks every graph, and says what stayed and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from graphs import Do, batch, with_do
+from meaning import gap, outputs_of
+from rewrites import MIX, TWO, done, image, vector
+from rules import SIZES
+from tolerances import EXACT_F64, MOVES
+
+from cmrc.errors import GraphError
+from cmrc.ir import Graph, Node, Value
+from cmrc.passes import PIPELINE, Residue, run
+from cmrc.text import to_text
+
+
+def mlp() -> Graph:
+    net, h = vector()
+    net.linear(net.pointwise("relu", h), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def test_the_three_screens(golden: Callable[[str, str], None]) -> None:
+    """What `--print-passes` shows: the graph, then after each pass of the first round."""
+    graph = mlp()
+    screens = [to_text(graph)]
+    result = run(graph, watch=lambda name, seen: screens.append(f"; {name} ->\n\n{to_text(seen)}"))
+    golden("pipeline/mlp", "\n".join(screens[:4]))
+    inputs = batch(graph, **SIZES)
+    assert gap(outputs_of(result.graph, inputs), outputs_of(graph, inputs)) <= EXACT_F64
+    plain = with_do(graph, Do("linear_1.do_0", 1, (2,), [9.0]))
+    assert gap(outputs_of(plain, inputs), outputs_of(graph, inputs)) > MOVES * EXACT_F64
+    assert result.residue == []
+    assert result.graph.values()["linear_1"].shape == ("N", 2)
+    assert set(result.seconds) == {name for name, _ in PIPELINE}
+    assert [(a.rule, a.node, a.detail, a.sources) for a in result.actions] == [
+        ("constant_fold", "relu_1", "past", (0,)),
+        ("constant_fold", "linear_2", "constants into the bias", (0,)),
+        ("dead_subgraph", "relu_1", "4 -> 2 along axis 1", ()),
+        ("dead_subgraph", "linear_1", "4 -> 2 along axis 1", ()),
+    ]
+
+
+def residue(graph: Graph) -> list[tuple[str, str, str, tuple[int, ...]]]:
+    def told(left: Residue) -> tuple[str, str, str, tuple[int, ...]]:
+        return left.stopped_at, left.stopped_op, left.reason, left.sources
+
+    return [told(left) for left in run(graph).residue]
+
+
+def test_a_do_that_stays_names_who_stopped_it() -> None:
+    net, h = vector()
+    net.along("softmax", h, (1,))
+    assert residue(done(net, Do(h, 1, (2, 0), *TWO))) == [("softmax_1", "softmax", "it mixes the units with each other", (0,))]
+
+
+def test_a_do_on_an_output() -> None:
+    net, h = vector()
+    assert residue(done(net, Do(h, 1, (2, 0), *TWO))) == [("output", "output", "it is an output of the model", (0,))]
+
+
+def test_a_select_on_an_input() -> None:
+    net, _ = vector()
+    assert residue(done(net, Do("x", 1, (2,), [0.5]))) == [("x", "input", "it is an input of the model", ())]
+
+
+def test_one_reader_folds_while_another_stops() -> None:
+    net, h = vector()
+    soft = net.along("softmax", h, (1,))
+    net.pointwise("add", net.linear(h, 4), soft)
+    graph = done(net, Do(h, 1, (2, 0), *TWO))
+    left = residue(graph)
+    assert ("softmax_1", "softmax", "it mixes the units with each other", (0,)) in left
+    assert ("linear_1", "linear", "the whole value is also read by linear_1.do_0", ()) in left
+    inputs = batch(graph, **SIZES)
+    assert gap(outputs_of(run(graph).graph, inputs), outputs_of(graph, inputs)) <= EXACT_F64
+
+
+@pytest.mark.parametrize("more", [{}, MIX], ids=["constant", "affine"])
+def test_a_border_that_an_add_of_the_model_can_take_needs_no_op_of_its_own(more: dict[str, Any]) -> None:
+    """(conv + border) + parameter is conv + (border + parameter)."""
+    net, h = image()
+    net.pointwise("add", net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1))), net.leaf(2, 1, 1))
+    graph = done(net, Do(h, 1, (2, 0), *TWO, **more))
+    result = run(graph)
+    assert [node.op for node in result.graph.nodes] == ["conv", "conv", "pointwise"]
+    inputs = batch(graph, **SIZES)
+    assert gap(outputs_of(result.graph, inputs), outputs_of(graph, inputs)) <= EXACT_F64
+
+
+def test_a_broken_graph_is_refused() -> None:
+    broken = Graph((Value("x", ("N", 3)),), (Node("pointwise", ("y",), (Value("z", ("N", 3)),), {"fn": "relu"}),), ("z",))
+    with pytest.raises(GraphError, match="reads %y before it is defined"):
+        run(broken)
