@@ -1,10 +1,10 @@
 """cmrc, the causal mechanism reduction compiler.
 
-    program = cmrc.trace("model.onnx")                       # or (nn.Module, example inputs), or an ExportedProgram
-    plan = cmrc.Plan(program)
-    plan.do("blocks.3.mlp.act", units=[1, 5, 9], constant=means)
-    lowered = cmrc.lower(program, plan)                      # smaller, dense, equal to the clamped model
-    lowered.check((batch,)); lowered.save("small.onnx"); print(lowered.report)
+program = cmrc.trace("model.onnx")                       # or (nn.Module, example inputs), or an ExportedProgram
+plan = cmrc.Plan(program)
+plan.do("blocks.3.mlp.act", units=[1, 5, 9], constant=means)
+lowered = cmrc.lower(program, plan)                      # smaller, dense, equal to the clamped model
+lowered.check((batch,)); lowered.save("small.onnx"); print(lowered.report)
 """
 
 from __future__ import annotations

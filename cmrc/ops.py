@@ -134,6 +134,7 @@ AFFINE_OPERANDS: dict[str, tuple[int, ...]] = {
 
 # ---------------------------------------------------------------- functions along axes
 
+
 def _pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
     """The padding before and after each axis; ceil mode adds what its last window needs."""
     pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
@@ -244,6 +245,7 @@ def keeps_constants(attrs: Attrs) -> bool:
 
 
 # ---------------------------------------------------------------- ops
+
 
 def _aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
     """Put an operand's axes where they belong in a result of `rank` axes; `None` means right-aligned, as numpy does."""

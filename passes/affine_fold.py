@@ -24,7 +24,9 @@ from cmrc.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, k
 from cmrc.passes.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
 
-SMALLEST_SCALE = 1e-6  # of the largest scale of the parents: below it the division would lose the precision of the result
+SMALLEST_SCALE = (
+    1e-6  # of the largest scale of the parents: below it the division would lose the precision of the result
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def _put(sweep: Sweep, value: Value, relation: Relation) -> None:
 
 # ---------------------------------------------------------------- rules
 
+
 def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
     """W_P += W_S · B, b += W_S · β."""
     if isinstance(node.inputs[1], str) or not is_affine_do(sweep.producers.get(str(node.inputs[0]))):
@@ -87,7 +90,9 @@ def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> Declined
     if relation.axis != node.attrs["axis"]:
         return Declined("it acts along another axis than the replacement")
     mix = (relation.parents, literal(relation.weight))
-    return fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix) + ", affine into the weight"
+    return (
+        fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix) + ", affine into the weight"
+    )
 
 
 def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
@@ -221,7 +226,9 @@ def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> Declin
 
 def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
     perm = node.attrs["perm"]
-    return _sink(sweep, node, 0, replace(relation, axis=perm.index(relation.axis), slab=np.transpose(relation.slab, perm)))
+    return _sink(
+        sweep, node, 0, replace(relation, axis=perm.index(relation.axis), slab=np.transpose(relation.slab, perm))
+    )
 
 
 def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
@@ -262,7 +269,9 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
     chosen = [r * relation.repeat + k for r in rows for k in range(relation.repeat)]
     if not parents:
         sweep.emit(replace(node, inputs=(relation.source,)))
-        sweep.put_do(node.output, axis, [where[u] for u in units], np.take(relation.slab, chosen, axis=axis), relation.sources)
+        sweep.put_do(
+            node.output, axis, [where[u] for u in units], np.take(relation.slab, chosen, axis=axis), relation.sources
+        )
         return "past, what is left of it is constant"
     reduced = replace(
         relation,
@@ -376,4 +385,3 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
 
 
 PASS = ("affine_fold", run)
-

@@ -51,6 +51,7 @@ def _sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int
 
 # ---------------------------------------------------------------- rules
 
+
 def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """f(x_S := a, y_S := b) -> do(f(x, y), S := f(a, b)); 0 · y is 0 whatever y; a fully known operand becomes a tensor."""
     out = node.output.shape
@@ -174,7 +175,9 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
         if isinstance(operand, str):
             return Declined("one of its parameters is computed at run time")
         local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, slab.ndim)
-        parameters.append(None if operand is None else constant(operand if local is None else take(operand, local, fact.units)))
+        parameters.append(
+            None if operand is None else constant(operand if local is None else take(operand, local, fact.units))
+        )
     return _sink(sweep, node, facts, axis, fact.units, MEANINGS["along"](attrs, slab, *parameters))
 
 
@@ -186,7 +189,9 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
     if isinstance(moved, str) or moved.period:
         return Declined(moved if isinstance(moved, str) else "it merges the units with a size known only at run time")
     order = [int(i) for i in np.argsort(fact.units)]
-    slab = move_slab(before, after, fact.axis, [fact.units[i] for i in order], moved, np.take(fact.full(), order, axis=fact.axis))
+    slab = move_slab(
+        before, after, fact.axis, [fact.units[i] for i in order], moved, np.take(fact.full(), order, axis=fact.axis)
+    )
     if isinstance(slab, str):
         return Declined(slab)
     return _sink(sweep, node, facts, moved.axis, moved.index, slab)
@@ -362,9 +367,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     return _sink(sweep, node, facts, axis, units, slab)
 
 
-def _groups_of_constants(
-    sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int
-) -> Array | None:
+def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array | None:
     """The outputs of groups whose inputs are all known; `None` where they depend on a size known only at run time."""
     axis, attrs = node.attrs["axis"], node.attrs
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
@@ -421,7 +424,12 @@ RULES: dict[str, Rule] = {
 
 def merge_addends(sweep: Sweep, node: Node) -> Node:
     """(y + v) + p -> y + (p + v), where v came from folding and p is a parameter: no extra op at run time."""
-    if node.op != "pointwise" or node.attrs["fn"] != "add" or node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("align"):
+    if (
+        node.op != "pointwise"
+        or node.attrs["fn"] != "add"
+        or node.attrs.get("alpha", 1.0) != 1.0
+        or node.attrs.get("align")
+    ):
         return node
     for i, operand in enumerate(node.inputs):
         made = sweep.producers.get(operand) if isinstance(operand, str) else None
@@ -453,7 +461,9 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             continue
         before = len(sweep.emitted)
         at_run_time = any(fact.runtime for fact in facts.values())
-        outcome = (runtime.RULES.get(node.op, runtime.stop) if at_run_time else RULES.get(node.op, stop))(sweep, node, facts)
+        outcome = (runtime.RULES.get(node.op, runtime.stop) if at_run_time else RULES.get(node.op, stop))(
+            sweep, node, facts
+        )
         if isinstance(outcome, Declined):
             for i in facts:
                 log.reasons[str(node.inputs[i]), node.name] = outcome.reason

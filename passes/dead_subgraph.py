@@ -34,7 +34,9 @@ class Rise:
     values: dict[str, Value] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     pending: list[Node] = field(default_factory=list)
-    lost_readers: set[str] = field(default_factory=set)  # values that a dropped node read: the host's own selects may rise
+    lost_readers: set[str] = field(
+        default_factory=set
+    )  # values that a dropped node read: the host's own selects may rise
     changed: bool = False
     _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -91,10 +93,13 @@ Rule = Callable[[Rise, Node, int, tuple[int, ...]], Declined | Node]
 
 def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: tuple[int, ...], **attrs: object) -> Node:
     output = replace(node.output, shape=narrowed(node.output.shape, axis, keep))
-    return replace(node, inputs=tuple(inputs), outputs=(output,), attrs={**node.attrs, **attrs} if attrs else node.attrs)
+    return replace(
+        node, inputs=tuple(inputs), outputs=(output,), attrs={**node.attrs, **attrs} if attrs else node.attrs
+    )
 
 
 # ---------------------------------------------------------------- rules
+
 
 def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """select(W x + b, K) -> W[K] x + b[K]; along another axis it rises to x."""
@@ -169,7 +174,11 @@ def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...
     """Backwards through the same map as a do goes forwards (axes.py)."""
     x = node.inputs[0]
     moved = move(node.output.shape, rise.shape(x), axis, keep, period_of(keep))
-    return Declined(moved) if isinstance(moved, str) else _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
+    return (
+        Declined(moved)
+        if isinstance(moved, str)
+        else _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
+    )
 
 
 def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:

@@ -59,7 +59,9 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
     rows = [int(g) * outs + i for g in gone for i in range(outs)]
     inputs = [int(g) * per + i for g in gone for i in range(per)]
-    small = replace(node, inputs=(node.inputs[0], take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias))
+    small = replace(
+        node, inputs=(node.inputs[0], take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias)
+    )
     small = small.with_attrs(groups=len(gone))
     bundle = kernel_of_constants(small, range(len(inputs)), fact.at(inputs).reshape(-1), len(rows))
     spatial = sweep.shape(fact.source)[axis + 1 :]
@@ -74,6 +76,7 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
 
 
 # ---------------------------------------------------------------- rules
+
 
 def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """f(x_S := v, y_S := b) -> do(f(x, y), S := f(v, b))."""

@@ -1,9 +1,9 @@
 """Graphs for tests: a builder to write one by hand, and hypothesis strategies that draw them with do's at random sites.
 
-    net = Net(seed=0)
-    x = net.input("N", 4)
-    net.output(net.linear(net.pointwise("relu", net.linear(x, 6)), 3))
-    graph = with_do(net.graph(), Do("relu_1", axis=1, units=(0, 2), value=[0.5, 1.0]))
+net = Net(seed=0)
+x = net.input("N", 4)
+net.output(net.linear(net.pointwise("relu", net.linear(x, 6)), 3))
+graph = with_do(net.graph(), Do("relu_1", axis=1, units=(0, 2), value=[0.5, 1.0]))
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Net:
         var = self.leaf(channels, low=0.5, name="var")
         return self.pointwise("batch_norm", x, weight, bias, mean, var, eps=1e-5, align=(None, *((axis,),) * 4))
 
-    def along(self, fn: str, x: str, axes: Sequence[int], *parameters: Operand, shape: Shape | None = None, **attrs: Any) -> str:
+    def along(
+        self, fn: str, x: str, axes: Sequence[int], *parameters: Operand, shape: Shape | None = None, **attrs: Any
+    ) -> str:
         """An op along axes; the shape is worked out for reductions and kept otherwise, unless it is given."""
         before = self.shape(x)
         if shape is None:
@@ -147,7 +149,15 @@ class Net:
                 shape = tuple(1 if i in axes else n for i, n in enumerate(before) if not (drop and i in axes))
         return self.node("along", (x, *parameters), shape, name=fn, fn=fn, axes=tuple(axes), **attrs)
 
-    def pool(self, fn: str, x: str, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[tuple[int, int]], **attrs: Any) -> str:
+    def pool(
+        self,
+        fn: str,
+        x: str,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        pad: Sequence[tuple[int, int]],
+        **attrs: Any,
+    ) -> str:
         shape, rank = self.shape(x), len(kernel)
         spatial = shape[-rank:]
         out: list[Dim] = []
@@ -316,14 +326,19 @@ def _step_conv(draw: Draw, net: Net, x: str) -> str | None:
     if draw(st.integers(0, 4)) == 0:
         pad = [(draw(st.integers(0, 1)), draw(st.integers(0, 1))) for _ in range(rank)]
         extra = [draw(st.integers(0, s - 1)) for s in stride]
-        reach = [(n - 1) * s - sum(p) + d * (k - 1) + 1 for n, s, p, d, k in zip(least, stride, pad, dilation, kernel, strict=True)]
+        reach = [
+            (n - 1) * s - sum(p) + d * (k - 1) + 1
+            for n, s, p, d, k in zip(least, stride, pad, dilation, kernel, strict=True)
+        ]
         if min(reach) < 1:
             return None
         return net.conv(x, outs, kernel, stride=stride, dilation=dilation, pad=pad, groups=groups, transposed=True,
                         bias=bias, output_padding=extra, axis=axis)  # fmt: skip
     if draw(st.integers(0, 4)) == 0:
         same = draw(st.sampled_from(["same_upper", "same_lower"]))
-        return net.conv(x, outs, kernel, stride=stride, dilation=dilation, pad=same, groups=groups, bias=bias, axis=axis)
+        return net.conv(
+            x, outs, kernel, stride=stride, dilation=dilation, pad=same, groups=groups, bias=bias, axis=axis
+        )
     padded = draw(st.booleans())
     pad = [(draw(st.integers(0, 2)), draw(st.integers(0, 2))) if padded else (0, 0) for _ in range(rank)]
     if any(n + sum(p) < d * (k - 1) + 1 for n, p, d, k in zip(least, pad, dilation, kernel, strict=True)):
@@ -541,7 +556,9 @@ def _step_gated(draw: Draw, net: Net, x: str) -> str | None:
         return None
     wide = draw(st.integers(2, 6))
     gate, up = net.linear(x, wide, bias=False), net.linear(x, wide, bias=draw(st.booleans()))
-    return net.linear(net.pointwise("mul", net.pointwise("silu", gate), up), draw(st.integers(1, 6)), bias=draw(st.booleans()))
+    return net.linear(
+        net.pointwise("mul", net.pointwise("silu", gate), up), draw(st.integers(1, 6)), bias=draw(st.booleans())
+    )
 
 
 def _step_flatten(draw: Draw, net: Net, x: str) -> str | None:
@@ -701,9 +718,15 @@ def _units(draw: Draw, size: int, full: bool) -> tuple[tuple[int, ...], int]:
 
 
 @st.composite
-def dos(draw: Draw, graph: Graph, kinds: Sequence[str] = ("zero", "one", "flat", "slab", "affine", "affine")) -> Do | None:
+def dos(
+    draw: Draw, graph: Graph, kinds: Sequence[str] = ("zero", "one", "flat", "slab", "affine", "affine")
+) -> Do | None:
     """A replacement somewhere in a graph; nothing where no value has an axis of two units or more."""
-    floats = [v for v in graph.values().values() if v.dtype == "float32" and any(isinstance(n, int) and n > 1 for n in v.shape)]
+    floats = [
+        v
+        for v in graph.values().values()
+        if v.dtype == "float32" and any(isinstance(n, int) and n > 1 for n in v.shape)
+    ]
     inner = [v for v in floats if v.name not in graph.outputs and v not in graph.inputs]
     if not floats:
         return None
@@ -722,7 +745,10 @@ def dos(draw: Draw, graph: Graph, kinds: Sequence[str] = ("zero", "one", "flat",
     elif kind == "one":
         constants = float(random.normal())
     elif kind == "slab":
-        shape = [n if isinstance(n, int) and i != axis and draw(st.booleans()) else flat[i] for i, n in enumerate(value.shape)]
+        shape = [
+            n if isinstance(n, int) and i != axis and draw(st.booleans()) else flat[i]
+            for i, n in enumerate(value.shape)
+        ]
         constants = random.normal(0.0, 1.0, shape)
     elif draw(st.booleans()):
         constants = constants.reshape(-1)
@@ -753,4 +779,6 @@ def cases(draw: Draw, most_steps: int = 9, most_dos: int = 3) -> Case:
     plain = draw(graphs(most_steps))
     found = [draw(dos(plain)) for _ in range(draw(st.integers(1, most_dos)))]
     sizes = {"N": 2, "T": draw(st.integers(4, 6)), "H": draw(st.integers(4, 6)), "W": draw(st.integers(4, 6))}
-    return Case(plain, with_do(plain, *(do for do in found if do is not None)), batch(plain, draw(st.integers(0, 99)), **sizes))
+    return Case(
+        plain, with_do(plain, *(do for do in found if do is not None)), batch(plain, draw(st.integers(0, 99)), **sizes)
+    )

@@ -92,7 +92,9 @@ def linear_shared() -> Graph:
     """One weight, two uses: only one of them is folded."""
     net, h = vector()
     w = net.leaf(4, 4)
-    net.pointwise("add", net.linear(h, 4, weight=w, bias=False), net.linear(net.linear("x", 4), 4, weight=w, bias=False))
+    net.pointwise(
+        "add", net.linear(h, 4, weight=w, bias=False), net.linear(net.linear("x", 4), 4, weight=w, bias=False)
+    )
     return done(net, Do(h, 1, (2,), [0.5]))
 
 
@@ -304,7 +306,9 @@ def do_of_parents() -> Graph:
     """A parent of the affine do is constant: it joins the bias. Where all are, the do is constant."""
     net, h = vector()
     net.linear(h, 2)
-    return done(net, Do(h, 1, (1,), [0.5]), Do(h, 1, (2,), [0.1], (1, 3), [[0.5, -1.0]]), Do(h, 1, (0,), 0.0, (1,), [[2.0]]))
+    return done(
+        net, Do(h, 1, (1,), [0.5]), Do(h, 1, (2,), [0.1], (1, 3), [[0.5, -1.0]]), Do(h, 1, (0,), 0.0, (1,), [[2.0]])
+    )
 
 
 def linear_in_front_without_bias() -> Graph:
@@ -543,7 +547,9 @@ def affine_linear() -> Graph:
 def affine_linear_shared() -> Graph:
     net, h = vector()
     w = net.leaf(4, 4)
-    net.pointwise("add", net.linear(h, 4, weight=w, bias=False), net.linear(net.linear("x", 4), 4, weight=w, bias=False))
+    net.pointwise(
+        "add", net.linear(h, 4, weight=w, bias=False), net.linear(net.linear("x", 4), 4, weight=w, bias=False)
+    )
     return affine(net, h)
 
 
@@ -828,7 +834,9 @@ def dead_do() -> Graph:
 
 def dead_do_along_another_axis() -> Graph:
     net, h = sequence()
-    value = net.insert("do", (h, literal(np.arange(4.0).reshape(1, 1, 4))), ("N", 3, 4), axis=1, units=(2,), sources=(0,))
+    value = net.insert(
+        "do", (h, literal(np.arange(4.0).reshape(1, 1, 4))), ("N", 3, 4), axis=1, units=(2,), sources=(0,)
+    )
     return read(net, value, (1, 2), axis=2)
 
 

@@ -81,7 +81,12 @@ def proved(program: cmrc.Program, plan: cmrc.Plan) -> cmrc.Lowered:
 def test_heads_fold_into_the_output_projection(form: str, constant: str) -> None:
     program, site = traced(**FORMS[form])
     rng = np.random.default_rng(0)
-    values = {"zero": 0.0, "number": [0.5, -1.0], "vector": rng.normal(size=(2, 4)), "by position": rng.normal(size=(1, 2, 5, 4))}
+    values = {
+        "zero": 0.0,
+        "number": [0.5, -1.0],
+        "vector": rng.normal(size=(2, 4)),
+        "by position": rng.normal(size=(1, 2, 5, 4)),
+    }
     lowered = proved(program, cmrc.Plan(program).do(site, units=[2, 3], constant=values[constant], axis=1))
     served = lowered.program.graph.leaves()
     state = lowered.host.state  # type: ignore[attr-defined]
@@ -106,4 +111,6 @@ def test_other_query_heads_are_declined_with_the_reason() -> None:
     program, site = traced(served=3)
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.lower(program, cmrc.Plan(program).do(site, units=[0], constant=0.3))
-    assert "query heads that share a key-value head go together, or equally many of every such group" in str(error.value)
+    assert "query heads that share a key-value head go together, or equally many of every such group" in str(
+        error.value
+    )

@@ -46,7 +46,9 @@ def elements(shape: tuple[int, ...], axis: int, index: tuple[int, ...]) -> set[i
 def test_segments_hold_the_same_elements(case: tuple[Any, ...]) -> None:
     before, after, _, _ = case
     found = segments(before, after)
-    assert [s.before for s in found] == list(zip([0, *(s.before[1] for s in found[:-1])], [s.before[1] for s in found], strict=True))
+    assert [s.before for s in found] == list(
+        zip([0, *(s.before[1] for s in found[:-1])], [s.before[1] for s in found], strict=True)
+    )
     assert (found[-1].before[1], found[-1].after[1]) == (len(before), len(after))
     for segment in found:
         assert math.prod(before[slice(*segment.before)]) == math.prod(after[slice(*segment.after)])
@@ -117,7 +119,9 @@ SYMBOLS = [
 
 
 @pytest.mark.parametrize(("before", "after", "axis", "index", "expected"), SYMBOLS)
-def test_sizes_of_run_time_take_part_as_symbols(before: Shape, after: Shape, axis: int, index: Any, expected: Any) -> None:
+def test_sizes_of_run_time_take_part_as_symbols(
+    before: Shape, after: Shape, axis: int, index: Any, expected: Any
+) -> None:
     moved = move(before, after, axis, index)
     assert not isinstance(moved, str)
     assert (moved.axis, moved.index, moved.period) == (*expected, 0)

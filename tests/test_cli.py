@@ -37,7 +37,13 @@ def test_inspect_lists_sites_and_how_they_fold(folder: Path) -> None:
     assert "act3" in shown.stdout
     told = json.loads(cli("inspect", "model.onnx", "--json").stdout)
     act3 = next(site for site in told["sites"] if site["name"] == "act3")
-    assert (act3["op"], act3["axis"], act3["units"], act3["consumers"], act3["folds"]) == ("gelu", 1, 128, ["fc2"], "folds into fc2")
+    assert (act3["op"], act3["axis"], act3["units"], act3["consumers"], act3["folds"]) == (
+        "gelu",
+        1,
+        128,
+        ["fc2"],
+        "folds into fc2",
+    )
     some = json.loads(cli("inspect", "model.onnx", "--json", "--sites", "act*", "--no-folds").stdout)
     assert [(site["name"], site["folds"]) for site in some["sites"]] == [(f"act{i}", "") for i in (1, 2, 3, 4)]
 
@@ -98,7 +104,10 @@ def test_plan_show(folder: Path) -> None:
     assert shown.exit_code == 0
     assert "act1" in shown.stdout
     told = json.loads(cli("plan", "show", "plan.json", "--json").stdout)
-    assert [(entry["site"], entry["count"], entry["becomes"]) for entry in told["do"]] == [("act1", 2, "constant"), ("act3", 64, "constant")]
+    assert [(entry["site"], entry["count"], entry["becomes"]) for entry in told["do"]] == [
+        ("act1", 2, "constant"),
+        ("act3", 64, "constant"),
+    ]
     assert told["model"] == cmrc.trace("model.onnx").fingerprint.digest
 
 
@@ -120,7 +129,10 @@ def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("inspect", "nope.onnx"), "trace: cannot read nope.onnx: there is no such file\n  fix: give the path of an .onnx file\n"),
+        (
+            ("inspect", "nope.onnx"),
+            "trace: cannot read nope.onnx: there is no such file\n  fix: give the path of an .onnx file\n",
+        ),
         (
             ("inspect", "cut.onnx"),
             "trace: cannot read cut.onnx: it is not an ONNX model, or it is cut off\n"

@@ -16,7 +16,9 @@ def test_sizes_of_run_time_come_from_the_inputs_and_from_what_was_computed() -> 
     x = net.input("N", 2, "H", "W")
     y = net.conv(x, 3, (2, 2))  # its size is a symbol of its own
     flat = net.reshape(y, "N", 3, f"{net.shape(y)[2]}*{net.shape(y)[3]}")
-    net.output(net.expand(net.reshape(flat, 1, "N", "3*" + str(net.shape(flat)[2])), 2, "N", "3*" + str(net.shape(flat)[2])))
+    net.output(
+        net.expand(net.reshape(flat, 1, "N", "3*" + str(net.shape(flat)[2])), 2, "N", "3*" + str(net.shape(flat)[2]))
+    )
     values = evaluate(net.graph(), {x: np.zeros((2, 2, 4, 5), np.float32)})
     assert values[flat].shape == (2, 3, 12)
     assert values[net.outputs[0]].shape == (2, 2, 36)

@@ -52,7 +52,10 @@ def test_convolution(c: dict[str, Any]) -> None:
     reach = [d * (k - 1) + 1 for d, k in zip(c["dilation"], c["kernel"], strict=True)]
     assume(all(n + 2 * p >= r for n, p, r in zip(c["size"], c["padding"], reach, strict=True)))
     x = normal(*((2,) if c["batched"] else ()), c["ins"], *c["size"])
-    w, b = normal(c["outs"], c["ins"] // c["groups"], *c["kernel"], seed=1), normal(c["outs"], seed=2) if c["bias"] else None
+    w, b = (
+        normal(c["outs"], c["ins"] // c["groups"], *c["kernel"], seed=1),
+        normal(c["outs"], seed=2) if c["bias"] else None,
+    )
     ours = MEANINGS["conv"](attributes(c), x, w, b)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[c["rank"] - 1]
     theirs = convolve(*map(as_tensor, (x, w, b)), c["stride"], c["padding"], c["dilation"], c["groups"])
@@ -65,7 +68,10 @@ def test_transposed_convolution(c: dict[str, Any]) -> None:
     parts = zip(c["size"], c["stride"], c["padding"], c["dilation"], c["kernel"], c["more"], strict=True)
     assume(all((n - 1) * s - 2 * p + d * (k - 1) + m + 1 > 0 for n, s, p, d, k, m in parts))
     x = normal(*((2,) if c["batched"] else ()), c["ins"], *c["size"])
-    w, b = normal(c["ins"], c["outs"] // c["groups"], *c["kernel"], seed=1), normal(c["outs"], seed=2) if c["bias"] else None
+    w, b = (
+        normal(c["ins"], c["outs"] // c["groups"], *c["kernel"], seed=1),
+        normal(c["outs"], seed=2) if c["bias"] else None,
+    )
     ours = MEANINGS["conv"](attributes(c, transposed=True, output_padding=c["more"]), x, w, b)
     convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[c["rank"] - 1]
     theirs = convolve(*map(as_tensor, (x, w, b)), c["stride"], c["padding"], c["more"], c["groups"], c["dilation"])
@@ -79,7 +85,9 @@ def as_tensor(array: np.ndarray | None) -> torch.Tensor | None:
 @pytest.mark.parametrize("size", [5, 6, 7, 8])
 @pytest.mark.parametrize(("pad", "before"), [("same_upper", False), ("same_lower", True)])
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 2, 1), (2, 1, 1), (4, 3, 1), (3, 1, 2)])
-def test_same_padding_depends_on_the_size(size: int, pad: str, before: bool, kernel: int, stride: int, dilation: int) -> None:
+def test_same_padding_depends_on_the_size(
+    size: int, pad: str, before: bool, kernel: int, stride: int, dilation: int
+) -> None:
     x, w = normal(1, 2, size), normal(3, 2, kernel, seed=1)
     attrs = {"axis": 1, "stride": (stride,), "pad": pad, "dilation": (dilation,), "groups": 1}
     total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
@@ -250,11 +258,16 @@ def test_norms() -> None:
     agree(MEANINGS["along"]({"fn": "rms_norm", **last}, x, w), F.rms_norm(tx, (4, 5), tw, 1e-3))
     w, b = normal(3, seed=1), normal(3, seed=2)
     aligned = {"fn": "instance_norm", "align": (None, (1,), (1,)), **last}
-    agree(MEANINGS["along"](aligned, x, w, b), F.instance_norm(tx, weight=torch.from_numpy(w), bias=torch.from_numpy(b), eps=1e-3))
+    agree(
+        MEANINGS["along"](aligned, x, w, b),
+        F.instance_norm(tx, weight=torch.from_numpy(w), bias=torch.from_numpy(b), eps=1e-3),
+    )
 
 
 @pytest.mark.parametrize("drop", [False, True])
-@pytest.mark.parametrize(("fn", "theirs"), [("mean", torch.mean), ("sum", torch.sum), ("amax", torch.amax), ("amin", torch.amin)])
+@pytest.mark.parametrize(
+    ("fn", "theirs"), [("mean", torch.mean), ("sum", torch.sum), ("amax", torch.amax), ("amin", torch.amin)]
+)
 def test_reductions(fn: str, theirs: Callable[..., torch.Tensor], drop: bool) -> None:
     x = normal(2, 3, 4)
     ours = MEANINGS["along"]({"fn": fn, "axes": (0, 2), "drop": drop}, x)
@@ -282,7 +295,9 @@ def test_every_function_along_axes_is_compared() -> None:
 def test_linear_along_any_axis() -> None:
     x, w, b = normal(2, 3, 4), normal(3, 5, seed=1), normal(5, seed=2)
     ours = MEANINGS["linear"]({"axis": 1, "w_in": 0, "w_out": 1, "alpha": 0.5, "beta": 2.0}, x, w, b)
-    theirs = 0.5 * torch.einsum("ncl,co->nol", torch.from_numpy(x), torch.from_numpy(w)) + 2.0 * torch.from_numpy(b)[:, None]
+    theirs = (
+        0.5 * torch.einsum("ncl,co->nol", torch.from_numpy(x), torch.from_numpy(w)) + 2.0 * torch.from_numpy(b)[:, None]
+    )
     agree(ours, theirs)
 
 
@@ -376,6 +391,8 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("node", "shapes", "problem"), BROKEN, ids=[f"{n.op}-{i}" for i, (n, _, _) in enumerate(BROKEN)])
+@pytest.mark.parametrize(
+    ("node", "shapes", "problem"), BROKEN, ids=[f"{n.op}-{i}" for i, (n, _, _) in enumerate(BROKEN)]
+)
 def test_checks_name_the_problem(node: Node, shapes: list[Any], problem: str) -> None:
     assert CHECKS[node.op](node, shapes) == problem

@@ -43,7 +43,10 @@ def broken(run: Pass, examples: dict[str, Example]) -> list[str]:
 
 
 PASSES: dict[str, tuple[Pass, dict[str, Example]]] = {
-    "constant_fold": (constant_fold.run, {**CONSTANT, **{f"run-time-{name}": build for name, build in RUN_TIME.items()}}),
+    "constant_fold": (
+        constant_fold.run,
+        {**CONSTANT, **{f"run-time-{name}": build for name, build in RUN_TIME.items()}},
+    ),
     "affine_fold": (affine_fold.run, AFFINE),
     "dead_subgraph": (dead_subgraph.run, DEAD),
 }

@@ -43,7 +43,9 @@ def test_reads_like_the_docstring() -> None:
         Node("linear", ("s", second, None), (Value("y", ("N", 3)),), {"axis": 1, "w_in": 1, "w_out": 0}, "linear_4"),
     )
     graph = Graph((Value("x", ("N", 4)),), nodes, ("y",))
-    assert to_text(graph) == """\
+    assert (
+        to_text(graph)
+        == """\
 graph(%x: float32[N,4]) -> (%y)
 %h = linear(%x, @fc1.weight: float32[8,4], @fc1.bias: float32[8]) {axis=1, w_in=1, w_out=0} : float32[N,8]   ; fc1 <- linear_3
 %a = pointwise(%h) {fn='relu'} : float32[N,8]   ; act
@@ -52,6 +54,7 @@ graph(%x: float32[N,4]) -> (%y)
 %y = linear(%s, select(@fc2.weight: float32[3,8]){axis=1, keep={0:3,4:7}}: float32[3,6], _) \
 {axis=1, w_in=1, w_out=0} : float32[N,3]   ; <- linear_4
 """
+    )
     again = round_trip(graph)
     assert again.leaves()["fc1.weight"].load is w.load
 
@@ -124,7 +127,7 @@ def test_long_arrays_are_listed_once(dtype: str) -> None:
     "attrs",
     [
         {"pad": ((0, 1), (1, 0)), "stride": (1,), "none": None, "flag": True, "list": [1, 2.5], "empty": ()},
-        {"pad": "same_upper", "why": "it's \"quoted\"\n", "low": float("-inf"), "n": np.int64(3), "f": np.float32(0.5)},
+        {"pad": "same_upper", "why": 'it\'s "quoted"\n', "low": float("-inf"), "n": np.int64(3), "f": np.float32(0.5)},
         {"align": (None, (1,), (0, 2)), "min": -1e-7, "big": 10**20},
         {"nested": ((1, (2, "x")), [])},
     ],

@@ -296,7 +296,9 @@ def another_op() -> Graph:
 
 def another_op_that_says_why() -> Graph:
     net, h = vector()
-    net.nodes.append(Node("opaque", (h,), (Value("odd", ("N", 4)),), {"host_op": "odd", "why": "it is odd"}, origin="odd"))
+    net.nodes.append(
+        Node("opaque", (h,), (Value("odd", ("N", 4)),), {"host_op": "odd", "why": "it is odd"}, origin="odd")
+    )
     return affine(net, h)
 
 

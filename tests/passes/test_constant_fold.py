@@ -255,7 +255,9 @@ def another_op() -> Graph:
 def another_op_that_says_why() -> Graph:
     net, h = vector()
     why = "it drops at random: trace the model in eval mode"
-    net.nodes.append(Node("opaque", (h,), (Value("dropped", ("N", 4)),), {"host_op": "dropout", "why": why}, origin="dropped"))
+    net.nodes.append(
+        Node("opaque", (h,), (Value("dropped", ("N", 4)),), {"host_op": "dropout", "why": why}, origin="dropped")
+    )
     return on(h, net)
 
 
@@ -448,19 +450,6 @@ def rt_mixed_positions() -> Graph:
     return at_run_time(net)
 
 
-def rt_one_position() -> Graph:
-    """The value has one column, which its units share with all others: a convolution wants them all."""
-    net, h = known_at_run_time()
-    net.conv(net.expand(net.along("amax", h, (3,)), "N", 4, "H", "W"), 2, (1, 1))
-    return at_run_time(net)
-
-
-def rt_regrouped() -> Graph:
-    net, h = known_at_run_time(width=4)
-    net.reshape(net.along("amax", h, (2,)), "N", 4, 1, 4)
-    return at_run_time(net)
-
-
 def rt_uneven_groups() -> Graph:
     net, h = known_at_run_time(6)
     net.conv(h, 2, (1, 1), groups=2)
@@ -495,7 +484,9 @@ DECLINES_AT_RUN_TIME: list[tuple[Callable[[], Graph], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("build", "reason"), DECLINES_AT_RUN_TIME, ids=[build.__name__ for build, _ in DECLINES_AT_RUN_TIME])
+@pytest.mark.parametrize(
+    ("build", "reason"), DECLINES_AT_RUN_TIME, ids=[build.__name__ for build, _ in DECLINES_AT_RUN_TIME]
+)
 def test_stops_at_run_time(build: Callable[[], Graph], reason: str) -> None:
     assert reasons(constant_fold.run, build(), moves=True) == {reason}
 

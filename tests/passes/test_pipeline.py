@@ -55,7 +55,9 @@ def residue(graph: Graph) -> list[tuple[str, str, str, tuple[int, ...]]]:
 def test_a_do_that_stays_names_who_stopped_it() -> None:
     net, h = vector()
     net.along("softmax", h, (1,))
-    assert residue(done(net, Do(h, 1, (2, 0), *TWO))) == [("softmax_1", "softmax", "it mixes the units with each other", (0,))]
+    assert residue(done(net, Do(h, 1, (2, 0), *TWO))) == [
+        ("softmax_1", "softmax", "it mixes the units with each other", (0,))
+    ]
 
 
 def test_a_do_on_an_output() -> None:
@@ -93,6 +95,8 @@ def test_a_border_that_an_add_of_the_model_can_take_needs_no_op_of_its_own(more:
 
 
 def test_a_broken_graph_is_refused() -> None:
-    broken = Graph((Value("x", ("N", 3)),), (Node("pointwise", ("y",), (Value("z", ("N", 3)),), {"fn": "relu"}),), ("z",))
+    broken = Graph(
+        (Value("x", ("N", 3)),), (Node("pointwise", ("y",), (Value("z", ("N", 3)),), {"fn": "relu"}),), ("z",)
+    )
     with pytest.raises(GraphError, match="reads %y before it is defined"):
         run(broken)

@@ -62,12 +62,20 @@ def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
-def add(name: str, family: str, build: Callable[[], nn.Module], inputs: Callable[[int], dict[str, torch.Tensor]], **more: Any) -> None:
+def add(
+    name: str,
+    family: str,
+    build: Callable[[], nn.Module],
+    inputs: Callable[[int], dict[str, torch.Tensor]],
+    **more: Any,
+) -> None:
     ENTRIES[name] = Entry(name, family, build, inputs, **more)
 
 
 def image(size: int = 32, channels: int = 3, name: str = "pixel_values") -> Callable[[int], dict[str, torch.Tensor]]:
-    return lambda batch: {name: torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(batch))}
+    return lambda batch: {
+        name: torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(batch))
+    }
 
 
 def tokens(length: int = 7, vocabulary: int = 64, **more: int) -> Callable[[int], dict[str, torch.Tensor]]:
@@ -81,7 +89,14 @@ def tokens(length: int = 7, vocabulary: int = 64, **more: int) -> Callable[[int]
     return draw
 
 
-def hf(name: str, config: str, model: str, inputs: Callable[[int], dict[str, torch.Tensor]], output: str = "logits", **options: Any) -> None:
+def hf(
+    name: str,
+    config: str,
+    model: str,
+    inputs: Callable[[int], dict[str, torch.Tensor]],
+    output: str = "logits",
+    **options: Any,
+) -> None:
     """A model of transformers, from its config alone."""
 
     def build() -> nn.Module:
@@ -94,7 +109,14 @@ def hf(name: str, config: str, model: str, inputs: Callable[[int], dict[str, tor
     add(name, "transformers", build, inputs, output=output)
 
 
-VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 32, "image_size": 32, "patch_size": 8}
+VIT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "intermediate_size": 32,
+    "image_size": 32,
+    "patch_size": 8,
+}
 BERT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 32, "vocab_size": 64}
 LLAMA = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 32,
@@ -103,34 +125,221 @@ LLAMA = {
 hf("vit", "ViTConfig", "ViTForImageClassification", image(), **VIT)
 hf("deit", "DeiTConfig", "DeiTForImageClassification", image(), **VIT)
 hf("beit", "BeitConfig", "BeitForImageClassification", image(), **VIT, vocab_size=64)
-hf("swin", "SwinConfig", "SwinForImageClassification", image(), image_size=32, patch_size=2, embed_dim=12, depths=[1, 1], num_heads=[3, 6], window_size=4)
-hf("convnext", "ConvNextConfig", "ConvNextForImageClassification", image(), hidden_sizes=[8, 12, 16, 20], depths=[1, 1, 1, 1])
-hf("resnet", "ResNetConfig", "ResNetForImageClassification", image(), embedding_size=8, hidden_sizes=[16, 24], depths=[1, 1])
-hf("mobilenet_v2", "MobileNetV2Config", "MobileNetV2ForImageClassification", image(), image_size=32, depth_multiplier=0.35, min_depth=4, depth_divisible_by=4)
-hf("segformer", "SegformerConfig", "SegformerForImageClassification", image(64), hidden_sizes=[12, 12, 24, 24], depths=[1, 1, 1, 1], num_attention_heads=[3, 3, 6, 6], decoder_hidden_size=16)
+hf(
+    "swin",
+    "SwinConfig",
+    "SwinForImageClassification",
+    image(),
+    image_size=32,
+    patch_size=2,
+    embed_dim=12,
+    depths=[1, 1],
+    num_heads=[3, 6],
+    window_size=4,
+)
+hf(
+    "convnext",
+    "ConvNextConfig",
+    "ConvNextForImageClassification",
+    image(),
+    hidden_sizes=[8, 12, 16, 20],
+    depths=[1, 1, 1, 1],
+)
+hf(
+    "resnet",
+    "ResNetConfig",
+    "ResNetForImageClassification",
+    image(),
+    embedding_size=8,
+    hidden_sizes=[16, 24],
+    depths=[1, 1],
+)
+hf(
+    "mobilenet_v2",
+    "MobileNetV2Config",
+    "MobileNetV2ForImageClassification",
+    image(),
+    image_size=32,
+    depth_multiplier=0.35,
+    min_depth=4,
+    depth_divisible_by=4,
+)
+hf(
+    "segformer",
+    "SegformerConfig",
+    "SegformerForImageClassification",
+    image(64),
+    hidden_sizes=[12, 12, 24, 24],
+    depths=[1, 1, 1, 1],
+    num_attention_heads=[3, 3, 6, 6],
+    decoder_hidden_size=16,
+)
 hf("bert", "BertConfig", "BertForSequenceClassification", tokens(), **BERT)
 hf("roberta", "RobertaConfig", "RobertaForSequenceClassification", tokens(), **BERT, max_position_embeddings=32)
-hf("distilbert", "DistilBertConfig", "DistilBertForSequenceClassification", tokens(), dim=24, n_layers=2, n_heads=6, hidden_dim=32, vocab_size=64)
+hf(
+    "distilbert",
+    "DistilBertConfig",
+    "DistilBertForSequenceClassification",
+    tokens(),
+    dim=24,
+    n_layers=2,
+    n_heads=6,
+    hidden_dim=32,
+    vocab_size=64,
+)
 hf("albert", "AlbertConfig", "AlbertForSequenceClassification", tokens(), **BERT, embedding_size=12)
-hf("deberta_v2", "DebertaV2Config", "DebertaV2ForSequenceClassification", tokens(), **BERT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
+hf(
+    "deberta_v2",
+    "DebertaV2Config",
+    "DebertaV2ForSequenceClassification",
+    tokens(),
+    **BERT,
+    relative_attention=True,
+    position_buckets=8,
+    pos_att_type=["p2c", "c2p"],
+)
 hf("electra", "ElectraConfig", "ElectraForSequenceClassification", tokens(), **BERT, embedding_size=12)
 hf("mpnet", "MPNetConfig", "MPNetForSequenceClassification", tokens(), **BERT, max_position_embeddings=32)
-hf("t5", "T5Config", "T5ForConditionalGeneration", tokens(decoder_input_ids=5), d_model=24, d_ff=32, num_layers=2, num_heads=6, d_kv=4, vocab_size=64, feed_forward_proj="gated-gelu")
-hf("bart", "BartConfig", "BartForConditionalGeneration", tokens(decoder_input_ids=5), d_model=24, encoder_ffn_dim=32, decoder_ffn_dim=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=6, decoder_attention_heads=6, vocab_size=64, max_position_embeddings=32)
-hf("gpt2", "GPT2Config", "GPT2LMHeadModel", tokens(), n_embd=24, n_layer=2, n_head=6, n_inner=32, vocab_size=64, n_positions=32)
+hf(
+    "t5",
+    "T5Config",
+    "T5ForConditionalGeneration",
+    tokens(decoder_input_ids=5),
+    d_model=24,
+    d_ff=32,
+    num_layers=2,
+    num_heads=6,
+    d_kv=4,
+    vocab_size=64,
+    feed_forward_proj="gated-gelu",
+)
+hf(
+    "bart",
+    "BartConfig",
+    "BartForConditionalGeneration",
+    tokens(decoder_input_ids=5),
+    d_model=24,
+    encoder_ffn_dim=32,
+    decoder_ffn_dim=32,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=6,
+    decoder_attention_heads=6,
+    vocab_size=64,
+    max_position_embeddings=32,
+)
+hf(
+    "gpt2",
+    "GPT2Config",
+    "GPT2LMHeadModel",
+    tokens(),
+    n_embd=24,
+    n_layer=2,
+    n_head=6,
+    n_inner=32,
+    vocab_size=64,
+    n_positions=32,
+)
 hf("gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM", tokens(), **BERT, max_position_embeddings=32, rotary_pct=1.0)
-hf("opt", "OPTConfig", "OPTForCausalLM", tokens(), hidden_size=24, num_hidden_layers=2, num_attention_heads=6, ffn_dim=32, vocab_size=64, max_position_embeddings=32, word_embed_proj_dim=24)
+hf(
+    "opt",
+    "OPTConfig",
+    "OPTForCausalLM",
+    tokens(),
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    ffn_dim=32,
+    vocab_size=64,
+    max_position_embeddings=32,
+    word_embed_proj_dim=24,
+)
 hf("llama", "LlamaConfig", "LlamaForCausalLM", tokens(), **LLAMA)
 hf("mistral", "MistralConfig", "MistralForCausalLM", tokens(), **LLAMA)
 hf("qwen2", "Qwen2Config", "Qwen2ForCausalLM", tokens(), **{k: v for k, v in LLAMA.items() if k != "head_dim"})
 hf("qwen3", "Qwen3Config", "Qwen3ForCausalLM", tokens(), **LLAMA)
-hf("phi3", "Phi3Config", "Phi3ForCausalLM", tokens(), **{k: v for k, v in LLAMA.items() if k != "head_dim"}, pad_token_id=0, eos_token_id=1, bos_token_id=1)
+hf(
+    "phi3",
+    "Phi3Config",
+    "Phi3ForCausalLM",
+    tokens(),
+    **{k: v for k, v in LLAMA.items() if k != "head_dim"},
+    pad_token_id=0,
+    eos_token_id=1,
+    bos_token_id=1,
+)
 hf("gemma", "GemmaConfig", "GemmaForCausalLM", tokens(), **LLAMA)
 hf("mixtral", "MixtralConfig", "MixtralForCausalLM", tokens(), **LLAMA, num_local_experts=3, num_experts_per_tok=2)
-hf("qwen2_moe", "Qwen2MoeConfig", "Qwen2MoeForCausalLM", tokens(), **{k: v for k, v in LLAMA.items() if k != "head_dim"}, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
-hf("whisper", "WhisperConfig", "WhisperForConditionalGeneration", lambda b: {"input_features": torch.randn(b, 8, 40, generator=torch.Generator().manual_seed(b)), "decoder_input_ids": torch.randint(2, 60, (b, 5), generator=torch.Generator().manual_seed(b))}, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=6, decoder_attention_heads=6, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=64, num_mel_bins=8, max_source_positions=20, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=1, decoder_start_token_id=1)
-hf("wav2vec2", "Wav2Vec2Config", "Wav2Vec2ForCTC", lambda b: {"input_values": torch.randn(b, 400, generator=torch.Generator().manual_seed(b))}, hidden_size=24, num_hidden_layers=2, num_attention_heads=6, intermediate_size=32, vocab_size=16, conv_dim=[8, 8], conv_stride=[5, 2], conv_kernel=[10, 3], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_feat_extract_layers=2)
-hf("clip", "CLIPVisionConfig", "CLIPVisionModelWithProjection", image(), output="image_embeds", **VIT, projection_dim=12)
-hf("clip_text", "CLIPTextConfig", "CLIPTextModelWithProjection", tokens(), output="text_embeds", **BERT, max_position_embeddings=32, projection_dim=12, eos_token_id=1, bos_token_id=0)
-
-
+hf(
+    "qwen2_moe",
+    "Qwen2MoeConfig",
+    "Qwen2MoeForCausalLM",
+    tokens(),
+    **{k: v for k, v in LLAMA.items() if k != "head_dim"},
+    num_experts=3,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    shared_expert_intermediate_size=16,
+)
+hf(
+    "whisper",
+    "WhisperConfig",
+    "WhisperForConditionalGeneration",
+    lambda b: {
+        "input_features": torch.randn(b, 8, 40, generator=torch.Generator().manual_seed(b)),
+        "decoder_input_ids": torch.randint(2, 60, (b, 5), generator=torch.Generator().manual_seed(b)),
+    },
+    d_model=24,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=6,
+    decoder_attention_heads=6,
+    encoder_ffn_dim=32,
+    decoder_ffn_dim=32,
+    vocab_size=64,
+    num_mel_bins=8,
+    max_source_positions=20,
+    max_target_positions=16,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=1,
+    decoder_start_token_id=1,
+)
+hf(
+    "wav2vec2",
+    "Wav2Vec2Config",
+    "Wav2Vec2ForCTC",
+    lambda b: {"input_values": torch.randn(b, 400, generator=torch.Generator().manual_seed(b))},
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    intermediate_size=32,
+    vocab_size=16,
+    conv_dim=[8, 8],
+    conv_stride=[5, 2],
+    conv_kernel=[10, 3],
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    num_feat_extract_layers=2,
+)
+hf(
+    "clip",
+    "CLIPVisionConfig",
+    "CLIPVisionModelWithProjection",
+    image(),
+    output="image_embeds",
+    **VIT,
+    projection_dim=12,
+)
+hf(
+    "clip_text",
+    "CLIPTextConfig",
+    "CLIPTextModelWithProjection",
+    tokens(),
+    output="text_embeds",
+    **BERT,
+    max_position_embeddings=32,
+    projection_dim=12,
+    eos_token_id=1,
+    bos_token_id=0,
+)
