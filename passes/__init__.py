@@ -19,9 +19,8 @@ from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.rewriter import Action, Log, is_affine_do, is_constant_do, unread
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
-ROUNDS = (
-    64  # a bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice
-)
+# A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
+ROUNDS = 64
 # What a pass moves: without any of it in the graph there is nothing to do.
 MOVES: dict[str, Callable[[Node], bool]] = {
     "constant_fold": lambda node: is_constant_do(node) or bool(node.attrs.get("addend")),  # which it merges

@@ -24,9 +24,8 @@ from cmrc.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, k
 from cmrc.passes.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
 
-SMALLEST_SCALE = (
-    1e-6  # of the largest scale of the parents: below it the division would lose the precision of the result
-)
+# Of the largest scale of the parents: below it the division would lose the precision of the result.
+SMALLEST_SCALE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,10 +188,8 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
     moved = move(before, after, fact.axis, fact.units)
     if isinstance(moved, str) or moved.period:
         return Declined(moved if isinstance(moved, str) else "it merges the units with a size known only at run time")
-    order = [int(i) for i in np.argsort(fact.units)]
-    slab = move_slab(
-        before, after, fact.axis, [fact.units[i] for i in order], moved, np.take(fact.full(), order, axis=fact.axis)
-    )
+    units = sorted(fact.units)
+    slab = move_slab(before, after, fact.axis, units, moved, fact.at(units))
     if isinstance(slab, str):
         return Declined(slab)
     return _sink(sweep, node, facts, moved.axis, moved.index, slab)
@@ -461,9 +459,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             continue
         before = len(sweep.emitted)
         at_run_time = any(fact.runtime for fact in facts.values())
-        outcome = (runtime.RULES.get(node.op, runtime.stop) if at_run_time else RULES.get(node.op, stop))(
-            sweep, node, facts
-        )
+        rule = runtime.RULES.get(node.op, runtime.stop) if at_run_time else RULES.get(node.op, stop)
+        outcome = rule(sweep, node, facts)
         if isinstance(outcome, Declined):
             for i in facts:
                 log.reasons[str(node.inputs[i]), node.name] = outcome.reason

@@ -34,9 +34,8 @@ class Rise:
     values: dict[str, Value] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     pending: list[Node] = field(default_factory=list)
-    lost_readers: set[str] = field(
-        default_factory=set
-    )  # values that a dropped node read: the host's own selects may rise
+    # Values that a dropped node read: the host's own selects may rise.
+    lost_readers: set[str] = field(default_factory=set)
     changed: bool = False
     _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -174,11 +173,9 @@ def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...
     """Backwards through the same map as a do goes forwards (axes.py)."""
     x = node.inputs[0]
     moved = move(node.output.shape, rise.shape(x), axis, keep, period_of(keep))
-    return (
-        Declined(moved)
-        if isinstance(moved, str)
-        else _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
-    )
+    if isinstance(moved, str):
+        return Declined(moved)
+    return _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
 
 
 def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:

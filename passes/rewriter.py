@@ -37,9 +37,8 @@ class Log:
 
     actions: list[Action] = field(default_factory=list)
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
-    idle: frozenset[str] | None = (
-        None  # nodes that nobody read before the first pass: they are the host's own, and stay
-    )
+    # Nodes that nobody read before the first pass: they are the host's own, and stay.
+    idle: frozenset[str] | None = None
 
     def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
         self.actions.append(Action(rule, node.label, node.kind, detail, tuple(sources)))

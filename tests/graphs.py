@@ -1,9 +1,11 @@
 """Graphs for tests: a builder to write one by hand, and hypothesis strategies that draw them with do's at random sites.
 
-net = Net(seed=0)
-x = net.input("N", 4)
-net.output(net.linear(net.pointwise("relu", net.linear(x, 6)), 3))
-graph = with_do(net.graph(), Do("relu_1", axis=1, units=(0, 2), value=[0.5, 1.0]))
+    net = Net(seed=0)
+    x = net.input("N", 4)
+    net.output(net.linear(net.pointwise("relu", net.linear(x, 6)), 3))
+    graph = with_do(net.graph(), Do("relu_1", axis=1, units=(0, 2), value=[0.5, 1.0]))
+
+Parameters are float32 and drawn from the seed; sizes known only at run time are strings.
 """
 
 from __future__ import annotations
@@ -59,9 +61,12 @@ class Net:
         array = np.asarray(drawn, np.float32)
         return Leaf(self.fresh(name), shape, "float32", lambda: array)
 
-    def node(self, op: str, inputs: Sequence[Operand], shape: Shape, name: str = "", **attrs: Any) -> str:
+    def node(
+        self, op: str, inputs: Sequence[Operand], shape: Shape, name: str = "", value_dtype: str = "", **attrs: Any
+    ) -> str:
         name = self.fresh(name or op)
-        value = Value(name, tuple(shape))
+        assert 0 not in shape
+        value = Value(name, tuple(shape), value_dtype or "float32")
         self.values[name] = value
         self.nodes.append(Node(op, tuple(inputs), (value,), attrs, origin=name))
         return name
@@ -401,6 +406,13 @@ def _step_other_pointwise(draw: Draw, net: Net, x: str) -> str | None:
     return net.batch_norm(x, axis=axis)
 
 
+def _step_mask(draw: Draw, net: Net, x: str) -> str:
+    """A condition that is computed, and what it chooses between."""
+    fn = draw(st.sampled_from(["greater", "less_equal"]))
+    condition = net.pointwise(fn, x, _parameter(draw, net, net.shape(x)), value_dtype="bool")
+    return net.pointwise("where", condition, x, literal(0.25) if draw(st.booleans()) else net.pointwise("neg", x))
+
+
 def _step_reduce(draw: Draw, net: Net, x: str) -> str | None:
     shape = net.shape(x)
     axes = _sorted_subset(draw, len(shape), 1, max(1, len(shape) - 1))
@@ -594,6 +606,8 @@ def _step_grouped(draw: Draw, net: Net, x: str) -> str | None:
     shape = net.shape(x)
     if len(shape) not in (3, 4) or not isinstance(shape[1], int):
         return None
+    if any(isinstance(n, int) and n < 3 for n in shape[2:]):
+        return None
     rank, groups = len(shape) - 2, draw(st.integers(2, 3))
     h = net.pointwise("relu", net.conv(x, groups * draw(st.integers(2, 3)), (1,) * rank))
     pad = ((draw(st.integers(0, 1)), 1),) * rank
@@ -638,6 +652,7 @@ STEPS: Mapping[str, tuple[int, Callable[[Draw, Net, str], str | None]]] = {
     "unary": (4, _step_unary),
     "binary": (4, _step_binary),
     "other_pointwise": (3, _step_other_pointwise),
+    "mask": (1, _step_mask),
     "reduce": (1, _step_reduce),
     "norm": (1, _step_norm),
     "pool": (2, _step_pool),

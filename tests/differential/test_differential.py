@@ -116,7 +116,6 @@ def test_torch_result_saved_as_onnx(case: Case, tmp_path: Path) -> None:
     lowered = cmrc.lower(program, plan_for(program, case))
     lowered.save(tmp_path / "small.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx", providers=["CPUExecutionProvider"])
-    assert [value.name for value in session.get_outputs()] == list(program.host.exported.graph_signature.user_outputs)
     for varied in (False, True) if variant else (False,):
         args = case.args(variant, seed=11 + varied, varied=varied)
         names = [value.name for value in session.get_inputs()]

@@ -170,7 +170,7 @@ def train(subject: Subject, lowered: cmrc.Lowered) -> str:
     optimiser.step()
     module.eval()
     exported = torch.export.export(module, inputs)
-    again = exported.module()(*inputs)
     with torch.no_grad():
+        again = exported.module()(*inputs)
         gap = float((again - module(*inputs)).abs().max())
     return "" if gap <= TOLERANCE * max(1.0, float(again.abs().max())) else f"exported again it differs by {gap:.1e}"

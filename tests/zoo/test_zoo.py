@@ -1,0 +1,28 @@
+"""Architectures as their libraries build them: half of the inner units and a third of the heads in one plan, through both hosts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="the models of the zoo come from transformers")
+sys.path.insert(0, str(Path(__file__).parent))
+from asking import HOSTS, Subject, ask
+from models import ENTRIES
+
+REPRESENTATIVE = ("vit", "gpt2", "llama")
+
+
+@pytest.fixture(scope="module", params=REPRESENTATIVE)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return Subject.of(ENTRIES[request.param])
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_inner_units_and_heads_fold_exactly(subject: Subject, host: str, tmp_path: Path) -> None:
+    outcome = ask(subject, host, "both", tmp_path)
+    assert (outcome.verdict, outcome.detail) == ("exact", "")
+    assert outcome.units > 0
+    assert outcome.parameters[1] < outcome.parameters[0]
