@@ -252,10 +252,9 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
     for value in graph.inputs:
         chain(value)
     for node in graph.nodes:
-        inputs = tuple(renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs)
-        nodes.append(
-            node if inputs == node.inputs else Node(node.op, inputs, node.outputs, node.attrs, node.origin, node.path)
-        )
+        if any(operand in renamed for operand in node.values()):
+            node = replace(node, inputs=tuple(renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs))
+        nodes.append(node)
         for value in node.outputs:
             chain(value)
     return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))

@@ -11,7 +11,8 @@ from meaning import cost, gap, outputs_of
 from tolerances import EXACT_F64, MOVES
 
 from cmrc.evaluate import evaluate
-from cmrc.ir import Graph, verify
+from cmrc.ir import Graph, Tensor, verify
+from cmrc.ops import materialise
 from cmrc.passes import PIPELINE, run
 from cmrc.passes.rewriter import Log
 from cmrc.text import parse, to_text
@@ -88,6 +89,17 @@ def test_a_second_run_changes_nothing(case: Case) -> None:
         assert to_text(again) == to_text(once), name
         assert not changed, name
     assert to_text(run(once).graph) == to_text(once)
+
+
+@given(cases())
+def test_folded_tensors_are_what_they_say(case: Case) -> None:
+    """A host allots the declared shape and dtype before it computes a folded parameter."""
+    reference(case)
+    for node in run(case.graph).graph.nodes:
+        for operand in node.inputs:
+            if isinstance(operand, Tensor):
+                array = materialise(operand)
+                assert (array.shape, array.dtype.name) == (operand.shape, operand.dtype)
 
 
 @given(cases(), st.booleans())
