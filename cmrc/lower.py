@@ -55,8 +55,20 @@ class Lowered:
     program: Program
     plan: Plan
     host: Host
-    report: Report
-    graph: Graph
+    result: passes.Result
+    seconds: dict[str, float]
+
+    @property
+    def graph(self) -> Graph:
+        """The IR of the result."""
+        return self.result.graph
+
+    @cached_property
+    def report(self) -> Report:
+        """What was folded where, before and after, and what was left and why."""
+        untied = tuple(getattr(self.host, "untied", ()))
+        after = cost(self.graph)
+        return make_report(self.program, self.plan, self.result, self.program.cost(), after, untied, self.seconds)
 
     def __repr__(self) -> str:
         return f"Lowered({self.report.before.parameters:,} -> {self.report.after.parameters:,} parameters)"
@@ -172,9 +184,7 @@ def lower(
     after = time.perf_counter()
     host = program.host.build(result.graph)
     seconds = {**result.seconds, "patch": time.perf_counter() - after, "total": time.perf_counter() - start}
-    untied = tuple(getattr(host, "untied", ()))
-    report = make_report(program, plan, result, program.cost(), cost(result.graph), untied, seconds)
-    return Lowered(program, plan, host, report, result.graph)
+    return Lowered(program, plan, host, result, seconds)
 
 
 def _program(model: Any, plan: Plan | None, args: tuple[Any, ...] | None, options: Mapping[str, Any]) -> Program:
