@@ -392,9 +392,9 @@ def _fold_columns(attrs: Attrs, weight: Array, mix: Array) -> Array:
 def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
     """Σ_s W_s c_s along `axis` of a weight: what constant inputs add, per output and kernel position."""
     axis, groups, per = attrs["axis"], attrs.get("groups", 1), weight.shape[attrs["axis"]]
-    moved = np.moveaxis(weight, axis, 0)
     if groups == 1:
-        return np.tensordot(constant, moved[list(attrs["units"])], axes=(0, 0))
+        return np.tensordot(constant, np.take(weight, attrs["units"], axis=axis).astype(np.float64), axes=(0, axis))
+    moved = np.moveaxis(weight.astype(np.float64), axis, 0)
     outs = moved.shape[1] // groups
     total = np.zeros((groups, outs, *moved.shape[2:]))
     view = moved.reshape(per, groups, outs, *moved.shape[2:])
@@ -444,7 +444,7 @@ MOVES = {"select", "select_in_groups", "reshape", "transpose"}  # ops that only 
 def as_dtype(array: Array, dtype: str) -> Array:
     import ml_dtypes
 
-    return array.astype(getattr(ml_dtypes, dtype, None) or dtype)
+    return array.astype(getattr(ml_dtypes, dtype, None) or dtype, copy=False)
 
 
 def materialise(tensor: Tensor) -> Array:
@@ -465,6 +465,8 @@ def _compute(tensor: Tensor) -> Array:
         return tensor.array
     if tensor.op in MOVES:
         return MEANINGS[tensor.op](tensor.attrs, _compute(tensor.inputs[0]))
+    if tensor.op == "weigh_columns":  # takes its columns before it turns them into float64
+        return _weigh_columns(tensor.attrs, *(_compute(part) for part in tensor.inputs))
     return MEANINGS[tensor.op](tensor.attrs, *(constant(part) for part in tensor.inputs))
 
 

@@ -313,14 +313,14 @@ def _units(units: Any, size: int, where: dict[str, str], what: str = "units") ->
         raise DoUnitsError(
             f"{what} are not a list of whole numbers", **where, fix='give indices, a boolean mask, or "all"'
         )
-    outside = sorted({int(u) for u in array if not 0 <= u < size})
+    outside = np.unique(array[(array < 0) | (array >= size)]).tolist()
     if outside:
         raise DoUnitsError(
             f"{what} {_some(outside)} are out of range: it has {size} units",
             **where,
             fix=f"units run from 0 to {size - 1}",
         )
-    found = tuple(int(u) for u in array)
+    found = tuple(array.tolist())
     if len(set(found)) != len(found):
         raise DoUnitsError(f"{what} are named twice", **where, fix="name each unit once")
     return found
