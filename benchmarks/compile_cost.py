@@ -79,14 +79,13 @@ def against_torch_pruning(case: models.Case, pairs: int, folder: Path) -> tuple[
 
     same_shapes(lower(program), torch_pruning(case, wide, x)()(), x)
     ratios = [
-        compare(
-            "plan file and traced program to module", ("load plan + lower", traced), theirs, pairs=pairs, target=1 / 3
-        ),
+        compare("plan file and traced program to module", ("load plan + lower", traced), theirs, pairs=pairs),
         compare(
             "plan and traced program to module",
             ("lower", lambda: lambda: cmrc.lower(program, plan).module),
             theirs,
             pairs=pairs,
+            target=1 / 3,
         ),
         compare(
             "plan and traced program to lowered graph",
