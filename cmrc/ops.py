@@ -438,7 +438,8 @@ MEANINGS: dict[str, Callable[..., Array]] = {
     "weigh_columns": _weigh_columns,
     "select_in_groups": _select_in_groups,
 }
-MOVES = {"select", "select_in_groups", "reshape", "transpose"}  # ops that only move elements: no arithmetic
+# Ops that take their operands as they are stored: they move elements, or widen only the part that they need.
+AS_STORED = {"select", "select_in_groups", "reshape", "transpose", "weigh_columns"}
 
 
 def as_dtype(array: Array, dtype: str) -> Array:
@@ -463,11 +464,8 @@ def _compute(tensor: Tensor) -> Array:
         return tensor.load()
     if isinstance(tensor, Literal):
         return tensor.array
-    if tensor.op in MOVES:
-        return MEANINGS[tensor.op](tensor.attrs, _compute(tensor.inputs[0]))
-    if tensor.op == "weigh_columns":  # takes its columns before it turns them into float64
-        return _weigh_columns(tensor.attrs, *(_compute(part) for part in tensor.inputs))
-    return MEANINGS[tensor.op](tensor.attrs, *(constant(part) for part in tensor.inputs))
+    read = _compute if tensor.op in AS_STORED else constant
+    return MEANINGS[tensor.op](tensor.attrs, *(read(part) for part in tensor.inputs))
 
 
 def apply(op: str, inputs: Sequence[Tensor], attrs: Attrs, shape: Sequence[int], dtype: str) -> Tensor:

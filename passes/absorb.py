@@ -35,12 +35,12 @@ def add_tensors(first: Tensor | None, second: Tensor, scale: float = 1.0, dtype:
     return apply("pointwise", (first, second), {"fn": "add", "alpha": scale, "rank": len(shape)}, shape, dtype)
 
 
-def add_after(sweep: Sweep, node: Node, addend: Tensor) -> None:
+def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
     """Emit `node`, then `node + addend`, and let everyone read the sum."""
     sweep.emit(node)
     out = node.output
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
-    attrs = {"fn": "add", "addend": True}
+    attrs = {"fn": "add"} if isinstance(addend, str) else {"fn": "add", "addend": True}  # which constant_fold merges
     sweep.emit(Node("pointwise", (out.name, addend), (total,), attrs, path=node.path))
     sweep.redirected[out.name] = total.name
 
@@ -160,11 +160,7 @@ def fold_into_conv(
     sweep.emit(Node("plane", (seen_x,), (plane,), {"axis": axis}, path=node.path))
     border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *node.output.shape[axis + 1 :]), node.output.dtype)
     sweep.emit(Node("conv", (plane.name, bundle, None), (border,), plain, path=node.path))
-    sweep.emit(smaller)
-    out = node.output
-    total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
-    sweep.emit(Node("pointwise", (out.name, border.name), (total,), {"fn": "add"}, path=node.path))
-    sweep.redirected[out.name] = total.name
+    add_after(sweep, smaller, border.name)
     return "constants into a run-time plane, exact at the zero-padded border of any size"
 
 

@@ -393,15 +393,9 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
     return MEANINGS["conv"](attrs, full, small, shift)
 
 
-def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    """An op that reads sizes, not values, does not see the do."""
-    sweep.emit(bare(node, facts))
-    return "past"
-
-
 def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if node.attrs.get("shape_only"):
-        return read_shape_only(sweep, node, facts)
+        return runtime.read_shape_only(sweep, node, facts)
     return Declined(node.attrs.get("why") or f"{node.kind} is not an op that replacements can pass")
 
 
@@ -416,7 +410,7 @@ RULES: dict[str, Rule] = {
     "concat": sink_through_concat,
     "select": sink_through_select,
     "do": sink_through_do,
-    "plane": read_shape_only,
+    "plane": runtime.read_shape_only,
 }
 
 

@@ -1,6 +1,6 @@
 """What the passes share: the outcome of a rule, and the record of what was done.
 
-A rule looks at one node and returns one of three things: `Rewritten`, `Declined(reason)`, or `None` (not mine).
+A rule looks at one node. It rewrites it and says what happened, or it returns `Declined(reason)`; an op without a rule stops.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ class Sweep:
         assert operand is not None
         return operand.shape
 
-    def do(self, value: Value, axis: int, units: Sequence[int], slab: Array, sources: Sequence[int]) -> str:
-        """The name of the value with units replaced by constants."""
+    def do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> str:
+        """The name of the value with units replaced by constants, or by another value."""
         output = Value(self.fresh(value.name, "do"), value.shape, value.dtype)
         attrs = {"axis": axis, "units": tuple(units), "sources": tuple(sources)}
-        self.emit(Node("do", (value.name, literal(slab)), (output,), attrs))
+        self.emit(Node("do", (value.name, slab if isinstance(slab, str) else literal(slab)), (output,), attrs))
         return output.name
 
-    def put_do(self, value: Value, axis: int, units: Sequence[int], slab: Array, sources: Sequence[int]) -> None:
-        """Replace units of a value by constants for everyone who reads it from here on."""
+    def put_do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> None:
+        """Replace units of a value for everyone who reads it from here on."""
         self.redirected[value.name] = self.do(value, axis, units, slab, sources)
 
     def select(self, name: str, axis: int, keep: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from cmrc.axes import segments
 from cmrc.ir import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ops import take
-from cmrc.passes.absorb import conv_columns, kernel_of_constants, pure_conv
+from cmrc.passes.absorb import add_after, conv_columns, kernel_of_constants, pure_conv
 from cmrc.passes.known import Facts, Known, bare, sources_of
 from cmrc.passes.rewriter import Declined, Sweep, complement, operand_axis, parameter_axis, resized, result_axis
 
@@ -35,20 +35,12 @@ def twin(sweep: Sweep, node: Node, inputs: Sequence[Operand], shape: Shape, **at
 
 def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], value: str) -> str:
     sweep.emit(bare(node, facts))
-    output = Value(sweep.fresh(node.name, "do"), node.output.shape, node.output.dtype)
-    attrs = {"axis": axis, "units": tuple(units), "sources": sources_of(facts)}
-    sweep.emit(Node("do", (node.name, value), (output,), attrs))
-    sweep.redirected[node.name] = output.name
+    sweep.put_do(node.output, axis, units, value, sources_of(facts))
     return "past, as a value of run time"
 
 
 def add(sweep: Sweep, smaller: Node, addend: str) -> str:
-    """Emit `smaller + addend`, and let everyone read the sum."""
-    sweep.emit(smaller)
-    out = smaller.output
-    total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
-    sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=smaller.path))
-    sweep.redirected[out.name] = total.name
+    add_after(sweep, smaller, addend)
     return "constants of run time into an added plane"
 
 

@@ -16,6 +16,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from cmrc.errors import HostError
+from cmrc.hosts import clamp
 from cmrc.hosts.fx import LIFTED, FxHost, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
 from cmrc.hosts.fx_ops import Arguments, arguments, opname
@@ -419,24 +420,15 @@ class Writer:
     def _emit_do(self, node: Node, dtype: torch.dtype) -> fx.Node:
         """The literal meaning: where(mask, constants, x), or the parents' affine function copied into place."""
         x, axis, units = self.made[str(node.inputs[0])], node.attrs["axis"], node.attrs["units"]
-        shape, rank = node.output.shape, len(node.output.shape)
+        rank = len(node.output.shape)
         base = node.name.replace(".", "_")
         value = node.inputs[1]
         if isinstance(value, str):
             return self._emit_runtime_do(node, x, self.made[value], base)
-        assert isinstance(value, Tensor)
-        slab = materialise(value).astype(np.float64)
-        if slab.ndim < rank:
-            slab = slab.reshape([slab.size if i == axis else 1 for i in range(rank)])
-        slab = np.broadcast_to(slab, [len(units) if i == axis else n for i, n in enumerate(slab.shape)])
         if len(node.inputs) == 2:
-            size = int(shape[axis])
-            mask = np.zeros([size if i == axis else 1 for i in range(rank)], dtype=bool)
-            mask[(slice(None),) * axis + (list(units),)] = True
-            filled = np.zeros([size if i == axis else n for i, n in enumerate(slab.shape)])
-            filled[(slice(None),) * axis + (list(units),)] = slab
-            constants = self._constant(torch.from_numpy(filled).to(dtype), f"{base}_value")
-            return self._call(aten.where.self, self._constant(torch.from_numpy(mask), f"{base}_mask"), constants, x)
+            constants = self._constant(torch.from_numpy(clamp.constants(node)).to(dtype), f"{base}_value")
+            mask = self._constant(torch.from_numpy(clamp.mask(node)), f"{base}_mask")
+            return self._call(aten.where.self, mask, constants, x)
         weight = node.inputs[2]
         assert isinstance(weight, Tensor)
         mix = torch.from_numpy(np.array(materialise(weight), dtype=np.float64)).to(dtype)
@@ -453,20 +445,14 @@ class Writer:
             mixed = self._call(aten.linear.default, self._call(aten.transpose.int, blocks, -1, -2), held)
             rebuilt = self._call(aten.flatten.using_ints, self._call(aten.transpose.int, mixed, -1, -2), -2, -1)
         rebuilt = self._call(aten.transpose.int, rebuilt, axis, rank - 1)
-        offset = self._constant(torch.from_numpy(np.array(slab)).to(dtype), f"{base}_bias")
+        offset = self._constant(torch.from_numpy(np.array(clamp.slab(node))).to(dtype), f"{base}_bias")
         return self._call(aten.index_copy.default, x, axis, where, self._call(aten.add.Tensor, rebuilt, offset))
 
     def _emit_runtime_do(self, node: Node, x: fx.Node, value: fx.Node, base: str) -> fx.Node:
         """where(mask, value, x), the value's positions spread over the axis."""
-        axis, units, rank = node.attrs["axis"], list(node.attrs["units"]), len(node.output.shape)
-        size = int(node.output.shape[axis])
-        mask = np.zeros([size if i == axis else 1 for i in range(rank)], dtype=bool)
-        mask[(slice(None),) * axis + (units,)] = True
-        places = np.zeros(size, dtype=np.int64)
-        places[units] = np.arange(len(units))
-        held = self._constant(torch.from_numpy(mask), f"{base}_mask")
-        index = self._constant(torch.from_numpy(places), f"{base}_places")
-        spread = self._call(aten.index_select.default, value, axis, index)
+        held = self._constant(torch.from_numpy(clamp.mask(node)), f"{base}_mask")
+        index = self._constant(torch.from_numpy(clamp.places(node)), f"{base}_places")
+        spread = self._call(aten.index_select.default, value, node.attrs["axis"], index)
         return self._call(aten.where.self, held, spread, x)
 
     # ------------------------------------------------------------ clean-up

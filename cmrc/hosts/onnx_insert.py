@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
+from cmrc.hosts import clamp
 from cmrc.hosts.onnx_patch import selection
 from cmrc.hosts.onnx_shapes import dtype_name
 from cmrc.ir import Array, Literal, Node, Tensor
@@ -33,33 +34,22 @@ def _ints(patch: Patch, *values: int) -> onnx_ir.Value:
 
 
 def insert_do(patch: Patch, node: Node) -> None:
-    x, axis, units = _source(patch, node), node.attrs["axis"], list(node.attrs["units"])
-    size, dtype = int(node.output.shape[axis]), node.output.dtype
+    x = _source(patch, node)
     if isinstance(node.inputs[1], str):
         return _insert_runtime(patch, node, x, node.inputs[1])
-    slab = _slab(node)
     if len(node.inputs) > 2:
-        return _insert_affine(patch, node, x, slab)
-    mask = np.zeros([size if i == axis else 1 for i in range(slab.ndim)], dtype=bool)
-    full = np.zeros([size if i == axis else n for i, n in enumerate(slab.shape)])
-    at = (slice(None),) * axis + (units,)
-    mask[at] = True
-    full[at] = slab
-    patch.insert("Where", [patch.array(mask), patch.initializer(Literal(full), dtype=dtype), x], node.output)
+        return _insert_affine(patch, node, x, clamp.slab(node))
+    held = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
+    patch.insert("Where", [patch.array(clamp.mask(node)), held, x], node.output)
     return None
 
 
 def _insert_runtime(patch: Patch, node: Node, x: onnx_ir.Value, value: str) -> None:
     """Where(mask, value, x), the value's positions spread over the axis."""
-    axis, units, rank = node.attrs["axis"], list(node.attrs["units"]), len(node.output.shape)
-    size = int(node.output.shape[axis])
-    mask = np.zeros([size if i == axis else 1 for i in range(rank)], dtype=bool)
-    mask[(slice(None),) * axis + (units,)] = True
-    places = np.zeros(size, dtype=np.int64)
-    places[units] = np.arange(len(units))
-    along = [onnx_ir.AttrInt64("axis", axis)]
-    spread = patch.insert("Gather", [patch.values[value], patch.array(places)], f"{node.name}.spread", along)
-    patch.insert("Where", [patch.array(mask), spread, x], node.output)
+    along = [onnx_ir.AttrInt64("axis", node.attrs["axis"])]
+    places = patch.array(clamp.places(node))
+    spread = patch.insert("Gather", [patch.values[value], places], f"{node.name}.spread", along)
+    patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], node.output)
 
 
 def insert_like(patch: Patch, node: Node) -> None:
@@ -84,16 +74,6 @@ def insert_like(patch: Patch, node: Node) -> None:
         attributes.append(onnx_ir.AttrInt64("group", node.attrs["groups"]))
     among = (patch.values[like].index() or 0, len(host.outputs))
     patch.insert(host.op_type, inputs, node.output, attributes, domain=host.domain, among=among)
-
-
-def _slab(node: Node) -> Array:
-    """The constants of the units, with all axes of the value."""
-    value, axis, rank = node.inputs[1], node.attrs["axis"], len(node.output.shape)
-    assert isinstance(value, Tensor)
-    slab = constant(value)
-    if slab.ndim < rank:
-        slab = slab.reshape([slab.size if i == axis else 1 for i in range(rank)])
-    return np.broadcast_to(slab, [len(node.attrs["units"]) if i == axis else n for i, n in enumerate(slab.shape)])
 
 
 def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> None:
