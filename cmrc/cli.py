@@ -83,18 +83,24 @@ def main_options(version: Annotated[bool, typer.Option("--version", help="Print 
 @app.command()
 def inspect(
     model: Model,
-    sites: Annotated[str, typer.Option(help="Only sites whose name matches this glob.")] = "*",
+    sites: Annotated[str, typer.Option(help="Only sites (or groups) whose name matches this glob.")] = "*",
     ir: Annotated[bool, typer.Option("--ir", help="Print the intermediate representation and nothing else.")] = False,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="What is coupled with what, and why, instead of the sites.")
+    ] = False,
     folds: Annotated[
         bool, typer.Option(help="Find out for every site how a replaced unit folds (a dry run each).")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """List the sites of a model: name, op, units, who reads it, and how a replaced unit folds."""
+    """List the sites of a model (or its groups of coupled units): name, op, units, who reads it, how a replaced unit folds."""
     with reported(as_json):
         program = trace(model)
         if ir:
             print(to_text(program.graph))
+            return
+        if groups:
+            inspect_groups(program, sites, folds, as_json)
             return
         plain = program.sites(sites, folds=False)
         found = (
@@ -122,6 +128,16 @@ def inspect(
         out.print(
             f"{len(found)} sites; {cost.parameters:,} parameters, {cost.macs:,} MACs (sizes of run time count as 1)"
         )
+
+
+def inspect_groups(program: Program, pattern: str, folds: bool, as_json: bool) -> None:
+    found = program.groups(pattern, folds=folds)
+    if as_json:
+        print(json.dumps({"groups": [group.to_json() for group in found]}, indent=1))
+        return
+    for group in found:
+        out.print(str(group), markup=False)
+    out.print(f"{len(found)} groups")
 
 
 @app.command("lower")

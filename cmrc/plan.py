@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +26,7 @@ from cmrc.fingerprint import Fingerprint
 from cmrc.ir import Array
 
 if TYPE_CHECKING:
+    from cmrc.groups import Group
     from cmrc.program import Program, Site
 
 FORMAT = "cmrc-plan-1"
@@ -115,6 +116,37 @@ class Plan:
             raise DoError("a do takes either constant= or affine=", at=at, fix="give exactly one of the two")
         for found in self.program.find(site, at=at):
             self.entries.append(_checked(found, units, constant, affine, axis, self.entries, at))
+        return self
+
+    def do_group(
+        self,
+        group: str | Group,
+        *,
+        units: Iterable[int] | npt.ArrayLike | str,
+        constant: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+    ) -> Self:
+        """Replace units of a group (`program.groups()`) by constants: one request becomes a do on each of its writers.
+
+        `constant` is one number, or one a unit: it enters by the first writer of the unit, and nothing (0) by the others, so
+        that it is what a residual stream or a concatenation carries. Or it names for every writer what that becomes, as
+        `do` takes it. What would not fold is refused here, with the reason, and the plan stays as it was.
+        """
+        from cmrc.groups import dry_run, expand
+
+        at = f"{self.source}: do[{len(self.entries)}]"
+        if self.program is None:
+            raise DoError("this plan is not bound to a model", at=at, fix="make it with cmrc.Plan(program)")
+        found = self.program.group(group, at=at) if isinstance(group, str) else group
+        where = {"node": found.name, "op": "group", "at": at}
+        places = _units(units, found.units, where)
+        entries: list[Do] = []
+        for writer, own, values in expand(found, places, constant, where):
+            site = self.program.site_of(writer.value, writer.axis, writer.site, at=at)
+            entries.append(_checked(site, own, values, None, writer.axis, [*self.entries, *entries], at))
+        stops = dry_run(self.program, entries, self.entries)
+        if stops:
+            raise DoError(f"a replaced unit {stops}", **where, fix="choose another group, or sites behind that node")
+        self.entries += entries
         return self
 
     def check(self, program: Program) -> None:

@@ -18,6 +18,7 @@ from cmrc.axes import segments
 from cmrc.cost import Cost, cost
 from cmrc.errors import GraphError, SiteError, TraceError
 from cmrc.fingerprint import Fingerprint, fingerprint
+from cmrc.groups import Group, describe, find_groups
 from cmrc.hosts import Host
 from cmrc.ir import Array, Graph, Node, Shape, Value, literal
 from cmrc.ops import as_dtype
@@ -175,6 +176,35 @@ class Program:
             )
         return self._site(value, axis=axis, name=name)
 
+    # ------------------------------------------------------------ groups
+
+    @cached_property
+    def _groups(self) -> list[Group]:
+        return find_groups(self)
+
+    def groups(self, pattern: str = "*", *, folds: bool = True) -> list[Group]:
+        """What is coupled with what, and why: residual streams, concatenations, products, convolutions in groups.
+
+        `folds=False` leaves out what becomes of a replaced unit, which takes a dry run each.
+        """
+        found = [group for group in self._groups if fnmatch.fnmatchcase(group.name, pattern)]
+        return [replace(group, folds=describe(self, group)) for group in found] if folds else found
+
+    def group(self, name: str, *, at: str = "") -> Group:
+        """The group of this name, or the one that the site of this name writes."""
+        found = [group for group in self._groups if group.name == name]
+        sites = self.host.names.get(name, ())
+        found = found or [g for g in self._groups if any(w.value in sites or w.site == name for w in g.writers)]
+        if len(found) == 1:
+            return found[0]
+        names = [group.name for group in self._groups]
+        if found:
+            listed = ", ".join(group.name for group in found)
+            raise SiteError(f"{name!r} writes {len(found)} groups", at=at, fix=f"name one: {listed}")
+        near = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or names[:5]
+        fix = f"there are: {', '.join(near)}" if near else "nothing is coupled here: plan.do replaces units of a site"
+        raise SiteError(f"no group is called {name!r}", at=at, fix=fix)
+
     # ------------------------------------------------------------ plans
 
     def annotate(self, plan: Plan) -> Program:
@@ -306,7 +336,7 @@ PASSING = {"pointwise", "along", "reshape", "transpose", "expand", "concat", "se
 
 def describe_folds(graph: Graph, value: str, axis: int) -> str:
     """Replace one unit in a dry run on the neighbourhood of the site, and say how it ends."""
-    around = neighbourhood(graph, value)
+    around = neighbourhood(graph, [value])
     known = around.values()[value]
     if not isinstance(known.shape[axis], int) or int(known.shape[axis]) < 2:
         return "has a single unit"
@@ -331,12 +361,12 @@ def describe_folds(graph: Graph, value: str, axis: int) -> str:
     return f"constant {told['constant']}; affine {told['affine']}"
 
 
-def neighbourhood(graph: Graph, value: str) -> Graph:
-    """The nodes that a do at this value, and the select it leaves, can reach."""
+def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
+    """The nodes that do's at these values, and the selects they leave, can reach."""
     producers = {v.name: node for node in graph.nodes for v in node.outputs}
     consumers = graph.consumers()
     wanted: dict[str, Node] = {}
-    down, up, seen_up = [value], [value], set[str]()
+    down, up, seen_up = list(values), list(values), set[str]()
     seen_down: set[str] = set()
     while down:
         name = down.pop()
