@@ -13,9 +13,27 @@ __version__ = "0.1.0"
 
 from cmrc.errors import CmrcError
 from cmrc.groups import Group
+from cmrc.interpret import Interpreter, interpret
+from cmrc.interventions import Patch, Swap
 from cmrc.lower import Check, Lowered, lower
 from cmrc.plan import Affine, Plan
 from cmrc.program import Program, Site, trace
 from cmrc.report import Report
 
-__all__ = ["Affine", "Check", "CmrcError", "Group", "Lowered", "Plan", "Program", "Report", "Site", "lower", "trace"]
+__all__ = [
+    "Affine",
+    "Check",
+    "CmrcError",
+    "Group",
+    "Interpreter",
+    "Lowered",
+    "Patch",
+    "Plan",
+    "Program",
+    "Report",
+    "Site",
+    "Swap",
+    "interpret",
+    "lower",
+    "trace",
+]

@@ -108,3 +108,9 @@ class CheckError(CmrcError):
     """Lowered and clamped do not agree, or could not be compared."""
 
     kind = "check"
+
+
+class InterventionError(CmrcError):
+    """An intervention that does not fit: rows, masks, or values of the wrong shape."""
+
+    kind = "intervention"

@@ -13,6 +13,19 @@ from typing import Any, Protocol, Self
 from cmrc.ir import Array, Graph
 
 
+class Piece(Protocol):
+    """A part of a model between two cuts, ready to run: it reads `inputs`, and of `sizes` the shape alone."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def sizes(self) -> tuple[str, ...]: ...
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name."""
+
+
 class Host(Protocol):
     """A model that can be read as IR, patched, run and saved. Immutable: `build` and `annotate` return another host."""
 
@@ -33,6 +46,12 @@ class Host(Protocol):
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
         """The outputs for one batch, as numpy arrays, then the tapped values by name."""
+
+    def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+        """The inputs of the IR by name, from what a user would give to `run`."""
+
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> Piece:
+        """The part of the model that makes some of its values from others, without running anything before them."""
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded on the nodes, as plan entries in JSON form, in the plan's order."""

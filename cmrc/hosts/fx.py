@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +34,9 @@ from cmrc.hosts.fx_module import LoweredModule, argument_names, flat_codegen
 from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, opname, shape_of
 from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
 from cmrc.ops import ALONG, POINTWISE, apply
+
+if TYPE_CHECKING:
+    from cmrc.hosts.fx_piece import FxPiece
 
 aten = torch.ops.aten
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
@@ -240,6 +243,18 @@ class FxHost:
             outputs = _run_with_taps(self._runner, args, seen, taps) if taps else self._runner(*args)
         flat = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
         return [to_numpy(t) for t in (*flat, *(seen[name] for name in taps))]
+
+    def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+        """The tensors among the arguments, by the names of the graph's inputs."""
+        flat = pytree.tree_leaves(self._bind(inputs))
+        names = [spec.arg.name for spec in self.specs if spec.kind == InputKind.USER_INPUT]
+        tensors = {value.name for value in self.graph.inputs}
+        return {name: to_numpy(t) for name, t in zip(names, flat, strict=True) if name in tensors}
+
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> FxPiece:
+        from cmrc.hosts.fx_piece import extract
+
+        return extract(self, inputs, outputs)
 
     def _bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """The arguments of the model's forward in order, those that the trace gave by keyword last."""

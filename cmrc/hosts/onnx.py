@@ -20,6 +20,7 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import HostError, TraceError
+from cmrc.hosts.onnx_piece import OnnxPiece, extract
 from cmrc.hosts.onnx_read import Reading, read
 from cmrc.hosts.onnx_save import save
 from cmrc.hosts.onnx_session import Sessions
@@ -86,6 +87,14 @@ class OnnxHost:
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
         """The outputs for one batch, then the tapped values."""
         return self._sessions.run(inputs, taps)
+
+    def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+        """The inputs by name."""
+        return self._sessions.feeds(inputs)
+
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> OnnxPiece:
+        """The part of the model between named values, for a session of its own."""
+        return extract(self.model, self.graph.values(), inputs, outputs, self.providers)
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded in the model, in the plan's order."""

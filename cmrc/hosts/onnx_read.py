@@ -146,7 +146,7 @@ class _Reader:
                 return None
             if not node.domain and node.op_type in EVALUATED:
                 return self._evaluate(view)
-            if row is None or _captured(node):
+            if row is None or captured_by(node):
                 raise Opaque("")
             if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
                 raise Opaque("it reads a value whose number of axes is not known")
@@ -181,7 +181,7 @@ class _Reader:
         self.nodes.append(Node(step.op, operands, (value,), step.attrs, origin, path))
 
     def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
-        captured = [self.tensors.get(name, name) for name in _captured(view.node)]
+        captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
         outputs = [
             self._value(v.name, shape) for v, shape in zip(view.node.outputs, view.inferred, strict=True) if v.name
         ]
@@ -223,7 +223,7 @@ class _Reader:
                 self.slots[node.name] = ()
 
 
-def _captured(node: onnx_ir.Node) -> list[str]:
+def captured_by(node: onnx_ir.Node) -> list[str]:
     """The values of the main graph that the subgraphs of a node read, each once."""
     found: dict[str, None] = {}
     for graph in subgraphs(node):

@@ -33,7 +33,7 @@ class Sessions:
         self._made: dict[tuple[str, ...], Any] = {}
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str]) -> list[Array]:
-        feeds = self._feeds(inputs)
+        feeds = self.feeds(inputs)
         outputs = [value.name or "" for value in self.model.graph.outputs]
         wanted = [*outputs, *taps]
         extra = tuple(sorted({tap for tap in taps if tap not in outputs and tap not in feeds}))
@@ -46,7 +46,7 @@ class Sessions:
             results.append(array.astype(ml_dtypes.bfloat16) if name in halves and name not in feeds else array)
         return results
 
-    def _feeds(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+    def feeds(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         declared = {v.name or "": v for v in self.model.graph.inputs if not v.is_initializer()}
         if isinstance(inputs, Mapping):
             given = dict(inputs)
