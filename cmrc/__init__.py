@@ -11,6 +11,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from cmrc.calibrate import calibrate
 from cmrc.errors import CmrcError
 from cmrc.groups import Group
 from cmrc.interpret import Interpreter, interpret
@@ -19,6 +20,7 @@ from cmrc.lower import Check, Lowered, lower
 from cmrc.plan import Affine, Plan
 from cmrc.program import Program, Site, trace
 from cmrc.report import Report
+from cmrc.stats import Stats
 
 __all__ = [
     "Affine",
@@ -32,7 +34,9 @@ __all__ = [
     "Program",
     "Report",
     "Site",
+    "Stats",
     "Swap",
+    "calibrate",
     "interpret",
     "lower",
     "trace",

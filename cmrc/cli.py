@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,13 +13,19 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from typer.core import TyperGroup
 
 import cmrc
+from cmrc import distributed
+from cmrc.batches import SIZE
+from cmrc.calibrate import calibrate
+from cmrc.curvature import LOSSES
 from cmrc.errors import CheckError, CmrcError, ResidueError
 from cmrc.ir import Graph, Value
 from cmrc.lower import compare, lower
 from cmrc.plan import Plan, to_ranges
 from cmrc.program import Program, trace
+from cmrc.stats import NEEDS
 from cmrc.text import to_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=(
@@ -28,7 +34,18 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
     "cmrc lower MODEL.onnx plan.json -o small.onnx;  "
     "cmrc check MODEL.onnx small.onnx plan.json"
 ))  # fmt: skip
-plan_app = typer.Typer(no_args_is_help=True, help="Read plans.")
+
+
+class MakeOrRead(TyperGroup):
+    """`plan MODEL ...` makes a plan; `plan show` and `plan diff` read one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help",):
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+plan_app = typer.Typer(cls=MakeOrRead, no_args_is_help=True, help="Make a plan: `cmrc plan MODEL ...`; or read one.")
 app.add_typer(plan_app, name="plan")
 out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, highlight=False)
 
@@ -245,6 +262,71 @@ def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
         out.print(table)
         if loaded.fingerprint:
             out.print(f"for model {loaded.fingerprint.digest} with {len(loaded.fingerprint.weights)} parameters")
+
+
+# ---------------------------------------------------------------- calibrating and planning
+
+CalibrationData = Annotated[
+    Path,
+    typer.Option(
+        "--data", help="A folder of .npy or .npz files, or one file; .npz arrays by input name, and `labels`.",
+        show_default=False,
+    ),
+]  # fmt: skip
+SiteNames = Annotated[
+    list[str] | None, typer.Option("--sites", help="A site, or a glob of them; all that fold if absent.")
+]
+PositionsOption = Annotated[
+    str, typer.Option(help="Which positions are samples: all, each, a number, or the name of a mask in the data.")
+]
+BatchSize = Annotated[int, typer.Option("--batch", help="Samples that are run at a time.")]
+
+
+def bar(found: Iterable[Any], count: int | None) -> Iterable[Any]:
+    """A progress bar of batches, where somebody watches."""
+    return track(found, "calibrating", total=count, console=err, transient=True, disable=not err.is_terminal)
+
+
+@app.command("calibrate")
+def calibrate_command(
+    model: Model,
+    data: CalibrationData,
+    output: Output,
+    sites: SiteNames = None,
+    need: Annotated[
+        list[str] | None, typer.Option(help=f"Any of {', '.join(NEEDS)}; means and variances are always there.")
+    ] = None,
+    positions: PositionsOption = "all",
+    loss: Annotated[str, typer.Option(help=f"What curvature is of: {', '.join(LOSSES)}.")] = "cross-entropy",
+    batch: BatchSize = SIZE,
+    seed: Annotated[int, typer.Option(help="For what is drawn.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a model over data and write the statistics of its sites. Under torchrun every process takes its share."""
+    with reported(as_json), distributed.group():
+        stats = calibrate(
+            trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
+            loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=bar,
+        )  # fmt: skip
+        stats = distributed.all_merge(stats)
+        if distributed.shard()[0]:
+            return
+        stats.save(output)
+        if as_json:
+            told = {name: {"units": s.columns.units, "rows": s.count, "how": s.how} for name, s in stats.sites.items()}
+            print(
+                json.dumps(
+                    {"output": str(output), "samples": stats.samples, "data": stats.digest, "sites": told}, indent=1
+                )
+            )
+            return
+        out.print(
+            f"wrote {output}: {len(stats.sites)} sites, {stats.samples} samples, data {stats.digest}", markup=False
+        )
+
+
+def as_position(text: str) -> str | int:
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def _short(text: str, width: int = 40) -> str:

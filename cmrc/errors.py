@@ -80,6 +80,24 @@ class DoValueError(DoError):
     kind = "do-value"
 
 
+class StatsError(CmrcError):
+    """Statistics that lack something, or do not belong together; data that cannot be calibrated on."""
+
+    kind = "stats"
+
+
+class ObjectiveError(CmrcError):
+    """An objective, replacement or selection that is unknown, or makes no sense at a site."""
+
+    kind = "objective"
+
+
+class RecipeError(CmrcError):
+    """A recipe that does not follow the schema."""
+
+    kind = "recipe"
+
+
 class PlanError(CmrcError):
     """A plan file that cannot be read."""
 

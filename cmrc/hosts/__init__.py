@@ -41,6 +41,10 @@ class Host(Protocol):
     def names(self) -> Mapping[str, Sequence[str]]:
         """Every name a user may call a value by (module path, node name, value name), to the values it names."""
 
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The names of the model's inputs, in order."""
+
     def build(self, graph: Graph) -> Self:
         """A clone of this host that computes `graph`: an edited form of `self.graph`, do and select nodes included."""
 

@@ -36,7 +36,11 @@ from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
 from cmrc.ops import ALONG, POINTWISE, apply
 
 if TYPE_CHECKING:
+    from cmrc.batches import Batch
+    from cmrc.calibrate import Options
+    from cmrc.curvature import Derivatives
     from cmrc.hosts.fx_piece import FxPiece
+    from cmrc.stats import Columns
 
 aten = torch.ops.aten
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
@@ -256,16 +260,29 @@ class FxHost:
 
         return extract(self, inputs, outputs)
 
-    def _bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    @property
+    def inputs(self) -> Sequence[str]:
         """The arguments of the model's forward in order, those that the trace gave by keyword last."""
-        names = [name for group in argument_names(self.exported) for name in group]
+        return [name for group in argument_names(self.exported) for name in group]
+
+    def differentiate(
+        self, batch: Batch, columns: Sequence[Columns], options: Options, number: int, factors: bool
+    ) -> list[Derivatives]:
+        """The derivatives of a loss by inner values, for one batch."""
+        from cmrc.hosts.fx_gradient import differentiate
+
+        return differentiate(self, batch, columns, options, number, factors)
+
+    def _bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        names = list(self.inputs)
         fits = set(inputs) == set(names) if isinstance(inputs, Mapping) else len(inputs) == len(names)
         if not fits:
             given = f"{', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else f"{len(inputs)} in order"
             told = f"the model takes the inputs {', '.join(names)}; given are {given}"
             raise HostError(told, fix="give each of them once")
         ordered = [inputs[name] for name in names] if isinstance(inputs, Mapping) else list(inputs)
-        return [pytree.tree_map(_as_tensor, value) for value in ordered]
+        device = next((tensor.device for tensor in self.state.values()), None)
+        return [pytree.tree_map(lambda leaf: _as_tensor(leaf, device), value) for value in ordered]
 
 
 def _run_with_taps(module: fx.GraphModule, args: Sequence[Any], seen: dict[str, Any], taps: Sequence[str]) -> Any:
@@ -294,8 +311,11 @@ def _carried(entry: dict[str, Any], host: Host) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _as_tensor(value: Any) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+def _as_tensor(value: Any, device: torch.device | None) -> Any:
+    """What the model takes, where its parameters are."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:

@@ -80,6 +80,10 @@ class OnnxHost:
     def names(self) -> Mapping[str, Sequence[str]]:
         return self._reading.names
 
+    @property
+    def inputs(self) -> Sequence[str]:
+        return [value.name or "" for value in self.model.graph.inputs if not value.is_initializer()]
+
     def build(self, graph: Graph) -> Self:
         """A clone of this host that computes `graph`, an edited form of `self.graph`."""
         return self._another(build(self.model, self._reading, graph))

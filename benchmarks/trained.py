@@ -1,0 +1,168 @@
+"""Small networks trained on real data, for what can only be measured on trained ones.
+
+python -m benchmarks.trained [mlp] [resnet] [vit]     train what is not in the cache; a stopped training goes on
+
+A trained model lies in the cache beside the data, with every epoch's state in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.data import Images, cache, cifar10, mnist
+from benchmarks.models import MLP, DeiT
+
+
+class ResidualBlock(nn.Module):
+    """conv-bn-relu-conv-bn around a shortcut; the inner channels are read by the second convolution alone."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1, self.act = nn.BatchNorm2d(outside), nn.ReLU()
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        changed = stride != 1 or inside != outside
+        self.shortcut = nn.Conv2d(inside, outside, 1, stride, bias=False) if changed else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.act(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A small residual network for 32 px: three stages of one block."""
+
+    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 1) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0])
+        layers: list[nn.Module] = []
+        before = widths[0]
+        for i, width in enumerate(widths):
+            for j in range(blocks):
+                layers.append(ResidualBlock(before, width, 2 if i and not j else 1))
+                before = width
+        self.blocks = nn.ModuleList(layers)
+        self.head = nn.Linear(before, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one model is made."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    load: Callable[[], Images]
+    sites: tuple[str, ...]
+    epochs: int
+    rate: float
+    decay: float
+    batch: int = 128
+    augment: bool = False
+    seed: int = 0
+
+    @cached_property
+    def data(self) -> Images:
+        return self.load()
+
+    def model(self) -> nn.Module:
+        """The trained model in eval mode; trained now if it is not in the cache."""
+        path = cache() / f"{self.name}.pt"
+        if not path.exists():
+            self.train()
+        model = self.make()
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return model.eval()
+
+    def train(self) -> None:
+        path, part = cache() / f"{self.name}.pt", cache() / f"{self.name}.part.pt"
+        torch.manual_seed(self.seed)
+        model, images = self.make().to(memory_format=torch.channels_last), self.data
+        x, y = torch.from_numpy(images.train), torch.from_numpy(images.train_labels)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=self.decay)
+        steps = self.epochs * (len(x) // self.batch)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, self.rate, total_steps=steps, pct_start=0.2)
+        start = 0
+        if part.exists():
+            held = torch.load(part, weights_only=True)
+            model.load_state_dict(held["model"])
+            optimiser.load_state_dict(held["optimiser"])
+            schedule.load_state_dict(held["schedule"])
+            start = held["epoch"]
+        for epoch in range(start, self.epochs):
+            model.train()
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            order = torch.randperm(len(x), generator=generator)
+            total = 0.0
+            for step in range(len(x) // self.batch):
+                rows = order[step * self.batch : (step + 1) * self.batch]
+                batch = augmented(x[rows], generator) if self.augment else x[rows]
+                loss = functional.cross_entropy(model(batch), y[rows])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                schedule.step()
+                total += loss.item()
+            state = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
+            torch.save({**state, "schedule": schedule.state_dict(), "epoch": epoch + 1}, part.with_suffix(".new"))
+            part.with_suffix(".new").rename(part)
+            print(f"{self.name} epoch {epoch + 1} of {self.epochs}: loss {total / (step + 1):.4f}", flush=True)
+        torch.save(model.state_dict(), path.with_suffix(".new"))
+        path.with_suffix(".new").rename(path)
+        part.unlink()
+        found = accuracy(logits(model.eval(), images.test), images.test_labels)
+        print(f"{self.name}: test accuracy {found:.4f}", flush=True)
+
+
+def augmented(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Half of the pictures mirrored, and all moved by up to four pixels, together."""
+    mirror = torch.rand(len(x), generator=generator) < 0.5
+    x = torch.where(mirror[:, None, None, None], x.flip(3), x)
+    down, right = torch.randint(0, 9, (2,), generator=generator).tolist()
+    return functional.pad(x, (4, 4, 4, 4))[:, :, down : down + 32, right : right + 32]
+
+
+def logits(model: nn.Module, x: np.ndarray, batch: int = 500) -> np.ndarray:
+    with torch.no_grad():
+        parts = [model(torch.from_numpy(x[i : i + batch])) for i in range(0, len(x), batch)]
+    return torch.cat(parts).numpy()
+
+
+def accuracy(found: np.ndarray, labels: np.ndarray) -> float:
+    return float((found.argmax(1) == labels).mean())
+
+
+TRAININGS = {
+    "mlp": Training("mlp-mnist", MLP, mnist, ("acts.0", "acts.1"), epochs=10, rate=1e-3, decay=1e-4),
+    "resnet": Training(
+        "resnet-cifar10", ResNet, cifar10, tuple(f"blocks.{i}.act" for i in range(3)),
+        epochs=10, rate=4e-3, decay=1e-2, augment=True,
+    ),
+    "vit": Training(
+        "vit-cifar10", lambda: DeiT((384,) * 4, width=96, heads=3, size=32, patch=4, classes=10), cifar10,
+        tuple(f"blocks.{i}.mlp.act" for i in range(4)), epochs=8, rate=1e-3, decay=5e-2, augment=True,
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    for name in sys.argv[1:] or TRAININGS:
+        TRAININGS[name].model()
+
+
+if __name__ == "__main__":
+    main()

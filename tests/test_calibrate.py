@@ -1,0 +1,250 @@
+"""Calibration: the same statistics as numpy on all activations at once, on both hosts, in any shards, from any data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nets import Convs, Tokens, activations, data, exported, mlp, seeded, traced
+from tolerances import ACROSS_F32, EXACT_F64, distance
+
+import cmrc
+from cmrc.errors import StatsError
+from cmrc.stats import ROWS, SiteStats, Stats
+
+EVERYTHING = ("moments", "range", "scatter", "rows")
+SHARDS = 1e-12  # one pass and merged shards
+
+
+def test_moments_are_those_of_all_activations() -> None:
+    program, (x, _) = mlp(), data(70, 5)
+    parts = [x[:30], x[30:32], x[32:]]
+    stats = cmrc.calibrate(program, parts, sites="acts.*", need=EVERYTHING)
+    assert [s.columns.name for s in stats.sites.values()] == ["acts.0", "acts.1"]
+    for name in ("acts.0", "acts.1"):
+        a, found = np.concatenate([activations(program, part, name) for part in parts]), stats[name]
+        assert distance(found.mean, a.mean(0)) < EXACT_F64
+        assert distance(found.variance, a.var(0)) < EXACT_F64
+        assert distance(found.covariance, np.cov(a.T, bias=True)) < EXACT_F64
+        assert distance(found.arrays["low"], a.min(0)) == distance(found.arrays["high"], a.max(0)) == 0
+        held = found.arrays["rows"]
+        assert sorted(map(tuple, held)) == sorted(map(tuple, a))  # 70 rows fit
+    assert (stats.samples, found.count, found.samples) == (70, 70, 70)
+
+
+def test_a_large_mean_costs_no_digits() -> None:
+    rows = 1e8 + np.random.default_rng(0).normal(size=(500, 3))
+    found = SiteStats(mlp_columns(3), frozenset({"moments", "scatter"}))
+    for part in np.array_split(rows, 7):
+        found.add(part)
+    assert distance(found.variance, rows.var(0)) < 1e-7  # 1e8 itself has eight digits behind the point
+    assert distance(found.covariance, np.cov(rows.T, bias=True)) < 1e-7
+
+
+def mlp_columns(units: int) -> cmrc.stats.Columns:
+    return cmrc.stats.Columns("site", "site", 1, units)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 5])
+def test_shards_give_the_result_of_one_pass(shards: int, tmp_path: Path) -> None:
+    program, (x, y) = mlp(), data(64, 5)
+    pieces = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 64, 8)]
+    need = (*EVERYTHING, "curvature", "coupling")
+    whole = cmrc.calibrate(program, pieces, sites="acts.*", need=need)
+    merged: Stats | None = None
+    for i in range(shards):
+        part = cmrc.calibrate(program, pieces, sites="acts.*", need=need, shard=(i, shards))
+        part.save(tmp_path / "part")
+        part = Stats.load(tmp_path / "part")
+        merged = part if merged is None else merged.merge(part)
+    assert merged is not None
+    assert (merged.samples, merged.digest) == (64, whole.digest)
+    for name, found in whole.sites.items():
+        other = merged.sites[name]
+        assert (found.count, found.columns, found.how) == (other.count, other.columns, other.how)
+        for key, array in found.arrays.items():
+            assert distance(other.arrays[key], array) < SHARDS, key
+
+
+def test_the_sample_of_rows_is_bounded_and_does_not_depend_on_shards() -> None:
+    rows = np.random.default_rng(0).normal(size=(3 * ROWS, 2))
+    found = []
+    for parts in (3, 11):
+        stats = SiteStats(mlp_columns(2), frozenset({"moments", "rows"}))
+        for part in np.array_split(rows, parts):
+            stats.add(part)
+        found.append(stats.arrays["rows"])
+    assert len(found[0]) == ROWS
+    assert np.array_equal(found[0], found[1])
+    assert abs(found[0].mean()) < 0.05  # not only the first or the smallest ones
+    assert len(set(map(tuple, found[0])) & set(map(tuple, rows[:ROWS]))) < 0.4 * ROWS
+
+
+@pytest.mark.parametrize("site", ["acts.0", "acts.1"])
+def test_both_hosts_give_the_same(site: str) -> None:
+    program, (x, _) = mlp(), data(40, 5)
+    on_torch = cmrc.calibrate(program, [x], sites=site, need=EVERYTHING)
+    on_onnx = cmrc.calibrate(exported(program), [x], sites=site, need=EVERYTHING)
+    for key in ("mean", "squares", "scatter", "low", "high"):
+        assert distance(on_onnx[site].arrays[key], on_torch[site].arrays[key]) < ACROSS_F32
+
+
+def test_positions_are_pooled_picked_masked_or_apart() -> None:
+    program = traced(seeded(Tokens()), 3, 6)
+    x, _ = data(20, 3, 6)
+    a = activations(program, x, "act")
+
+    def mean(**options: object) -> np.ndarray:
+        return cmrc.calibrate(program, options.pop("data", [x]), sites="act", **options)["act"].mean
+
+    assert distance(mean(), a.reshape(-1, 8).mean(0)) < EXACT_F64
+    assert distance(mean(positions=0), a[:, 0].mean(0)) < EXACT_F64
+    assert distance(mean(positions={"act": -1}), a[:, -1].mean(0)) < EXACT_F64
+    mask = np.arange(3)[None] < np.random.default_rng(0).integers(1, 4, 20)[:, None]
+    batch = {"x": x, "padding": mask}
+    assert distance(mean(data=[batch], positions="padding"), a[mask].mean(0)) < EXACT_F64
+    assert distance(mean(positions="each").reshape(8, 3), a.mean(0).T) < EXACT_F64
+    with pytest.raises(StatsError, match="there is no position 3: it has 3"):
+        mean(positions=3)
+    with pytest.raises(StatsError, match="a batch has no mask 'padding'"):
+        mean(positions="padding")
+    with pytest.raises(StatsError, match=r"the mask has shape \[20, 2\], its positions are \[20, 3\]"):
+        mean(data=[{"x": x, "padding": mask[:, :2]}], positions="padding")
+
+
+def test_channels_are_taken_over_all_pixels_and_heads_as_vectors() -> None:
+    program, (x, _) = traced(seeded(Convs()), 2, 4, 4), data(20, 2, 4, 4)
+    a = activations(program, x, "act1")
+    found = cmrc.calibrate(program, [x], sites="act1", need="scatter")["act1"]
+    assert (found.count, found.samples) == (320, 20)
+    assert distance(found.covariance, np.cov(a.transpose(1, 0, 2, 3).reshape(6, -1), bias=True)) < EXACT_F64
+    program, (x, _) = traced(seeded(Tokens()), 3, 6), data(20, 3, 6)
+    name = next(site.name for site in program.sites(folds=False) if site.op == "attention")
+    heads = cmrc.calibrate(program, [x], sites=name)[name]
+    assert (heads.columns.units, heads.columns.features) == (2, 3)
+    a = activations(program, x, name)
+    assert distance(heads.mean, a.mean((0, 2)).reshape(-1)) < EXACT_F64
+    each = cmrc.calibrate(program, [x], sites=name, positions="each")[name]
+    assert distance(each.columns.by_unit(each.mean).reshape(2, 3, 3), a.mean(0)) < EXACT_F64
+
+
+def test_data_come_in_many_forms(tmp_path: Path) -> None:
+    program, (x, y) = mlp(), data(24, 5)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=7
+    )
+    plain, named = tmp_path / "plain", tmp_path / "named"
+    for folder in (plain, named):
+        folder.mkdir()
+    np.save(plain / "0.npy", x[:10])
+    np.save(plain / "1.npy", x[10:])
+    np.savez(named / "all.npz", x=x, labels=y)
+    forms = [[x[:5], x[5:]], [(x, y)], [{"x": x, "labels": y}], loader, (part for part in (x[:3], x[3:])),
+             plain, str(named), plain.parent / "named" / "all.npz", [torch.from_numpy(x)]]  # fmt: skip
+    expected = activations(program, x, "acts.0").mean(0)
+    for form in forms:
+        stats = cmrc.calibrate(program, form, sites="acts.0", size=6)
+        assert distance(stats["acts.0"].mean, expected) < EXACT_F64
+        assert stats.samples == 24
+    labelled = cmrc.calibrate(program, named, sites="acts.1", need="curvature", size=10)
+    assert labelled["acts.1"].how == "closed form"
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ([], "there is no data to calibrate on"),
+        (7, "a int is no calibration data"),
+        (np.zeros((3, 5)), "the data are one batch, not an iterable of batches"),
+        ([(np.zeros((3, 5)),) * 3], "a batch has 3 parts, the model takes 1: x"),
+        ([{"y": np.zeros(3)}], "a batch has no 'x'"),
+        ("no such folder", "holds no .npy or .npz files"),
+    ],
+)
+def test_data_that_will_not_do_are_refused(form: object, told: str) -> None:
+    with pytest.raises(StatsError) as caught:
+        cmrc.calibrate(mlp(), form, sites="acts.0")
+    assert told in str(caught.value)
+    assert caught.value.fix
+
+
+def test_a_file_that_is_no_array_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_text("nothing")
+    with pytest.raises(StatsError, match=r"cannot be read: .*\n  at .*a\.npy"):
+        cmrc.calibrate(mlp(), tmp_path, sites="acts.0")
+
+
+def test_what_is_asked_is_checked() -> None:
+    x, _ = data(4, 5)
+    with pytest.raises(StatsError, match="need='means' is not understood"):
+        cmrc.calibrate(mlp(), [x], need="means")
+    with pytest.raises(StatsError, match="curvature='all' is not understood"):
+        cmrc.calibrate(mlp(), [x], curvature="all")
+    with pytest.raises(StatsError, match="the loss 'cross-entropy' needs labels, and the data have none"):
+        cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature")
+    with pytest.raises(StatsError, match="loss='hinge' is not understood"):
+        cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature", loss="hinge")
+    with pytest.raises(StatsError, match="the statistics hold no scatter"):
+        _ = cmrc.calibrate(mlp(), [x], sites="acts.1")["acts.1"].covariance
+    with pytest.raises(StatsError, match=r"there are no statistics of 'acts\.0'"):
+        cmrc.calibrate(mlp(), [x], sites="acts.1")["acts.0"]
+    first = cmrc.calibrate(mlp(), [x], sites="acts.1")
+    with pytest.raises(StatsError, match="they are of another model or of other sites"):
+        first.merge(cmrc.calibrate(mlp(), [x], sites="acts.0"))
+    with pytest.raises(StatsError, match="the two parts were not calibrated alike"):
+        first.merge(cmrc.calibrate(mlp(), [x], sites="acts.1", need="range"))
+
+
+def test_by_default_the_sites_that_fold_are_calibrated() -> None:
+    program, (x, _) = mlp(), data(4, 5)
+    assert [s.columns.name for s in cmrc.calibrate(program, [x]).sites.values()] == ["acts.0", "acts.1"]
+
+
+def test_a_broken_file_of_statistics_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stats").write_bytes(b"nothing")
+    with pytest.raises(StatsError, match="cannot be read"):
+        Stats.load(tmp_path / "stats")
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.zeros(2)}, tmp_path / "other")
+    with pytest.raises(StatsError, match="is no file of statistics"):
+        Stats.load(tmp_path / "other")
+
+
+def test_an_onnx_model_is_differentiated_at_its_last_affine_op_only() -> None:
+    program, (x, y) = mlp(), data(16, 5)
+    onnx = exported(program)
+    last = cmrc.calibrate(onnx, [(x, y)], sites="acts.1", need="curvature")["acts.1"]
+    same = cmrc.calibrate(program, [(x, y)], sites="acts.1", need="curvature")["acts.1"]
+    assert distance(last.arrays["h"], same.arrays["h"]) < ACROSS_F32
+    with pytest.raises(StatsError, match="an ONNX model cannot be differentiated beyond the op that makes its output"):
+        cmrc.calibrate(onnx, [(x, y)], sites="acts.0", need="curvature")
+
+
+def test_two_processes_merge_to_one_result(tmp_path: Path) -> None:
+    program, (x, _) = mlp(), data(64, 5)
+    program.save(tmp_path / "model.onnx")
+    (tmp_path / "data").mkdir()
+    for i in range(8):
+        np.save(tmp_path / "data" / f"{i}.npy", x[8 * i : 8 * i + 8])
+    command = ["calibrate", "model.onnx", "--data", "data", "--need", "scatter", "--need", "rows", "--need", "range"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    for runner, out in (([sys.executable], "one"), ([*torchrun, "--standalone"], "two")):
+        done = subprocess.run(
+            [*runner, "-m", "cmrc", *command, "-o", f"{out}.safetensors", "--json"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["samples"] == 64
+    one, two = (Stats.load(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    assert (one.digest, one.samples, list(one.sites)) == (two.digest, two.samples, list(two.sites))
+    for name, found in one.sites.items():
+        for key, array in found.arrays.items():
+            assert distance(two.sites[name].arrays[key], array) < SHARDS, key
