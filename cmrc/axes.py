@@ -131,9 +131,9 @@ def _move_repeated(
     local = axis - segment.before[0]
     fixed = [int(n) for n in _fixed_tail(old)]
     if period:
-        if local != len(old) - 1:
+        if local != len(old) - len(fixed) - 1:
             return problem
-        fixed, run = [period], np.isin(np.arange(period), index)
+        run = np.repeat(np.isin(np.arange(period), index), math.prod(fixed))
     else:
         if local < len(old) - len(fixed):
             return problem
@@ -141,14 +141,16 @@ def _move_repeated(
         run[(slice(None),) * (local - (len(old) - len(fixed))) + (list(index),)] = True
         run = run.reshape(-1)
     tail = [int(n) for n in _fixed_tail(new)]
-    if not tail:  # the last axis is the one of unknown size: every run of it reads the same positions
-        number = product(new[-1:])[0]
-        flat = tuple(int(i) for i in np.flatnonzero(run))
-        return Moved(segment.after[1] - 1, flat, segment, run.size) if number % run.size == 0 else problem
-    if math.prod(tail) % run.size:
+    span = math.prod(tail)
+    if span % run.size == 0:
+        found = _whole_positions(np.tile(run, span // run.size).reshape(tail))
+        return problem if found is None else Moved(segment.after[1] - len(tail) + found[0], found[1], segment)
+    # Whole positions of the axis of unknown size that stands before the known ones, the same of every run.
+    above = segment.after[1] - len(tail) - 1
+    rows = run.reshape(-1, span) if run.size % span == 0 else run[None]
+    if product(after[above : above + 1])[0] % len(rows) or not np.all(rows == rows[:, :1]):
         return problem
-    found = _whole_positions(np.tile(run, math.prod(tail) // run.size).reshape(tail))
-    return problem if found is None else Moved(segment.after[1] - len(tail) + found[0], found[1], segment)
+    return Moved(above, tuple(int(i) for i in np.flatnonzero(rows[:, 0])), segment, len(rows))
 
 
 def _fixed_tail(dims: Sequence[Dim]) -> Sequence[Dim]:

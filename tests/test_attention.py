@@ -114,3 +114,25 @@ def test_other_query_heads_are_declined_with_the_reason() -> None:
     assert "query heads that share a key-value head go together, or equally many of every such group" in str(
         error.value
     )
+
+
+class TorchAttention(nn.Module):
+    """nn.MultiheadAttention holds samples and heads on one axis, `view(length, batch * heads, 4)`, and takes them apart again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(24, 6, batch_first=True), nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_heads_of_torchs_own_module_fold() -> None:
+    torch.manual_seed(0)
+    program = cmrc.trace(TorchAttention().eval(), (X,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    site = next(node.name for node in program.graph.nodes if node.op == "attention")
+    values = np.random.default_rng(0).normal(size=(2, 4))
+    lowered = proved(program, cmrc.Plan(program).do(site, units=[1, 4], constant=values))
+    state = lowered.host.state  # type: ignore[attr-defined]
+    assert state["attention.in_proj_weight"].shape == (48, 24)
+    assert state["attention.out_proj.weight"].shape == (24, 16)

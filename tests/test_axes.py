@@ -133,6 +133,8 @@ def test_sizes_of_run_time_take_part_as_symbols(
         (("N", 24), ("N", 4, 6), 1, (0, 1), "the units are not whole positions of any axis of ['N', 4, 6]"),
         (("N", 4, "T"), ("N", "T", 4), 1, (0,), "it merges the units with a size known only at run time"),
         (("N", 4, "T"), ("M", 4), 1, (0,), "it merges the units with a size known only at run time"),
+        (("N", 8), ("2*N", 4), 1, (0, 5), "it merges the units with a size known only at run time"),
+        (("N", 8), ("N//2", 16), 1, (0,), "it merges the units with a size known only at run time"),
     ],
 )
 def test_move_says_why_not(before: Shape, after: Shape, axis: int, index: Any, reason: str) -> None:
@@ -166,6 +168,24 @@ def test_samples_merged_with_units(n: int, units: int, inner: int, outer: int, d
     back = move(after, before, moved.axis, moved.index, moved.period)
     assert not isinstance(back, str)
     assert (back.axis, back.index, back.period) == (1, index, 0)
+
+
+@given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 3), st.data())
+def test_merged_samples_and_units_take_apart_otherwise(n: int, units: int, inner: int, data: st.DataObject) -> None:
+    """(C*N, D) to (N, C*D) and back, as nn.MultiheadAttention has its heads: the runs of one are blocks of the other."""
+    index = tuple(sorted(data.draw(st.sets(st.integers(0, units - 1), min_size=1, max_size=units - 1))))
+    before: Shape = (f"{units}*N", inner)
+    after: Shape = data.draw(st.sampled_from([("N", units * inner), (f"{units * inner}*N",)]))
+    moved = move(before, after, 0, index, units)
+    assert not isinstance(moved, str)
+    period = moved.period or units * inner
+    where = tuple(run + i for run in range(0, n * period if moved.period else period, period) for i in moved.index)
+    real = (n * period,) if moved.period else (n, period)
+    flat = tuple(run + i for run in range(0, n * units, units) for i in index)
+    assert elements(real, moved.axis, where) == elements((n * units, inner), 0, flat)
+    back = move(after, before, moved.axis, moved.index, moved.period)
+    assert not isinstance(back, str)
+    assert (back.axis, back.index, back.period) == (0, index, units)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -134,7 +135,8 @@ class FxHost:
                 if "val" not in node.meta:
                     tensor = self.state[str(targets[node.name])]
                     node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*(node.meta.get("val") for node in inputs))
+        with enable_python_dispatcher():  # torch's C++ for some ops takes no symbolic sizes
+            FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*(node.meta.get("val") for node in inputs))
         self.stale = False
 
     # ------------------------------------------------------------ writing

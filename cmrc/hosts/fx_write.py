@@ -165,6 +165,7 @@ class Writer:
         first = next(iter(self.lifted.nodes))
         with self.lifted.inserting_before(first):
             node = self.lifted.placeholder(("p_" if parameter else "b_") + name.replace(".", "_"))
+            node.target = node.name  # a module may be called anything; the name is unique, and an identifier
         persistent = None if parameter else True
         self.specs.insert(0, InputSpec(kind, TensorArgument(node.name), name, persistent))
         self.placeholders[name] = node

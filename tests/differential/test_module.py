@@ -213,6 +213,54 @@ def test_exports_to_onnx(lowered: cmrc.Lowered, tmp_path: Path) -> None:
     assert distance(found, lowered.module(images(9)).detach().numpy()) <= ACROSS_F32
 
 
+def saved_like_clamped(lowered: cmrc.Lowered, x: torch.Tensor, path: Path) -> None:
+    """The file that `save` writes computes what the clamped model does, at a size that the trace did not see."""
+    lowered.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert distance(found, lowered.clamped.run((x,))[0]) < ACROSS_F32
+
+
+def test_modules_whose_names_are_no_identifiers(tmp_path: Path) -> None:
+    """A bias that a fold adds to `block-1.0` becomes an argument of the exported program."""
+    model = chain(**{"block-1": chain(conv=nn.Conv2d(3, 6, 1), act=nn.ReLU(), out=nn.Conv2d(6, 4, 1, bias=False))})
+    lowered = lower(
+        randomise(model).eval(), (images(),), "block-1.act", [1, 4], [0.7, 1.9], dynamic_shapes=({0: BATCH},)
+    )
+    assert "block-1.out.bias" in lowered.module.state_dict()
+    saved_like_clamped(lowered, images(3), tmp_path / "lowered.onnx")
+
+
+def test_sizes_of_run_time_in_ops_that_torch_has_in_cpp(tmp_path: Path) -> None:
+    model = net(
+        lambda m, x: m.out(nn.functional.interpolate(m.act(m.conv(x)), size=x.shape[2:], mode="bilinear")),
+        conv=nn.Conv2d(3, 6, 3, stride=2), act=nn.ReLU(), out=nn.Conv2d(6, 4, 1),
+    )  # fmt: skip
+    dynamic = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    lowered = lower(randomise(model).eval(), (images(),), "act", [1, 4], [0.7, 1.9], dynamic_shapes=(dynamic,))
+    saved_like_clamped(lowered, torch.randn(3, 3, 9, 11), tmp_path / "lowered.onnx")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_units_above_a_recurrent_net(kind: Any, tmp_path: Path) -> None:
+    """The batch of the hidden state that the model makes is not the traced one."""
+    model = net(
+        lambda m, x: m.out(m.act(m.fc(m.body(x)[0][:, -1]))),
+        body=kind(5, 8, batch_first=True), fc=nn.Linear(8, 6), act=nn.ReLU(), out=nn.Linear(6, 2),
+    )  # fmt: skip
+    x = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
+    lowered = lower(randomise(model).eval(), (x,), "act", [1, 4], [0.7, 1.9], dynamic_shapes=({0: BATCH},))
+    saved_like_clamped(lowered, torch.randn(3, 4, 5), tmp_path / "lowered.onnx")
+
+
+def test_the_units_of_a_recurrent_net_stay() -> None:
+    model = net(lambda m, x: m.out(m.act(m.body(x)[0])), body=nn.LSTM(5, 8), act=nn.ReLU(), out=nn.Linear(8, 2))
+    program = cmrc.trace(randomise(model).eval(), (torch.randn(4, 2, 5),))
+    with pytest.raises(cmrc.CmrcError) as error:
+        cmrc.lower(program, cmrc.Plan(program).do("act", units=[1], constant=0.5))
+    assert "lstm makes all of its units at once" in str(error.value)
+
+
 # ---------------------------------------------------------------- training
 
 
