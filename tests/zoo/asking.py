@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+import zlib
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 from models import DYNAMIC, Entry, randomise
 
 import cmrc
+from cmrc.hosts import Host
 from cmrc.program import Site
 
 REQUESTS = ("inner units", "heads", "both")
@@ -28,7 +32,8 @@ class Outcome:
     units: int = 0
     parameters: tuple[int, int] = (0, 0)
     error: float = 0.0
-    seconds: float = 0.0
+    moved: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)  # CPU time of the lowering, and where it went
 
 
 @dataclass
@@ -36,22 +41,50 @@ class Subject:
     """A model of the zoo, traced through both hosts once."""
 
     entry: Entry
-    module: torch.nn.Module
-    program: cmrc.Program
+    built: torch.nn.Module | Path
+    plans: dict[tuple[str, str], cmrc.Plan] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # by request, what the module lowered and exported holds
 
     @classmethod
     def of(cls, entry: Entry) -> Subject:
-        module = randomise(entry.build())
-        inputs = tuple(entry.inputs(2).values())
-        shapes = tuple(dict.fromkeys(entry.dynamic, DYNAMIC) for _ in inputs)
-        return cls(entry, module, cmrc.trace(module, inputs, dynamic_shapes=shapes))
+        built = entry.build()
+        return cls(entry, built if isinstance(built, Path) else randomise(built))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return ("ONNX",) if isinstance(self.built, Path) else HOSTS
+
+    @cached_property
+    def program(self) -> cmrc.Program:
+        """The module, traced."""
+        inputs = self.inputs(2)
+        shapes = tuple(dict.fromkeys(self.entry.dynamic, DYNAMIC) for _ in inputs)
+        return cmrc.trace(self.built, inputs, dynamic_shapes=shapes)
 
     @cached_property
     def as_onnx(self) -> cmrc.Program:
-        return cmrc.trace(self.program.host.to_onnx())  # type: ignore[attr-defined]
+        """The file, or what torch's exporter makes of the module."""
+        return cmrc.trace(self.built if isinstance(self.built, Path) else self.program.host.to_onnx())  # type: ignore[attr-defined]
 
     def on(self, host: str) -> cmrc.Program:
         return self.program if host == "torch" else self.as_onnx
+
+    def inputs(self, batch: int) -> tuple[torch.Tensor, ...]:
+        return tuple(self.entry.inputs(batch).values())
+
+    def arrays(self, batch: int) -> list[object]:
+        return [value.numpy() for value in self.inputs(batch)]
+
+    def plan(self, host: str, request: str) -> cmrc.Plan:
+        """The request as a plan. The exported graph is asked for the module's own units wherever it names them alike."""
+        if (host, request) not in self.plans:
+            from_module = host == "ONNX" and not isinstance(self.built, Path)
+            made = carried(self.plan("torch", request), self.as_onnx) if from_module else None
+            self.plans[host, request] = made or plan_for(self.on(host), request)
+        return self.plans[host, request]
+
+
+# ---------------------------------------------------------------- requests
 
 
 def inner_sites(program: cmrc.Program) -> list[Site]:
@@ -69,17 +102,46 @@ def inner_sites(program: cmrc.Program) -> list[Site]:
     return found
 
 
-def head_sites(subject: Subject, program: cmrc.Program) -> list[tuple[Site, int]]:
-    """The attention outputs, by the torch graph's own names, and how many query heads share a key-value head."""
+def head_sites(program: cmrc.Program) -> list[tuple[Site, int]]:
+    """The outputs of attention with an axis of heads, and how many query heads share a key-value head.
+
+    Attention is the fused op, or a product whose left factor is a softmax. Heads that are folded into the batch axis become
+    an axis of their own in the reshape that follows.
+    """
     found = []
-    for node in subject.program.graph.nodes:
-        if node.op != "attention" or node.name not in program.host.names:
+    for node in program.graph.nodes:
+        attends = node.op == "attention" or (node.op == "matmul" and _is_softmax(program, node.inputs[0]))
+        value = _with_heads(program, node.name) if attends else None
+        if value is None:
             continue
-        shapes = subject.program.values
-        q, k = (shapes[str(o)].shape for o in node.inputs[:2])
-        shared = int(q[-3]) // int(k[-3]) if isinstance(q[-3], int) and isinstance(k[-3], int) else 1
-        found.append((program.find(node.name)[0], max(shared, _repeats(subject.program, str(node.inputs[1])))))
+        values = node.inputs[2 if node.op == "attention" else 1]
+        q, k = program.values[value].shape, program.values[str(values)].shape
+        shared = int(q[-3]) // int(k[-3]) if len(k) > 3 and isinstance(k[-3], int) and int(k[-3]) > 0 else 1
+        site = program.site_of(value, len(program.values[value].shape) - 3)
+        found.append((site, max(shared, _repeats(program, str(values)))))
     return found
+
+
+def _is_softmax(program: cmrc.Program, value: object) -> bool:
+    """Whether a value is a softmax, up to casts, dropout, masking and changes of shape."""
+    while isinstance(value, str) and (node := program.producers.get(value)) is not None:
+        if node.op == "along":
+            return bool(node.attrs["fn"] == "softmax")
+        if node.op not in ("pointwise", "reshape", "expand"):
+            return False
+        value = next((operand for operand in node.inputs if isinstance(operand, str)), None)
+    return False
+
+
+def _with_heads(program: cmrc.Program, value: str) -> str | None:
+    shape = program.values[value].shape
+    if len(shape) > 3 and isinstance(shape[-3], int):
+        return value if shape[-3] > 1 else None
+    for reader in program.consumers[value]:
+        after = reader.output.shape
+        if reader.op == "reshape" and len(after) > 3 and after[-2:] == shape[-2:] and isinstance(after[-3], int):
+            return reader.name
+    return None
 
 
 def _repeats(program: cmrc.Program, value: str) -> int:
@@ -96,74 +158,159 @@ def _repeats(program: cmrc.Program, value: str) -> int:
     return 1
 
 
-def plan_for(subject: Subject, program: cmrc.Program, request: str) -> cmrc.Plan:
-    rng, plan = np.random.default_rng(0), cmrc.Plan(program)
+def plan_for(program: cmrc.Program, request: str) -> cmrc.Plan:
+    """Units and constants are drawn for each module: where a module is called twice, both calls lose the same units."""
+    plan = cmrc.Plan(program)
     if request in ("inner units", "both"):
         for site in inner_sites(program):
+            rng = drawn_for(program, site)
             units = np.sort(rng.permutation(site.units)[: site.units // 2])
             plan.do(site.value, units=units, constant=rng.normal(0.3, 0.5, size=len(units)))
     if request in ("heads", "both"):
-        for site, shared in head_sites(subject, program):
-            axis = len(site.shape) - 3
-            groups = int(site.shape[axis]) // shared
+        for site, shared in head_sites(program):
+            rng = drawn_for(program, site)
+            groups = site.units // shared
             chosen = rng.permutation(groups)[: max(1, groups // 3)]
             units = sorted(int(g) * shared + i for g in chosen for i in range(shared))
             width = site.shape[-1]
             values = rng.normal(0.2, 0.5, size=(len(units), width)) if isinstance(width, int) else 0.3
-            plan.do(site.value, units=units, constant=values, axis=axis)
+            plan.do(site.value, units=units, constant=values, axis=site.axis)
     return plan
 
 
+def drawn_for(program: cmrc.Program, site: Site) -> np.random.Generator:
+    maker = program.producers.get(site.value)
+    return np.random.default_rng(zlib.crc32((maker.path if maker and maker.path else site.value).encode()))
+
+
+def carried(plan: cmrc.Plan, program: cmrc.Program) -> cmrc.Plan | None:
+    """The same do's on the exported graph, if it has a value of the same name and shape for each."""
+    made = cmrc.Plan(program)
+    for entry in plan.entries:
+        found = program.host.names.get(entry.value, ())
+        shape = program.values[found[0]].shape if len(found) == 1 else ()
+        before = plan.program.values[entry.value].shape  # type: ignore[union-attr]
+        if len(shape) != len(before) or shape[entry.axis] != before[entry.axis]:
+            return None
+        made.do(found[0], units=entry.units, constant=entry.constant, axis=entry.axis)
+    return made
+
+
+# ---------------------------------------------------------------- answers
+
+
 def ask(subject: Subject, host: str, request: str, folder: Path) -> Outcome:
-    """Lower, compare with the clamped model at two batch sizes, and try the result as a user would."""
-    program = subject.on(host)
-    plan = plan_for(subject, program, request)
+    """Lower, compare with the clamped model at two batch sizes, count, and try the result as a user would."""
+    program, plan = subject.on(host), subject.plan(host, request)
     if not len(plan):
         return Outcome("none")
     replaced = sum(len(entry.units) for entry in plan.entries)
+    start = time.process_time()
     try:
         lowered = cmrc.lower(program, plan)
     except cmrc.CmrcError as error:
         verdict = "declined" if error.kind == "residue" else "fails"
         return Outcome(verdict, f"{error.node} ({error.op}): {error.reason}", len(plan), replaced)
-    checks = [lowered.check(_inputs(subject, batch, host)) for batch in (2, 3)]
+    spent = time.process_time() - start
+    inputs = {
+        batch: subject.inputs(batch) if host == "torch" else subject.arrays(batch) for batch in subject.entry.batches
+    }
+    checks = [lowered.check(given) for given in inputs.values()]
     worst, moved = max(c.error for c in checks), min(c.moved for c in checks)
-    report = lowered.report
+    lowered.save(folder / "lowered.onnx")
+    counts = counted(subject, lowered, host, request, folder)
     told = {
-        "sites": len(plan), "units": replaced, "parameters": (report.before.parameters, report.after.parameters),
-        "error": worst, "seconds": report.seconds["total"],
+        "sites": len(plan), "units": replaced, "parameters": counts[:2], "error": worst, "moved": moved,
+        "seconds": {**lowered.seconds, "cpu": spent},
     }  # fmt: skip
+    problem = counts[2]
     if worst > TOLERANCE or moved < MOVES * TOLERANCE:
-        return Outcome("fails", f"differs by {worst:.1e}, moved by {moved:.1e}", **told)
-    if report.after.parameters >= report.before.parameters:
-        return Outcome("fails", "it is not smaller", **told)
-    problem = use_as_onnx(subject, lowered, host, folder) or (train(subject, lowered) if host == "torch" else "")
-    return Outcome("fails" if problem else "exact", problem, **told)
+        problem = f"differs by {worst:.1e}, moved by {moved:.1e}"
+    problem = problem or used_as_onnx(subject, lowered, inputs, folder)
+    if host == "torch":
+        problem = problem or trained(subject, lowered)
+    return Outcome("fails" if problem else "exact", problem, **told)  # type: ignore[arg-type]
 
 
-def _inputs(subject: Subject, batch: int, host: str) -> list[object]:
-    values = list(subject.entry.inputs(batch).values())
-    return list(values) if host == "torch" else [v.numpy() for v in values]
+def counted(subject: Subject, lowered: cmrc.Lowered, host: str, request: str, folder: Path) -> tuple[int, int, str]:
+    """Parameters before and after, counted in the models themselves, and what is wrong with the numbers."""
+    if host == "torch":
+        subject.sizes[request] = stored(folder / "lowered.onnx")
+        before, after = tensors(subject.program.host), tensors(lowered.host)
+        dead = unread(subject, lowered)
+        gone = sum(before[name].numel() - (after[name].numel() if name in after else 0) for name in dead)
+        expected = sum(dead.values())
+        wrong = "" if gone == expected else f"{gone:,} parameters went, {expected:,} are without effect"
+        return sum(t.numel() for t in before.values()), sum(t.numel() for t in after.values()), wrong
+    subject.as_onnx.save(folder / "whole.onnx")
+    whole, small = (stored(folder / f"{name}.onnx") for name in ("whole", "lowered"))
+    if isinstance(subject.built, Path):
+        return whole, small, "" if small < whole else "it is not smaller"
+    if request not in subject.sizes:
+        cmrc.lower(subject.program, subject.plan("torch", request)).save(folder / "twin.onnx")
+        subject.sizes[request] = stored(folder / "twin.onnx")
+    expected = subject.sizes[request]
+    told = f"{small:,} parameters are left, the module lowered and exported has {expected:,}"
+    return whole, small, "" if small == expected else told
 
 
-def use_as_onnx(subject: Subject, lowered: cmrc.Lowered, host: str, folder: Path) -> str:
-    """The file that `save` writes, under onnxruntime, at two batch sizes."""
-    path = folder / "lowered.onnx"
-    lowered.save(path)
-    small = cmrc.trace(path)
-    for batch in (2, 3):
-        expected = lowered.clamped.run(_inputs(subject, batch, host))[0]
-        found = small.run(_inputs(subject, batch, "ONNX"))[0]
+def tensors(host: Host) -> dict[str, torch.Tensor]:
+    """The floating-point parameters and buffers of a torch host."""
+    module = host.module()  # type: ignore[attr-defined]
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+
+
+def unread(subject: Subject, lowered: cmrc.Lowered) -> dict[str, int]:
+    """For each tensor, how many of its numbers lose all effect when the plan's units are 0: their gradient vanishes.
+
+    A unit that is 0 hides what makes it, and the weights that read it; so these are the numbers that a lowering must remove.
+    """
+    silent = cmrc.Plan(subject.program)
+    for entry in lowered.plan.entries:
+        silent.do(entry.value, units=entry.units, constant=0.0, axis=entry.axis)
+    with_effect, left = (effects(subject, host) for host in (subject.program.host, subject.program.clamped(silent)))
+    return {name: int((seen & ~left[name]).sum()) for name, seen in with_effect.items()}
+
+
+def effects(subject: Subject, host: Host) -> dict[str, torch.Tensor]:
+    """Which numbers of which tensors have a gradient."""
+    module = host.module().eval()  # type: ignore[attr-defined]
+    state = {name: tensor.detach().clone().requires_grad_() for name, tensor in tensors(host).items()}
+    seen = {name: torch.zeros_like(tensor, dtype=torch.bool) for name, tensor in state.items()}
+    for batch in subject.entry.batches:
+        result = torch.func.functional_call(module, state, subject.inputs(batch))
+        weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(batch))
+        found = torch.autograd.grad((result * weights).sum(), list(state.values()), allow_unused=True)
+        for name, gradient in zip(state, found, strict=True):
+            if gradient is not None:
+                seen[name] |= gradient != 0
+    return {name: found for name, found in seen.items() if found.any()}
+
+
+def stored(path: Path) -> int:
+    """The floating-point numbers that an ONNX file holds."""
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
+    held = onnx.load(path, load_external_data=False).graph.initializer
+    return sum(int(np.prod(tensor.dims)) for tensor in held if tensor.data_type in floats)
+
+
+def used_as_onnx(subject: Subject, lowered: cmrc.Lowered, inputs: dict[int, object], folder: Path) -> str:
+    """The file that `save` wrote, under onnxruntime, at every batch size."""
+    small = cmrc.trace(folder / "lowered.onnx")
+    for batch, given in inputs.items():
+        expected = lowered.clamped.run(given)[0]  # type: ignore[arg-type]
+        found = small.run(subject.arrays(batch))[0]
         gap = float(np.abs(found - expected).max() / np.abs(expected).max())
         if not gap <= TOLERANCE * 5:  # torch on one side, onnxruntime's kernels on the other
             return f"the saved file differs by {gap:.1e} at batch {batch}"
     return ""
 
 
-def train(subject: Subject, lowered: cmrc.Lowered) -> str:
+def trained(subject: Subject, lowered: cmrc.Lowered) -> str:
     """One optimiser step on the torch result, and a second export of it."""
     module = lowered.module.train()
-    inputs = tuple(subject.entry.inputs(3).values())
+    inputs = subject.inputs(subject.entry.batches[-1])
     optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=1e-3)
     before = module(*inputs).square().mean()
     before.backward()

@@ -3,8 +3,13 @@ degenerate: norms, biases and running statistics are drawn too, so that a fold t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,17 +20,37 @@ DYNAMIC = torch.export.Dim.DYNAMIC
 
 @dataclass(frozen=True)
 class Entry:
-    """A model: how to build it, its inputs by name for a batch, and which axes of them vary."""
+    """A model: how to build it, its inputs by name for a batch, and which axes of them vary.
+
+    `build` gives a module, or the path of an ONNX file, which is asked through the ONNX host alone. `skip` says why the model
+    cannot be built here (a package that is not installed); `note` what a reader of the matrix should know about it.
+    """
 
     name: str
     family: str
-    build: Callable[[], nn.Module]
+    build: Callable[[], nn.Module | Path]
     inputs: Callable[[int], dict[str, torch.Tensor]]
     dynamic: tuple[int, ...] = (0,)
     output: str = ""  # the one output to compare, where the model returns several things
+    skip: str = ""
+    note: str = ""
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes to run it at: two, unless its batch is fixed."""
+        return (2, 3) if self.dynamic else (2,)
 
 
 ENTRIES: dict[str, Entry] = {}
+MODULES = ("vision", "handwritten", "files")  # beside this one, each adds its entries when it is imported
+
+
+def entries() -> dict[str, Entry]:
+    """Every model of the zoo."""
+    for name in MODULES:
+        if (Path(__file__).parent / f"{name}.py").exists():
+            import_module(name)
+    return ENTRIES
 
 
 class Wrapped(nn.Module):
@@ -65,7 +90,7 @@ def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
 def add(
     name: str,
     family: str,
-    build: Callable[[], nn.Module],
+    build: Callable[[], nn.Module | Path],
     inputs: Callable[[int], dict[str, torch.Tensor]],
     **more: Any,
 ) -> None:
@@ -89,6 +114,42 @@ def tokens(length: int = 7, vocabulary: int = 64, **more: int) -> Callable[[int]
     return draw
 
 
+ABSENT = "" if find_spec("transformers") else "transformers is not installed: pip install transformers"
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """As if it were not installed: transformers imports torchvision where it can, and that may be one for another torch."""
+    known = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if known is None:
+            del sys.modules[package]
+        else:
+            sys.modules[package] = known
+
+
+@dataclass(frozen=True)
+class FromConfig:
+    """A model of transformers, from its config alone."""
+
+    config: str
+    model: str
+    output: str
+    names: tuple[str, ...]
+    options: dict[str, Any]
+
+    def __call__(self) -> nn.Module:
+        with hidden("torchvision"):
+            import transformers
+
+            settings = getattr(transformers, self.config)(**self.options)
+            settings.use_cache = False
+            return Wrapped(getattr(transformers, self.model)(settings), self.output, list(self.names))
+
+
 def hf(
     name: str,
     config: str,
@@ -97,16 +158,8 @@ def hf(
     output: str = "logits",
     **options: Any,
 ) -> None:
-    """A model of transformers, from its config alone."""
-
-    def build() -> nn.Module:
-        import transformers
-
-        settings = getattr(transformers, config)(**options)
-        settings.use_cache = False
-        return Wrapped(getattr(transformers, model)(settings), output, list(inputs(1)))
-
-    add(name, "transformers", build, inputs, output=output)
+    build = FromConfig(config, model, output, tuple(inputs(1)), options)
+    add(name, "transformers", build, inputs, output=output, skip=ABSENT)
 
 
 VIT = {
@@ -343,3 +396,24 @@ hf(
     eos_token_id=1,
     bos_token_id=0,
 )
+hf(
+    "detr",
+    "DetrConfig",
+    "DetrForObjectDetection",
+    image(64),
+    use_timm_backbone=False,
+    use_pretrained_backbone=False,
+    backbone=None,
+    backbone_config={
+        "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "out_features": ["stage2"],
+    },
+    d_model=24,
+    encoder_layers=1,
+    decoder_layers=1,
+    encoder_ffn_dim=32,
+    decoder_ffn_dim=32,
+    encoder_attention_heads=6,
+    decoder_attention_heads=6,
+    num_queries=5,
+    num_labels=4,
+)  # fmt: skip

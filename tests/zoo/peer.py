@@ -1,0 +1,135 @@
+"""The same requests on Torch-Pruning: its dependency graph, and the pruning of the layers that make the asked units.
+
+It knows no constants: what it should compute is the model with the asked units at 0. Head counts that a model keeps as attributes
+are left as they are, as no part of it knows them.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from asking import Subject
+
+import cmrc
+from cmrc.axes import move
+
+EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """`equal` to the model with the units at 0, `wrong`, `nothing` pruned, `error`, `none` asked, or `absent`."""
+
+    verdict: str
+    detail: str = ""
+    parameters: tuple[int, int] = (0, 0)
+    error: float = 0.0
+    cpu: float = 0.0  # graph build and prune
+    ours: float = 0.0  # the lowering of the same plan, in the same process
+
+
+def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ...]) -> list[tuple[str, list[int]]]:
+    """The layers whose outputs are these units, and which outputs: back along the axis to the nearest affine ops."""
+    node = program.producers.get(value)
+    if node is None:
+        return []
+    if node.op in ("linear", "conv"):
+        return [(node.path, list(units))] if axis == node.attrs["axis"] else []
+    if node.op == "attention" or (node.op == "matmul" and axis == len(node.output.shape) - 3):
+        found = []
+        for operand in node.inputs[:3]:
+            if isinstance(operand, str):
+                size = program.values[operand].shape[axis]
+                shared = int(node.output.shape[axis]) // int(size) if isinstance(size, int) else 1
+                found += layers_of(program, operand, axis, tuple(sorted({u // shared for u in units})))
+        return found
+    if not node.inputs or not isinstance(node.inputs[0], str):
+        return []
+    source, after = node.inputs[0], node.output.shape
+    if node.op == "transpose":
+        return layers_of(program, source, node.attrs["perm"][axis], units)
+    if node.op == "reshape":
+        moved = move(after, program.values[source].shape, axis, units)
+        return [] if isinstance(moved, str) else layers_of(program, source, moved.axis, tuple(moved.index))
+    if node.op == "select" and axis == node.attrs["axis"]:
+        return layers_of(program, source, axis, tuple(node.attrs["keep"][u] for u in units))
+    found = []
+    for operand in node.inputs if node.op in ("pointwise", "along", "expand", "select", "concat") else ():
+        shape = program.values[operand].shape if isinstance(operand, str) else ()
+        local = axis - (len(after) - len(shape))
+        if isinstance(operand, str) and local >= 0 and shape[local] == after[axis]:
+            found += layers_of(program, operand, local, units)
+    return found
+
+
+def prune(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], asked: list[tuple[str, list[int]]]) -> str:
+    """Cut each layer that its coupling has not cut already. Says what it has no way to cut."""
+    import torch_pruning as tp
+
+    graph = tp.DependencyGraph().build_dependency(model, example_inputs=inputs)
+    widths = {path: _outputs(graph, model.get_submodule(path)) for path, _ in asked}
+    for path, outputs in asked:
+        layer = model.get_submodule(path)
+        pruner = graph.get_pruner_of_module(layer)
+        if pruner is None or widths[path] is None:
+            return f"it has no pruner for {type(layer).__name__}"
+        if _outputs(graph, layer) == widths[path]:
+            graph.get_pruning_group(layer, pruner.prune_out_channels, idxs=outputs).prune()
+    return ""
+
+
+def _outputs(graph: Any, layer: torch.nn.Module) -> int | None:
+    pruner = graph.get_pruner_of_module(layer)
+    return None if pruner is None else pruner.get_out_channels(layer)
+
+
+def ask(subject: Subject, request: str) -> Pruned:
+    if find_spec("torch_pruning") is None:
+        return Pruned("absent", "torch-pruning is not installed")
+    program, plan = subject.program, subject.plan("torch", request)
+    if not len(plan):
+        return Pruned("none")
+    assert isinstance(subject.built, torch.nn.Module)
+    asked = [layer for do in plan.entries for layer in layers_of(program, do.value, do.axis, do.units)]
+    inputs = subject.inputs(2)
+    times, ours = [], []
+    for _ in range(3):
+        start = time.process_time()
+        try:
+            cmrc.lower(program, plan)
+        except cmrc.CmrcError:
+            break
+        ours.append(time.process_time() - start)
+    before = sum(p.numel() for p in subject.built.parameters())
+    told: dict[str, Any] = {"ours": min(ours, default=0.0)}
+    for _ in range(2):
+        model = copy.deepcopy(subject.built)
+        start = time.process_time()
+        try:
+            problem = prune(model, inputs, asked)
+        except Exception as error:
+            return Pruned("error", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", **told)
+        times.append(time.process_time() - start)
+    after = sum(p.numel() for p in model.parameters())
+    told |= {"cpu": min(times), "parameters": (before, after)}
+    if after == before:
+        return Pruned("nothing", problem, **told)
+    silent = cmrc.Plan(program)
+    for do in plan.entries:
+        silent.do(do.value, units=do.units, constant=0.0, axis=do.axis)
+    expected = program.clamped(silent).run(inputs)[0]
+    try:
+        with torch.no_grad():
+            found = model.eval()(*inputs).numpy()
+    except Exception as error:
+        return Pruned("error", f"the pruned model does not run: {' '.join(str(error).split())[:160]}", **told)
+    if found.shape != expected.shape:
+        return Pruned("wrong", f"its output has shape {list(found.shape)}", **told)
+    gap = float(np.abs(found - expected).max() / np.abs(expected).max())
+    return Pruned("equal" if gap <= EQUAL else "wrong", problem, error=gap, **told)
