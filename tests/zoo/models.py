@@ -145,6 +145,7 @@ class FromConfig:
         with hidden("torchvision"):
             import transformers
 
+            transformers.utils.import_utils.is_torchvision_available.cache_clear()
             settings = getattr(transformers, self.config)(**self.options)
             settings.use_cache = False
             return Wrapped(getattr(transformers, self.model)(settings), self.output, list(self.names))
