@@ -359,12 +359,10 @@ def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
 
 def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], readers: Sequence[Node]) -> None:
     """Readers select from what is left: a select of all of it vanishes, the others count anew."""
-    where = {k: i for i, k in enumerate(keep)}
     for reader in readers:
         if reader.op != "select":
             continue
-        again = tuple(where[k] for k in reader.attrs["keep"])
-        if again == tuple(range(len(keep))) and not reader.origin:
+        if reader.attrs["keep"] == keep and not reader.origin:
             rise.drop(reader)
             rise.renamed[reader.name] = name
             for user in list(rise.uses.pop(reader.name)):
@@ -375,6 +373,8 @@ def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], read
                     rise.uses[name].append(user)
         else:
             period = {"period": len(keep)} if period_of(keep) else {}
+            where = {k: i for i, k in enumerate(keep)}
+            again = tuple(where[k] for k in reader.attrs["keep"])
             rise.settled[reader.name] = reader.with_attrs(keep=again, touched=True, **period)
 
 

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from cmrc.axes import product
 from cmrc.ir import Array, Graph, Node, Operand, Shape, Value, literal
 
@@ -165,8 +167,9 @@ def resized(shape: Shape, axis: int, size: int) -> Shape:
 
 
 def complement(units: Sequence[int], size: int) -> tuple[int, ...]:
-    gone = set(units)
-    return tuple(i for i in range(size) if i not in gone)
+    left = np.ones(size, dtype=bool)
+    left[list(units)] = False
+    return tuple(np.flatnonzero(left).tolist())
 
 
 def is_constant_do(node: Node | None) -> bool:

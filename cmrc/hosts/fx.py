@@ -86,6 +86,7 @@ class FxHost:
     state: dict[str, torch.Tensor]
     stale: bool = False  # whether shapes in the nodes' meta are those of the graph before a patch
     untied: tuple[str, ...] = ()
+    template: fx.GraphModule | None = None  # the graph's code, shared by all that differ in parameters only
     kind: str = field(default="fx", init=False)
 
     @classmethod
@@ -98,7 +99,9 @@ class FxHost:
             if spec.kind in LIFTED and spec.target is not None:
                 found = exported.state_dict.get(spec.target)
                 state[spec.target] = exported.constants[spec.target] if found is None else found
-        return cls(exported, clean(exported.graph, in_eval_mode=in_eval_mode), tuple(signature.input_specs), state)
+        host = cls(exported, clean(exported.graph, in_eval_mode=in_eval_mode), tuple(signature.input_specs), state)
+        host.template = host._make_template()
+        return host
 
     # ------------------------------------------------------------ reading
 
@@ -125,15 +128,16 @@ class FxHost:
         return self._read.parts
 
     def refresh(self) -> None:
-        """Bring the shapes in the nodes' meta up to date with the parameters."""
+        """Bring the shapes in the nodes' meta up to date with the parameters, in a graph of one's own."""
+        self.lifted = copy_graph(self.lifted)
         holder = fx.GraphModule(self.exported.graph_module, self.lifted)
         inputs = [node for node in self.lifted.nodes if node.op == "placeholder"]
         mode = next(n.meta["val"].fake_mode for n in self.lifted.nodes if hasattr(n.meta.get("val"), "fake_mode"))
         targets = {spec.arg.name: spec.target for spec in self.specs}
         with mode:
             for node in inputs:
-                if "val" not in node.meta:
-                    tensor = self.state[str(targets[node.name])]
+                tensor = self.state.get(str(targets[node.name]))
+                if tensor is not None and ("val" not in node.meta or node.meta["val"].shape != tensor.shape):
                     node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         with enable_python_dispatcher():  # torch's C++ for some ops takes no symbolic sizes
             FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*(node.meta.get("val") for node in inputs))
@@ -164,34 +168,35 @@ class FxHost:
     def annotations(self) -> list[dict[str, Any]]:
         found: list[tuple[int, dict[str, Any]]] = []
         for node in self.lifted.nodes:
-            for order, entry in json.loads((node.meta.get("custom") or {}).get("cmrc.do", "[]")):
+            told = (node.meta.get("custom") or {}).get("cmrc.do")
+            for order, entry in json.loads(told) if told else ():
                 found.append((order, entry if "site" in entry else {**entry, "site": node.name}))
         return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
 
     def module(self) -> LoweredModule:
         """A plain GraphModule: parameters as attributes under their own names, the model's own call signature."""
+        if self.template is None:
+            self.template = self._make_template()
+        return LoweredModule.assemble(self.template, self.state)
+
+    def _make_template(self) -> fx.GraphModule:
+        """The graph with its parameters read as attributes instead of inputs, and the code for it."""
         graph = fx.Graph()
         kinds = {spec.arg.name: spec for spec in self.specs}
         mapping: dict[fx.Node, fx.Node] = {}
-        attributes: dict[str, Any] = {}
+        subgraphs: dict[str, Any] = {}
         for node in self.lifted.nodes:
             spec = kinds.get(node.name)
             if node.op == "placeholder" and spec is not None and spec.kind in LIFTED:
                 assert spec.target is not None
-                tensor = self.state[spec.target]
-                if spec.kind == InputKind.CONSTANT_TENSOR and not spec.target.isidentifier():
-                    raise HostError(f"a constant is called {spec.target!r}", node=node.name)
-                attributes[spec.target] = tensor
                 mapping[node] = graph.create_node("get_attr", spec.target, name=node.name)
                 mapping[node].meta = copy.copy(node.meta)
-            elif node.op == "get_attr":
-                attributes[node.target] = operator.attrgetter(node.target)(self.exported.graph_module)
-                mapping[node] = graph.node_copy(node, lambda n: mapping[n])
             else:
+                if node.op == "get_attr":
+                    subgraphs[node.target] = operator.attrgetter(node.target)(self.exported.graph_module)
                 mapping[node] = graph.node_copy(node, lambda n: mapping[n])
-        unread = {n: t for n, t in self.exported.state_dict.items() if n not in self.state and n not in attributes}
         graph.set_codegen(flat_codegen(self.exported))
-        return LoweredModule.assemble(attributes, graph, unread)
+        return LoweredModule.template(graph, self.state, subgraphs)
 
     def to_exported(self) -> ExportedProgram:
         """An ExportedProgram of this graph, without tracing again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 
+from cmrc.hosts.fx_clean import copy_graph
 from cmrc.hosts.fx_ops import TRAINING_FLAGS, opname
 
 
@@ -18,39 +20,84 @@ class LoweredModule(fx.GraphModule):
 
     `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph, except
     those that are given by keyword: they are the same in both (`fx_clean.py`).
+
+    Modules that differ in parameters only share their graph and its code, until somebody asks one of them for its graph.
     """
 
+    _shares_graph = False
+
     @classmethod
-    def assemble(cls, attributes: Mapping[str, Any], graph: fx.Graph, unread: Mapping[str, torch.Tensor]) -> Self:
-        """`unread` holds state that the graph does not read (a batch norm's counter) and a state dict still has."""
-        module = cls(dict(attributes), graph)
-        for name, tensor in unread.items():
-            *path, last = name.split(".")
-            owner: torch.nn.Module = module
-            for part in path:
-                if not hasattr(owner, part):
-                    owner.add_module(part, torch.nn.Module())
-                owner = getattr(owner, part)
-            if isinstance(tensor, torch.nn.Parameter):
-                continue
-            owner.register_buffer(last, tensor)
+    def template(cls, graph: fx.Graph, tensors: Mapping[str, Any], subgraphs: Mapping[str, Any]) -> Self:
+        """The graph and its code, without the parameters that it reads."""
+        module = cls({**tensors, **subgraphs}, graph)
+        for registry in (module._parameters, module._buffers, module._modules):
+            for name in [n for n in registry if n not in subgraphs]:
+                del registry[name]
         return module
+
+    @classmethod
+    def assemble(cls, template: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
+        """A module of its own parameters that runs the template's code."""
+        kind = type("GraphModuleImpl", (type(template),), {})  # a class each, as GraphModule does: it holds the code
+        kind.__name__ = type(template).__name__
+        module: LoweredModule = object.__new__(kind)
+        torch.nn.Module.__init__(module)
+        held = {name: value for name, value in vars(template).items() if name not in vars(module)}
+        vars(module).update({n: copy.copy(v) if isinstance(v, (list, dict)) else v for n, v in held.items()})
+        module._modules.update(template._modules)
+        module._shares_graph, module.training = True, False
+        owners: dict[str, torch.nn.Module] = {"": module}
+        for name, tensor in tensors.items():
+            path, _, last = name.rpartition(".")
+            owner = owners.get(path) or _owner(owners, path)
+            if isinstance(tensor, torch.nn.Parameter):
+                owner.register_parameter(last, tensor)
+            else:
+                owner.register_buffer(last, tensor)
+        return module
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph, which is this module's own from now on."""
+        if self._shares_graph:
+            self._shares_graph = False
+            self._graph = copy_graph(self._graph)
+            self._graph.owning_module = self
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        self._shares_graph = False
+        fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        changed = False
-        for node in self.graph.nodes:
-            flag = TRAINING_FLAGS.get(opname(node))
-            if flag is not None and len(node.args) > flag and node.args[flag] != mode:
-                node.update_arg(flag, mode)
-                changed = True
-        if changed:
+        if any(_is_other_mode(node, mode) for node in self._graph.nodes):
+            for node in self.graph.nodes:
+                if _is_other_mode(node, mode):
+                    node.update_arg(TRAINING_FLAGS[opname(node)], mode)
             self.recompile()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         function, args = super().__reduce__()
         return _revive, (function, args)
+
+
+def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
+    """The module of this path, made where there is none yet."""
+    parent, _, last = path.rpartition(".")
+    outer = owners.get(parent) or _owner(owners, parent)
+    owners[path] = torch.nn.Module()
+    owners[path].training = outer.training
+    outer._modules[last] = owners[path]
+    return owners[path]
+
+
+def _is_other_mode(node: fx.Node, mode: bool) -> bool:
+    """Whether a flag of the node says that it trains where it does not, or the reverse."""
+    flag = TRAINING_FLAGS.get(opname(node))
+    return flag is not None and len(node.args) > flag and node.args[flag] != mode
 
 
 def _revive(function: Callable[..., fx.GraphModule], args: tuple[Any, ...]) -> LoweredModule:

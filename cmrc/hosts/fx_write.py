@@ -1,7 +1,8 @@
 """Write an edited IR into a copy of the lifted torch graph: rewired arguments, new parameters, patched sizes.
 
 Nodes that the IR left alone are left alone. Parameters that change keep their names; where several uses of one
-parameter became different, the use that did not change keeps the name and the others get private copies.
+parameter became different, the use that did not change keeps the name and the others get private copies. Where nothing but
+parameters changed, there is no copy: the result shares the graph (and the code made from it) with the model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.fx import LIFTED, FxHost, from_numpy
+from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
 from cmrc.hosts.fx_ops import Arguments, arguments, opname
 from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
@@ -62,19 +63,14 @@ class Writer:
     untied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lifted = copy_graph(self.host.lifted)
-        self.made = {node.name: node for node in self.lifted.nodes}
         self.old = {node.name: node for node in self.host.graph.nodes}
-        self.values = self.host.graph.values()
-        self.state, self.specs = dict(self.host.state), list(self.host.specs)
-        kinds = {spec.arg.name: spec for spec in self.specs}
-        for node in self.lifted.nodes:
-            spec = kinds.get(node.name) if node.op == "placeholder" else None
-            if spec is not None and spec.kind in LIFTED and spec.target is not None:
-                self.placeholders[spec.target] = node
+        self.state = dict(self.host.state)
 
     def result(self) -> FxHost:
         self._replace_parameters()
+        if self._is_same_graph():
+            return replace(self.host, state=self.state, stale=True)
+        self._copy_graph()
         cursor = [node for node in self.lifted.nodes if node.op == "placeholder"][-1]
         patched: list[tuple[Node, Node]] = []
         for node in self.graph.nodes:
@@ -96,7 +92,40 @@ class Writer:
         for node in custom:
             node.meta["custom"] = {k: v for k, v in node.meta["custom"].items() if k != "cmrc.do"}
         specs, untied = tuple(self.specs), tuple(self.untied)
-        return replace(self.host, lifted=self.lifted, specs=specs, state=self.state, stale=True, untied=untied)
+        return replace(
+            self.host, lifted=self.lifted, specs=specs, state=self.state, stale=True, untied=untied, template=None
+        )
+
+    def _is_same_graph(self) -> bool:
+        """Whether every node reads what it read, if under a new form, and computes what it computed."""
+        if len(self.graph.nodes) != len(self.old) or self.graph.outputs != self.host.graph.outputs or self.untied:
+            return False
+        forms = dict((name, form) for form, name in self.tensors)
+        for node in self.graph.nodes:
+            before = self.old.get(node.name)
+            if before is None or not node.origin:
+                return False
+            if before is node:
+                continue
+            if before.attrs != node.attrs or len(before.inputs) != len(node.inputs):
+                return False
+            if node.op in SHAPED and node.output.shape != before.output.shape:
+                return False
+            for was, now in zip(before.inputs, node.inputs, strict=True):
+                if was is not now and was != now and not (isinstance(was, Leaf) and forms.get(was.name) is now):
+                    return False
+        return not self.host.annotations()
+
+    def _copy_graph(self) -> None:
+        self.lifted = copy_graph(self.host.lifted)
+        self.made = {node.name: node for node in self.lifted.nodes}
+        self.values = self.host.graph.values()
+        self.specs = list(self.host.specs)
+        kinds = {spec.arg.name: spec for spec in self.specs}
+        for node in self.lifted.nodes:
+            spec = kinds.get(node.name) if node.op == "placeholder" else None
+            if spec is not None and spec.kind in LIFTED and spec.target is not None:
+                self.placeholders[spec.target] = node
 
     # ------------------------------------------------------------ parameters
 
@@ -113,7 +142,7 @@ class Writer:
                 for name, form in named:
                     if name and all(form != seen for seen in forms.get(name, ())):
                         forms.setdefault(name, []).append(form)
-        for output in self.lifted.output_node().all_input_nodes:
+        for output in self.host.lifted.output_node().all_input_nodes:
             for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
                 forms.setdefault(leaf.name, []).append(leaf)
         first = {id(t): n for n, t in reversed(self.state.items())}  # tied parameters: one tensor under several names
@@ -133,7 +162,6 @@ class Writer:
                 tied.setdefault(owner, (plain, tensor))
             self.state[name] = tensor
             self.tensors.append((form, name))
-            self.placeholders[name].meta.pop("val", None)  # of the old shape; FxHost.refresh makes it anew
         for name, tensor in self.host.state.items():
             owner = first[id(tensor)]
             if owner != name and self.state[owner] is not self.state[name]:
