@@ -30,8 +30,8 @@ SECTIONS = {
 {model}: half of the units of every FFN are replaced by constants. Torch-Pruning and onnxsim remove the same number of
 units (they can only set them to zero), and the resulting shapes are checked to be the same. The first row starts from a
 traced program and a plan file, and includes reading the plan, the fingerprint of all weights and the checks. The second
-has the plan in memory, made for this very program; the third stops before the `fx.GraphModule` is assembled. The next
-rows add reading the exported graph, then `torch.export` itself, to the first.
+has the plan in memory, made for this very program; the third stops before the `fx.GraphModule` is assembled, which
+runs the code that the trace generated, since only parameters differ. The next rows add reading the exported graph, then `torch.export` itself, to the first.
 """,
     "latency": """## How fast the result runs
 

@@ -179,29 +179,32 @@ def literal(array: Any, dtype: str = "float64") -> Literal:
     return Literal(np.asarray(array, dtype=dtype))
 
 
-def verify(graph: Graph) -> None:
-    """Check that operands are defined before their use, names are unique, and every op's shapes fit (ops.CHECKS)."""
+def verify(graph: Graph, *, since: Graph | None = None) -> None:
+    """Check that operands are defined before their use, names are unique, and every op's shapes fit (ops.CHECKS).
+
+    `since` is a graph that was verified: nodes of it that read the very same values fit as they did.
+    """
     from cmrc.ops import CHECKS
 
-    shapes: dict[str, Shape] = {}
-    for value in graph.inputs:
-        shapes[value.name] = value.shape
+    fits = {id(node) for node in since.nodes} if since is not None else set()
+    before = since.values() if since is not None else {}
+    values = {value.name: value for value in graph.inputs}
     for node in graph.nodes:
         for operand in node.inputs:
-            if isinstance(operand, str) and operand not in shapes:
+            if isinstance(operand, str) and operand not in values:
                 raise GraphError(node.label, node.kind, f"reads %{operand} before it is defined")
-        check = CHECKS.get(node.op)
-        if check is None:
-            raise GraphError(node.label, node.op, "is not an op of the IR")
-        problem = check(
-            node, [shapes[o] if isinstance(o, str) else o.shape if o is not None else None for o in node.inputs]
-        )
-        if problem:
-            raise GraphError(node.label, node.kind, problem)
+        if id(node) not in fits or any(values[name] is not before.get(name) for name in node.values()):
+            check = CHECKS.get(node.op)
+            if check is None:
+                raise GraphError(node.label, node.op, "is not an op of the IR")
+            operands = [values[o] if isinstance(o, str) else o for o in node.inputs]
+            problem = check(node, [None if o is None else o.shape for o in operands])
+            if problem:
+                raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:
-            if value.name in shapes:
+            if value.name in values:
                 raise GraphError(node.label, node.kind, f"defines %{value.name} a second time")
-            shapes[value.name] = value.shape
+            values[value.name] = value
     for name in graph.outputs:
-        if name not in shapes:
+        if name not in values:
             raise GraphError("output", "output", f"%{name} is not defined")

@@ -60,10 +60,10 @@ def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, grap
             after_others = moved and name == "dead_subgraph"  # what they left unread
             if not after_others and not any(MOVES[name](node) for node in graph.nodes):
                 continue
-            start = time.perf_counter()
+            start, before = time.perf_counter(), graph
             graph, changed = rewrite(graph, log)
             if changed:
-                verify(graph)
+                verify(graph, since=before)
             seconds[name] += time.perf_counter() - start
             moved = moved or changed
             watch(name, graph)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -136,3 +139,44 @@ def test_lowering_changes_nothing_of_the_original() -> None:
     cmrc.lower(program, cmrc.Plan(program).do("act", units=[0], constant=3.0))
     assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
     assert np.array_equal(program.run((X,))[0], before)
+
+
+class Dropping(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.drop(self.act(self.fc1(x))))
+
+
+def test_modules_that_share_a_graph_stay_apart() -> None:
+    program = cmrc.trace(Dropping(), (X,))
+    plan = cmrc.Plan(program)
+    plan.do("act", units=[1, 4], constant=[0.5, -1.0])
+    first, second = (cmrc.lower(program, plan).module for _ in range(2))
+    assert vars(first)["_graph"] is vars(second)["_graph"]
+    assert not first.training
+    before = second(X)
+    torch.manual_seed(0)
+    trained = first.train()(X)
+    assert not torch.allclose(trained, before)
+    with torch.no_grad():
+        first.fc2.bias += 1.0
+    node = next(n for n in first.graph.nodes if "linear" in str(n.target))
+    node.replace_all_uses_with(next(n for n in first.graph.nodes if n.op == "placeholder"))
+    assert first.graph.owning_module is first
+    for module in (second, copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
+        assert torch.equal(module(X), before)
+    assert torch.equal(cmrc.lower(program, plan).module(X), before)
+
+
+def test_a_program_outlives_its_results_without_keeping_weights() -> None:
+    module = Mlp()
+    lowered = lowered_by(module, units=[1, 4], constant=[0.5, -1.0])
+    held = weakref.ref(module.fc1.weight)
+    small = lowered.module
+    del module, lowered
+    gc.collect()
+    assert held() is None
+    assert small(X).shape == (X.shape[0], small.fc2.weight.shape[0])

@@ -38,7 +38,7 @@ class LoweredModule(fx.GraphModule):
     @classmethod
     def assemble(cls, template: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
         """A module of its own parameters that runs the template's code."""
-        kind = type("GraphModuleImpl", (type(template),), {})  # a class each, as GraphModule does: it holds the code
+        kind = type("GraphModuleImpl", (cls,), {"forward": type(template).forward})  # a class each holds the code
         kind.__name__ = type(template).__name__
         module: LoweredModule = object.__new__(kind)
         torch.nn.Module.__init__(module)
@@ -97,7 +97,7 @@ def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
 def _is_other_mode(node: fx.Node, mode: bool) -> bool:
     """Whether a flag of the node says that it trains where it does not, or the reverse."""
     flag = TRAINING_FLAGS.get(opname(node))
-    return flag is not None and len(node.args) > flag and node.args[flag] != mode
+    return flag is not None and len(node.args) > flag and bool(node.args[flag]) != mode
 
 
 def _revive(function: Callable[..., fx.GraphModule], args: tuple[Any, ...]) -> LoweredModule:

@@ -100,7 +100,7 @@ class Writer:
         """Whether every node reads what it read, if under a new form, and computes what it computed."""
         if len(self.graph.nodes) != len(self.old) or self.graph.outputs != self.host.graph.outputs or self.untied:
             return False
-        forms = dict((name, form) for form, name in self.tensors)
+        forms = {name: form for form, name in self.tensors}
         for node in self.graph.nodes:
             before = self.old.get(node.name)
             if before is None or not node.origin:
