@@ -21,6 +21,8 @@ from cmrc.plan import Affine, Plan
 from cmrc.program import Program, Site, trace
 from cmrc.report import Report
 from cmrc.stats import Stats
+from cmrc.verification import Verification
+from cmrc.verify import Verifier, smallest_certified, verify
 
 __all__ = [
     "Affine",
@@ -36,8 +38,12 @@ __all__ = [
     "Site",
     "Stats",
     "Swap",
+    "Verification",
+    "Verifier",
     "calibrate",
     "interpret",
     "lower",
+    "smallest_certified",
     "trace",
+    "verify",
 ]

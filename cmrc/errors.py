@@ -132,3 +132,15 @@ class InterventionError(CmrcError):
     """An intervention that does not fit: rows, masks, or values of the wrong shape."""
 
     kind = "intervention"
+
+
+class VerifyError(CmrcError):
+    """A verification that has no meaning as asked: data, sites or outputs that do not fit."""
+
+    kind = "verify"
+
+
+class CertifyError(CmrcError):
+    """A target that cannot be understood, or that no candidate meets."""
+
+    kind = "certify"

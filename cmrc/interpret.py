@@ -117,7 +117,10 @@ class Interpreter:
         return found[0]
 
     def site_of(self, step: Step) -> Site:
-        return self.program.site_of(step.value, step.axis, step.site) if isinstance(step, Do) else self.site(step.site)
+        if isinstance(step, Do):
+            return self.program.site_of(step.value, step.axis, step.site)
+        found = self.site(step.site)
+        return found if step.axis is None else self.program.site_of(found.value, step.axis, found.name)
 
     def flatten(self, interventions: Sequence[Intervention]) -> list[Step]:
         """Plans as their do's, everything else as it is."""
@@ -197,6 +200,10 @@ class Held:
         last = max(pieces.cut.levels.values(), default=0)
         for level in range(last + 1):
             self.plain.update(self._in_chunks(level))
+
+    def row(self, value: str) -> tuple[int, ...]:
+        """The shape of a value for one input."""
+        return self._row[value]
 
     def tap(self, value: str) -> Array:
         """A site without interventions, as the host has it."""

@@ -30,6 +30,18 @@ class Residual(nn.Module):
         return self.head(self.act2(self.second(a)) * torch.tanh(h) + a)
 
 
+class Layers(nn.Module):
+    """Every site folds; a branch goes around all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second, self.act2 = nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU()
+        self.head, self.side = nn.Linear(8, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act2(self.second(self.act(self.first(x))))) + 0.3 * self.side(x)
+
+
 class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +106,7 @@ def tokens(rows: int, seed: int) -> torch.Tensor:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], torch.Tensor]]] = {
     "residual": (Residual, floats(6)),
+    "layers": (Layers, floats(6)),
     "images": (Images, floats(2, 4, 4)),
     "attention": (Attention, tokens),
     "sequence-first": (SequenceFirst, floats(3, 4)),

@@ -1,0 +1,355 @@
+"""Verification: the protocol against a plain loop, how outputs are read, breakdowns, controls, targets, and refusals."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+from interventions import make, seen, traced
+from known import BATCH
+from torch import nn
+
+import cmrc
+from cmrc.errors import CertifyError, CmrcError, VerifyError
+from cmrc.evidence import Reading, compare
+
+MEANS = {"act": [0.1, 0.4, -0.2], "act2": [0.3, 0.2]}
+
+
+@functools.cache
+def program_of(host: str = "fx") -> cmrc.Program:
+    model, draw = make("layers")
+    return traced(model, draw(3, 0), host)
+
+
+def plan_of(program: cmrc.Program, *sites: str) -> cmrc.Plan:
+    plan = cmrc.Plan(program)
+    for site in sites:
+        plan.do(site, units=range(len(MEANS[site])), constant=MEANS[site])
+    return plan
+
+
+def data(rows: int = 60, seed: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
+    x = np.asarray(make("layers")[1](rows, seed))
+    return [(x, np.arange(rows) % 3)]
+
+
+@pytest.mark.parametrize("host", ["fx", "onnx"])
+def test_the_protocol_is_a_loop_over_swaps(host: str) -> None:
+    """Both models written out with torch's hooks, one swap at a time."""
+    model, _ = make("layers")
+    program = program_of(host)
+    ((x, _),) = data()
+    verifier = cmrc.Verifier(program, cmrc.lower(program, plan_of(program, "act2")), [x])
+    draw = verifier.draw(np.random.default_rng(0), 25)
+    evidence = verifier.swap(draw)
+    inputs, (mask,) = torch.from_numpy(x), draw.masks.values()
+    for i in range(25):
+        base, source = inputs[draw.base[i] : draw.base[i] + 1], inputs[draw.source[i] : draw.source[i] + 1]
+        theirs, chosen = seen(model, source, "act2"), torch.from_numpy(mask[i])
+
+        def original(out: torch.Tensor, theirs: torch.Tensor = theirs, chosen: torch.Tensor = chosen) -> torch.Tensor:
+            out = out.clone()
+            out[0, 2:] = torch.where(chosen[2:], theirs[0, 2:], out[0, 2:])
+            return out
+
+        def reduced(out: torch.Tensor, edit: object = original) -> torch.Tensor:
+            out = edit(out)
+            out[0, :2] = torch.tensor(MEANS["act2"])
+            return out
+
+        handle = model.act2.register_forward_hook(lambda _, __, out, edit=original: edit(out))
+        z = model(base).detach().double()
+        handle.remove()
+        handle = model.act2.register_forward_hook(lambda _, __, out, edit=reduced: edit(out))
+        other = model(base).detach().double()
+        handle.remove()
+        p, q = torch.log_softmax(z, 1), torch.log_softmax(other, 1)
+        assert bool(evidence.agree[i, 0]) == bool(z.argmax() == other.argmax())
+        assert np.isclose(evidence.kl[i, 0], float((p.exp() * (p - q)).sum()), rtol=1e-3, atol=1e-6)
+        assert np.isclose(evidence.squared[i, 0], float(((other - z) ** 2).sum()), rtol=1e-3, atol=1e-6)
+        assert np.isclose(evidence.largest[i, 0], float((other - z).abs().max()), rtol=1e-3, atol=1e-6)
+        assert np.isclose(evidence.margin[i, 0], float(-torch.diff(z.topk(2).values)), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("host", ["fx", "onnx"])
+@pytest.mark.parametrize("sites", [("act",), ("act2",), ("act", "act2")])
+def test_a_lowered_model_and_its_plan_taken_literally_are_one(host: str, sites: tuple[str, ...]) -> None:
+    program = program_of(host)
+    plan = plan_of(program, *sites)
+    lowered = cmrc.lower(program, plan)
+    ours, literal = (cmrc.verify(program, m, data(), swaps=300, controls=False) for m in (lowered, plan))
+    assert ours.iia == literal.iia
+    assert np.allclose(ours.evidence.squared, literal.evidence.squared, rtol=1e-2, atol=1e-5)
+    assert (ours.keep, len(ours.evidence)) == (literal.keep, 300)
+    assert ours.evidence.squared.mean() > 1e-3
+
+
+def test_a_clamp_that_stays_is_verified_too() -> None:
+    """The residual model lets no replacement pass: the site still has all of its units."""
+    model, draw = make("residual")
+    program = traced(model, draw(3, 0), "fx")
+    plan = plan_of(program, "act2")
+    lowered = cmrc.lower(program, plan, residue="keep")
+    ours, literal = (cmrc.verify(program, m, data(), swaps=300, controls=False) for m in (lowered, plan))
+    assert ours.iia == literal.iia
+    assert ours.d2.value > 1e-3
+
+
+def test_a_saved_model_is_verified_beside_its_plan(tmp_path: object) -> None:
+    program = program_of("onnx")
+    plan = plan_of(program, "act2")
+    plan.save(f"{tmp_path}/plan.json")
+    lowered = cmrc.lower(program, plan)
+    lowered.save(f"{tmp_path}/small.onnx")
+    found = cmrc.verify(program, f"{tmp_path}/small.onnx", data(), plan=f"{tmp_path}/plan.json", swaps=200)
+    assert found.iia == cmrc.verify(program, lowered, data(), swaps=200).iia
+
+
+def test_the_same_seed_gives_the_same_swaps() -> None:
+    program = program_of()
+    plan = plan_of(program, "act2")
+    one, same, other = (cmrc.verify(program, plan, data(), swaps=200, seed=s, controls=False) for s in (0, 0, 1))
+    assert np.array_equal(one.evidence.squared, same.evidence.squared)
+    assert not np.array_equal(one.evidence.squared, other.evidence.squared)
+
+
+def test_controls_say_what_a_good_number_would_mean() -> None:
+    program = program_of()
+    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=400)
+    assert found.controls["unswapped"].rate.max() == 0
+    assert np.isclose(found.controls["unswapped"].agree.mean(), found.plain.agreement.value, atol=0.1)
+    moved = found.controls["replaced"]
+    assert moved.squared.mean() > 1e-3  # what the replaced units do to the original, the reduced model does not follow
+    assert found.controls["random"].squared.mean() > 1e-3
+
+
+def test_rates_take_turns() -> None:
+    program = program_of()
+    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, p=(0.0, 0.5, 1.0), controls=False)
+    assert list(found.by_rate()) == [0.0, 0.5, 1.0]
+    assert [int((found.evidence.rate == r).sum()) for r in (0.0, 0.5, 1.0)] == [100, 100, 100]
+    verifier = cmrc.Verifier(program, plan_of(program, "act2"), data())
+    draw = verifier.draw(np.random.default_rng(0), 4000, (0.0, 0.25, 1.0))
+    (mask,) = draw.masks.values()
+    assert np.allclose([mask[draw.rate == r].mean() for r in (0.0, 0.25, 1.0)], [0, 0.25, 1], atol=0.01)
+
+
+def test_classes_are_told_apart() -> None:
+    program = program_of()
+    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, controls=False)
+    classes = found.evidence.classes[:, 0]
+    assert {c: e.value for c, e in found.by_class().items()} == {
+        int(c): found.evidence.agree[classes == c].mean() for c in np.unique(classes)
+    }
+
+
+def test_plans_are_compared_on_the_same_swaps() -> None:
+    program = program_of()
+    good = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=500, controls=False)
+    plan = cmrc.Plan(program).do("act2", units=range(6), constant=3.0)
+    bad = cmrc.verify(program, plan, data(), swaps=500, controls=False)
+    found = good.minus(bad)
+    assert found.iia.low > 0
+    assert found.kl.high < 0
+    assert found.iia_p < 0.01
+    assert found.kl_p < 0.01
+    assert np.isclose(found.iia.value, good.iia.value - bad.iia.value)
+    assert good.minus(good).iia_p == 1.0
+    assert str(found).startswith("ΔIIA 0.")
+    with pytest.raises(VerifyError, match="the two were not made on the same swaps: seed differ"):
+        good.minus(cmrc.verify(program, plan, data(), swaps=500, seed=1, controls=False))
+
+
+def test_a_run_stops_when_its_target_is_decided() -> None:
+    program = program_of()
+    plan = cmrc.Plan(program).do("act2", units=[0], constant=float(MEANS["act2"][0]))
+    early = cmrc.verify(program, plan, data(), swaps=5000, until="iia>=0.6", controls=False)
+    assert early.decision is not None
+    assert early.decision.holds is True
+    assert len(early.evidence) < 1500
+    never = cmrc.verify(program, plan, data(), swaps=5000, until="iia>=0.999", controls=False)
+    assert never.decision is not None
+    assert never.decision.holds is False
+    open_end = cmrc.verify(program, plan, data(), swaps=20, until=f"iia>={early.iia.value:.3f}", controls=False)
+    assert open_end.decision is not None
+    assert open_end.decision.holds is None
+    assert "is undecided after 20 swaps" in str(open_end)
+
+
+def test_the_smallest_certified_plan() -> None:
+    program = program_of()
+    ((x, _),) = data(300)
+    means = cmrc.interpret(program).tap((x,), "act2").mean(0) + 0.3  # IIA 0.86, 0.78, 0.76, 0.40
+    plans = [cmrc.Plan(program).do("act2", units=range(n), constant=means[:n]) for n in (1, 2, 4, 6)]
+    found = cmrc.smallest_certified(program, plans, [x], "iia>=0.65", swaps=4000)
+    assert found.chosen == 2
+    assert [decision.holds for decision in found.decisions] == [True, True, True, False]
+    assert cmrc.smallest_certified(program, plans[3:], [x], "iia>=0.99").chosen is None
+    with pytest.raises(CertifyError, match="there are no plans to choose from"):
+        cmrc.smallest_certified(program, [], [x], "iia>=0.9")
+
+
+def test_the_report_and_its_json() -> None:
+    program = program_of()
+    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300)
+    text = str(found)
+    for part in ("300 swaps at rate 0.5 on 60 inputs: act2 (6 of 8 units retained)", "IIA", "KL(original", "D2", "markov",
+                 "accuracy, reduced", "replaced units swapped"):  # fmt: skip
+        assert part in text
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["keep"] == {"act2": [6, 8]}
+    assert document["iia"] == found.iia.to_json()
+    assert set(document["certificates"]) == {"delta", "markov", "tail", "samplewise", "range", "direct"}
+    assert set(document["controls"]) == {"replaced", "random", "unswapped"}
+
+
+# ---------------------------------------------------------------- how outputs are read
+
+
+class Tokens(nn.Module):
+    """A word for every token; what is padded is not read by others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.act, self.head = nn.Embedding(9, 6), nn.Tanh(), nn.Linear(6, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act(self.embed(tokens)))
+
+
+def test_sequences_count_the_tokens_that_count() -> None:
+    torch.manual_seed(0)
+    program = cmrc.trace(Tokens(), (torch.zeros(2, 5, dtype=torch.int64),), dynamic_shapes=({0: BATCH},))
+    rng = np.random.default_rng(0)
+    tokens, counted = rng.integers(0, 9, size=(40, 5)), np.arange(5) < rng.integers(1, 6, size=(40, 1))
+    plan = cmrc.Plan(program).do("act", units=[0, 1], constant=0.3)
+    batches = [{"tokens": tokens, "labels": tokens % 4, "real": counted}]
+    verifier = cmrc.Verifier(program, plan, batches, counted="real")
+    draw = verifier.draw(np.random.default_rng(1), 200)
+    found = verifier.swap(draw)
+    assert found.agree.shape == (200, 5)
+    expected = [found.agree[i, counted[b]].mean() for i, b in enumerate(draw.base)]
+    assert np.allclose(found.mean(found.agree), expected)
+    # Tokens that are padding in base or source stay the base's: what they answer is what it answers without a swap.
+    alone = cmrc.interpret(program).run((tokens,))[0].argmax(2)
+    padded = ~(counted[draw.base] & counted[draw.source])
+    assert np.array_equal(found.classes[padded], alone[draw.base][padded])
+    assert not np.array_equal(found.classes, alone[draw.base])
+    result = cmrc.verify(program, plan, batches, counted="real", swaps=200)
+    assert result.plain.accuracy is not None
+    with pytest.raises(VerifyError, match="the padding is of shape"):
+        cmrc.verify(program, plan, batches, counted=counted[:, :4], swaps=10)
+    with pytest.raises(VerifyError, match="an input has no token that counts"):
+        cmrc.verify(program, plan, batches, counted=np.zeros((40, 5)), swaps=10)
+
+
+def outputs_of(width: int, *, two: bool = False) -> cmrc.Program:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.head = nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, width)
+
+        def forward(self, x: torch.Tensor) -> object:
+            y = self.head(self.act(self.first(x)))
+            return (y, y[:, :1]) if two else y
+
+    torch.manual_seed(0)
+    return cmrc.trace(Head(), (torch.zeros(2, 3),), dynamic_shapes=({0: BATCH},))
+
+
+INPUT = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+
+
+def test_a_single_logit_is_read_by_its_sign() -> None:
+    program = outputs_of(1)
+    plan = cmrc.Plan(program).do("act", units=[0, 1], constant=0.2)
+    verifier = cmrc.Verifier(program, plan, [INPUT], reads="binary")
+    draw = verifier.draw(np.random.default_rng(0), 300)
+    found = verifier.swap(draw)
+    chosen = {v.value: v.over(v.keep, draw.masks[v.value]) for v in verifier.variables}
+    z, other = (verifier._run(held, draw, chosen)[:, 0] for held in (verifier.original, verifier.reduced))
+    assert np.array_equal(found.agree[:, 0], (z > 0) == (other > 0))
+    assert np.allclose(found.margin[:, 0], np.abs(z))
+    p, q = (1 / (1 + np.exp(-logit.astype(np.float64))) for logit in (z, other))
+    assert np.allclose(found.kl[:, 0], p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)), atol=1e-9)
+    assert np.allclose(found.spread, found.largest)
+    assert 0 < found.agree.mean() <= 1
+
+
+def test_a_regression_agrees_within_a_tolerance() -> None:
+    program = outputs_of(2)
+    plan = cmrc.Plan(program).do("act", units=[0, 1], constant=0.2)
+    found = cmrc.verify(program, plan, [(INPUT, INPUT[:, 0])], tolerance=0.1, swaps=300)
+    assert found.iia.value == np.mean(found.evidence.largest <= 0.1)
+    assert found.is_regression
+    assert found.plain.accuracy is None
+    document = json.loads(json.dumps(found.to_json()))
+    assert (document["kl"], document["margin"]) == (None, None)
+    assert "KL" not in str(found)
+
+
+REFUSED = {
+    "no-classes": (1, {}, "an output of shape [1, 1] has no classes to compare"),
+    "many-logits": (3, {"reads": "binary"}, "an output of shape [1, 3] has more than one logit"),
+    "no-tolerance": (3, {"reads": "values"}, "agreement of values has no meaning without a tolerance"),
+    "odd-reading": (3, {"reads": "ranks"}, "outputs cannot be read as 'ranks'"),
+    "odd-axis": (3, {"class_axis": 0}, "axis 0 of an output of shape [1, 3] holds no classes"),
+    "odd-output": (3, {"output": "logits"}, "the model has no output 'logits'"),
+    "no-swaps": (3, {"swaps": 0}, "0 swaps at rate 0.5"),
+    "odd-rate": (3, {"p": 1.5}, "2000 swaps at rate 1.5"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_what_has_no_meaning_is_refused(case: str) -> None:
+    width, options, told = REFUSED[case]
+    program = outputs_of(width)
+    plan = cmrc.Plan(program).do("act", units=[0], constant=0.2)
+    with pytest.raises(VerifyError) as caught:
+        cmrc.verify(program, plan, [INPUT], **options)
+    assert caught.value.reason == told
+    assert caught.value.fix
+
+
+def test_one_of_several_outputs_must_be_named() -> None:
+    program = outputs_of(3, two=True)
+    plan = cmrc.Plan(program).do("act", units=[0], constant=0.2)
+    with pytest.raises(VerifyError, match="the model has 2 outputs"):
+        cmrc.verify(program, plan, [INPUT])
+    assert cmrc.verify(program, plan, [INPUT], output=0, swaps=50, controls=False).iia.value > 0
+    named = cmrc.verify(
+        program, plan, [INPUT], output=program.graph.outputs[1], reads="binary", swaps=50, controls=False
+    )
+    assert named.evidence.agree.shape == (50, 1)
+
+
+def test_sites_that_cannot_be_verified_are_refused() -> None:
+    program = outputs_of(3)
+    everything = cmrc.Plan(program).do("act", units="all", constant=0.2)
+    with pytest.raises(VerifyError, match="the plan leaves no unit here to intervene on"):
+        cmrc.verify(program, everything, [INPUT])
+    with pytest.raises(VerifyError, match="the plan replaces nothing"):
+        cmrc.verify(program, cmrc.Plan(program), [INPUT])
+    half = cmrc.Plan(program).do("act", units=range(4), constant=0.2)
+    lowered = cmrc.lower(program, half)
+    with pytest.raises(VerifyError) as caught:
+        cmrc.verify(program, lowered, [INPUT], site="first")
+    assert caught.value.reason == "the reduced model has 4 units here, the plan retains 8 of 8"
+    with pytest.raises(VerifyError, match="the plan that the model was lowered by is not known"):
+        cmrc.verify(program, cmrc.Program(lowered.host), [INPUT])
+    with pytest.raises(VerifyError, match="the labels are of shape"):
+        cmrc.verify(program, half, [(INPUT, np.zeros((50, 2)))])
+    with pytest.raises(CmrcError, match="no site is called"):
+        cmrc.verify(program, half, [INPUT], site="acts")
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    z = np.array([[[0.0, np.nan]]])
+    with pytest.raises(VerifyError, match="there are NaN or infinite outputs"):
+        compare(Reading("classes", 2), z, z, None, np.zeros(1))
+    with pytest.raises(VerifyError, match="the original gives"):
+        compare(Reading("classes", 2), z, z[..., :1], None, np.zeros(1))
