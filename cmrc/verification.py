@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from cmrc.bounds import Estimate, bootstrap, rate, resampled
 from cmrc.certify import Decision, Rung, ladder
 from cmrc.errors import VerifyError
 from cmrc.evidence import Evidence
+from cmrc.files import write_whole
 from cmrc.ir import Array
 
 CONTROLS = {
@@ -191,3 +195,28 @@ def _paired(differences: Array) -> tuple[Estimate, float]:
     low, high = np.quantile(means, [0.025, 0.975])
     p = min(1.0, 2 * min((1 + np.sum(means <= 0)) / (1 + len(means)), (1 + np.sum(means >= 0)) / (1 + len(means))))
     return Estimate(float(differences.mean()), float(low), float(high)), float(p)
+
+
+def draw_plans(results: Mapping[str, Verification], path: Path) -> None:
+    """IIA with its interval, and KL, against the share of the units that are kept, as a picture."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise VerifyError("matplotlib is not installed", fix="pip install 'cmrc[plot]'") from error
+    shares = {name: _share(result) for name, result in results.items()}
+    order = sorted(results, key=shares.__getitem__)
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, title in ((left, "IIA"), (right, "KL(original ‖ reduced)")):
+        found = [getattr(results[name], "iia" if axes is left else "kl") for name in order]
+        below, above = ([e.value - e.low for e in found], [e.high - e.value for e in found])
+        axes.errorbar([shares[n] for n in order], [e.value for e in found], (below, above), marker="o", capsize=3)
+        axes.set(xlabel="share of units kept", title=title)
+    made = io.BytesIO()
+    figure.savefig(made, format=path.suffix.removeprefix(".") or "png")
+    write_whole(path, made.getvalue())
+
+
+def _share(result: Verification) -> float:
+    kept, units = (sum(pair[i] for pair in result.keep.values()) for i in (0, 1))
+    return kept / units

@@ -178,3 +178,56 @@ def test_help_and_version() -> None:
         shown = cli(*command, "--help")
         assert shown.exit_code == 0
         assert "Usage" in shown.stdout
+
+
+@pytest.fixture
+def held_out(folder: Path) -> Path:
+    """The lowered model beside a gentler plan, and held-out digits with their labels."""
+    test = np.load(DIGITS.parent / "digits_test.npz")
+    np.savez("held-out.npz", image=test["images"], labels=test["labels"])
+    program = cmrc.trace("model.onnx")
+    means = cmrc.interpret(program).tap((test["images"],), "act4").mean(0)
+    cmrc.Plan(program).do("act4", units=range(4), constant=means[:4]).save("gentle.json")
+    assert cli("lower", "model.onnx", "gentle.json", "-o", "gentle.onnx").exit_code == 0
+    cmrc.Plan(program).do("act4", units=range(40), constant=means[:40]).save("harsh.json")
+    return folder
+
+
+def test_verify_reports_and_decides(held_out: Path) -> None:
+    call = "verify", "model.onnx", "gentle.onnx", "gentle.json", "--data", "held-out.npz", "--swaps", "600"
+    shown = cli(*call)
+    assert shown.exit_code == 0, shown.output
+    assert "600 swaps at rate 0.5 on 360 inputs: act4 (60 of 64 units retained)" in shown.stdout
+    assert "accuracy, reduced" in shown.stdout
+    held = cli(*call, "--until", "iia>=0.8", "--json", "--no-controls")
+    assert held.exit_code == 0, held.output
+    told = json.loads(held.stdout)["plans"]["gentle.json"]
+    assert told["decision"]["holds"] is True
+    assert told["swaps"] <= 600
+    assert told["controls"] == {}
+    failed = cli(*call, "--until", "iia>=0.999", "--json", "--p", "0.3", "--p", "0.7", "--site", "act4")
+    assert failed.exit_code == 1
+    assert set(json.loads(failed.stdout)["plans"]["gentle.json"]["by_rate"]) == {"0.3", "0.7"}
+
+
+def test_verify_compares_plans_and_draws_them(held_out: Path) -> None:
+    call = ("verify", "model.onnx", "gentle.onnx", "gentle.json", "-", "harsh.json", "--data", "held-out.npz")
+    shown = cli(*call, "--swaps", "300", "--no-controls", "--plot", "plans.png")
+    assert shown.exit_code == 0, shown.output
+    assert "harsh.json minus gentle.json: ΔIIA -0." in shown.stdout
+    assert Path("plans.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("gentle.onnx",), "every lowered model needs its plan"),
+        (("gentle.onnx", "harsh.json"), "the reduced model has 60 units here, the plan retains 24 of 64"),
+        (("gentle.onnx", "gentle.json", "--until", "kl<=1"), "the target 'kl<=1' is not understood"),
+        (("gentle.onnx", "gentle.json", "--p", "2"), "2000 swaps at rate 2.0"),
+    ],
+)
+def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, ...], told: str) -> None:
+    shown = cli("verify", "model.onnx", *arguments, "--data", "held-out.npz", "--json")
+    assert shown.exit_code == 2
+    assert json.loads(shown.stdout)["error"]["reason"] == told
