@@ -147,7 +147,7 @@ def accuracy(found: np.ndarray, labels: np.ndarray) -> float:
 
 
 TRAININGS = {
-    "mlp": Training("mlp-mnist", MLP, mnist, ("acts.0", "acts.1"), epochs=10, rate=1e-3, decay=1e-4),
+    "mlp": Training("mlp-mnist", MLP, mnist, ("acts.0", "acts.1"), epochs=3, rate=1e-3, decay=1e-4),
     "resnet": Training(
         "resnet-cifar10", ResNet, cifar10, tuple(f"blocks.{i}.act" for i in range(3)),
         epochs=10, rate=4e-3, decay=1e-2, augment=True,

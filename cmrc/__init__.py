@@ -18,7 +18,9 @@ from cmrc.interpret import Interpreter, interpret
 from cmrc.interventions import Patch, Swap
 from cmrc.lower import Check, Lowered, lower
 from cmrc.plan import Affine, Plan
+from cmrc.planning import plan
 from cmrc.program import Program, Site, trace
+from cmrc.recipe import Recipe
 from cmrc.report import Report
 from cmrc.stats import Stats
 from cmrc.verification import Verification
@@ -34,6 +36,7 @@ __all__ = [
     "Patch",
     "Plan",
     "Program",
+    "Recipe",
     "Report",
     "Site",
     "Stats",
@@ -43,6 +46,7 @@ __all__ = [
     "calibrate",
     "interpret",
     "lower",
+    "plan",
     "smallest_certified",
     "trace",
     "verify",

@@ -20,12 +20,15 @@ from cmrc import distributed
 from cmrc.batches import SIZE
 from cmrc.calibrate import calibrate
 from cmrc.curvature import LOSSES
-from cmrc.errors import CheckError, CmrcError, ResidueError
+from cmrc.errors import CheckError, CmrcError, RecipeError, ResidueError
 from cmrc.ir import Graph, Value
 from cmrc.lower import compare, lower
-from cmrc.plan import Plan, to_ranges
+from cmrc.plan import Plan, difference, to_ranges
+from cmrc.planning import plan as make_plan
+from cmrc.plots import plot_scores
 from cmrc.program import Program, trace
-from cmrc.stats import NEEDS
+from cmrc.recipe import PRESETS
+from cmrc.stats import NEEDS, Stats
 from cmrc.text import to_text
 from cmrc.verification import Verification, draw_plans
 from cmrc.verify import verify
@@ -313,7 +316,7 @@ def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
         ]  # fmt: skip
         if as_json:
             digest = loaded.fingerprint.digest if loaded.fingerprint else None
-            print(json.dumps({"plan": str(plan), "model": digest, "do": rows}, indent=1))
+            print(json.dumps({"plan": str(plan), "model": digest, "made": loaded.made, "do": rows}, indent=1))
             return
         table = Table("do", "site", "axis", "replaced", "units", "becomes", box=None, header_style="bold")
         for e, r in zip(loaded.entries, rows, strict=True):
@@ -325,6 +328,7 @@ def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
             )
             table.add_row(f"[{r['do']}]", e.site, str(e.axis), str(r["count"]), _short(str(r["units"])), becomes)
         out.print(table)
+        show_made(loaded)
         if loaded.fingerprint:
             out.print(f"for model {loaded.fingerprint.digest} with {len(loaded.fingerprint.weights)} parameters")
 
@@ -392,6 +396,117 @@ def calibrate_command(
 
 def as_position(text: str) -> str | int:
     return int(text) if text.lstrip("-").isdigit() else text
+
+
+def as_amount(text: str) -> int | float:
+    """0.5 is a part, 64 a number."""
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError as error:
+        raise RecipeError(f"{text!r} is no number", fix="write 0.5 for a part, 64 for a number") from error
+
+
+def pairs(texts: Sequence[str]) -> int | float | dict[str, int | float]:
+    """--keep 0.5, or --keep 'blocks.*=0.5' as often as needed."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return as_amount(texts[0])
+    split = [text.rpartition("=") for text in texts]
+    return {name: as_amount(amount) for name, _, amount in split}
+
+
+@plan_app.command("make", hidden=True)
+def plan_make(
+    model: Model,
+    output: Output,
+    data: Annotated[
+        Path | None, typer.Option(help="Calibration data: a folder of .npy or .npz files, or one file.")
+    ] = None,
+    stats: Annotated[Path | None, typer.Option(help="Statistics that `cmrc calibrate` wrote, instead of data.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="A recipe (YAML). What is said here besides overrides it.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="What stays: 0.5 or 64, or by site or glob: 'blocks.*=0.5'.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Instead of keep, for the whole model: parameters=0.5, macs, bytes or latency.")
+    ] = None,
+    sites: SiteNames = None,
+    seed: Annotated[int | None, typer.Option(help="For what is drawn.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the scores of every site, with the cut, to this file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a plan from a model, data (or statistics) and a recipe."""
+    with reported(as_json):
+        options: dict[str, Any] = {"preset": preset, "sites": sites, "seed": seed}
+        if keep:
+            options["keep"] = pairs(keep)
+        if budget is not None:
+            of, _, amount = budget.partition("=")
+            options["budget"] = {"of": of, "amount": as_amount(amount)}
+        options = {name: value for name, value in options.items() if value is not None}
+        known = Stats.load(stats) if stats is not None else None
+        made = make_plan(trace(model), known, data=data, recipe=recipe, watch=bar, **options)
+        made.save(output)
+        if plot is not None:
+            plot_scores(made, plot)
+        if as_json:
+            print(json.dumps({"output": str(output), **made.made}, indent=1))
+            return
+        show_made(made)
+        out.print(f"wrote {output}: {len(made)} replacements", markup=False)
+
+
+def show_made(plan: Plan) -> None:
+    """How a plan came about, for a person."""
+    if not plan.made:
+        return
+    recipe = plan.made["recipe"]
+    out.print(
+        f"{recipe['preset']}: objective {recipe['objective']}, selection {recipe['select']}, replacement "
+        f"{recipe['replace']}; seed {recipe['seed']}; data {plan.made['data']} of {plan.made['samples']} samples",
+        markup=False,
+    )
+    table = Table("site", "units", "kept", "predicted risk", "remark", box=None, header_style="bold")
+    for site, told in plan.made["sites"].items():
+        remark = told.get("curvature", "")
+        if "mean instead of c*" in told:
+            remark += f"; the mean for {told['mean instead of c*']} columns without a c*"
+        table.add_row(site, str(told["units"]), str(told["kept"]), f"{told['predicted']:.4g}", remark)
+    out.print(table)
+
+
+@plan_app.command("diff")
+def plan_diff(
+    first: PlanFile,
+    second: Annotated[Path, typer.Argument(help="Another plan.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two plans: units that one replaces and the other does not. Exit code 1 if they differ."""
+    with reported(as_json):
+        rows = difference(Plan.load(first), Plan.load(second))
+        if as_json:
+            print(json.dumps({"same": not rows, "sites": rows}, indent=1))
+        elif not rows:
+            out.print("the plans are the same")
+        else:
+            table = Table("site", "only in the first", "only in the second", "in both", "Jaccard of kept", "values differ by",
+                          box=None, header_style="bold")  # fmt: skip
+            for row in rows:
+                apart = "" if row["values"] is None else f"{row['values']:.3g}"
+                cells = (
+                    _short(str(row["first"])),
+                    _short(str(row["second"])),
+                    str(row["both"]),
+                    f"{row['jaccard']:.3f}",
+                )
+                table.add_row(row["site"], *cells, apart)
+            out.print(table)
+    if rows:
+        fail(1)
 
 
 def _short(text: str, width: int = 40) -> str:

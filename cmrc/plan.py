@@ -90,6 +90,8 @@ class Plan:
     entries: list[Do] = field(default_factory=list)
     fingerprint: Fingerprint | None = None
     source: str = "plan"
+    made: dict[str, Any] = field(default_factory=dict)  # how `cmrc.plan` made it: recipe, data, what each site kept
+    scores: dict[str, Array] = field(default_factory=dict)  # of every unit, by site
 
     def __post_init__(self) -> None:
         if self.program is not None and self.fingerprint is None:
@@ -173,10 +175,20 @@ class Plan:
 
             return pack
 
+        def pack_scores(site: str, array: Array) -> Any:
+            if array.size <= INLINE:
+                return array.tolist()
+            large[f"scores[{site}]"] = np.ascontiguousarray(array)
+            return {"tensor": f"scores[{site}]", "shape": list(array.shape)}
+
         dos = [entry.to_json(packer(i)) for i, entry in enumerate(self.entries)]
         document: dict[str, Any] = {"format": FORMAT}
         if self.fingerprint is not None:
             document["model"] = self.fingerprint.to_json()
+        if self.made:
+            document["made"] = self.made
+        if self.scores:
+            document["scores"] = {site: pack_scores(site, array) for site, array in self.scores.items()}
         if large:
             data = save(large)
             name = f"{path.stem}.{hashlib.sha256(data).hexdigest()[:12]}.safetensors"
@@ -217,13 +229,50 @@ class Plan:
 
         dos = [Do.from_json(entry, unpack, f"{path.name}: do[{i}]") for i, entry in enumerate(document.get("do", []))]
         model = document.get("model")
-        return cls(None, dos, Fingerprint.from_json(model) if model else None, path.name)
+        scores = {str(site): unpack(packed) for site, packed in document.get("scores", {}).items()}
+        known = Fingerprint.from_json(model) if model else None
+        return cls(None, dos, known, path.name, dict(document.get("made", {})), scores)
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def __repr__(self) -> str:
         return f"Plan({len(self.entries)} do's on {len({e.value for e in self.entries})} sites)"
+
+
+def difference(first: Plan, second: Plan) -> list[dict[str, Any]]:
+    """By site, what two plans replace differently: units, and how far apart the values of common units are."""
+    rows = []
+    sites = dict.fromkeys(entry.site for plan in (first, second) for entry in plan.entries)
+    for site in sites:
+        mine, other = ({u: e for e in plan.entries if e.site == site for u in e.units} for plan in (first, second))
+        both = sorted(set(mine) & set(other))
+        apart = max((_apart(mine[u], other[u], u) for u in both), default=0.0)
+        if set(mine) == set(other) and apart == 0.0:
+            continue
+        scores = next((plan.scores[site] for plan in (first, second) if site in plan.scores), None)
+        units = len(scores) if scores is not None else max([*mine, *other]) + 1
+        kept, either = units - len(set(mine) | set(other)), units - len(both)
+        rows.append(
+            {"site": site, "first": to_ranges(sorted(set(mine) - set(other))),
+             "second": to_ranges(sorted(set(other) - set(mine))), "both": len(both),
+             "jaccard": kept / either if either else 1.0, "values": apart if np.isfinite(apart) else None}
+        )  # fmt: skip
+    return rows
+
+
+def _apart(mine: Do, other: Do, unit: int) -> float:
+    """How far the replacements of a unit are apart; infinite where they are of different kinds or shapes."""
+    parts = []
+    for entry in (mine, other):
+        place = entry.units.index(unit)
+        constant = entry.constant if entry.constant.ndim == 1 else np.moveaxis(entry.constant, entry.axis, 0)
+        parts.append((constant[place], entry.parents, None if entry.weight is None else entry.weight[place]))
+    (c1, p1, w1), (c2, p2, w2) = parts
+    if np.shape(c1) != np.shape(c2) or p1 != p2:
+        return math.inf
+    gap = float(np.max(np.abs(c1 - c2)))
+    return gap if w1 is None or w2 is None else max(gap, float(np.max(np.abs(w1 - w2))))
 
 
 def pack_text(name: str, array: Array) -> Any:

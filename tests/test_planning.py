@@ -1,0 +1,343 @@
+"""Plans from statistics: presets, counts, budgets, schedules, recipes, records, and the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nets import Tokens, activations, data, exported, mlp, seeded, traced
+from tolerances import EXACT_F64, distance
+from typer.testing import CliRunner, Result
+
+import cmrc
+from cmrc.cli import app
+from cmrc.errors import HostError, ObjectiveError, RecipeError, StatsError
+from cmrc.recipe import PRESETS, json_schema, make_recipe
+from cmrc.select import complement
+
+DIGITS = Path(__file__).parent.parent / "examples"
+WIDE = (5, 16, 12, 4)
+HEADS = [name for name in PRESETS if name.startswith("heads")]
+
+
+@pytest.fixture(scope="module")
+def program() -> cmrc.Program:
+    return mlp(WIDE)
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in HEADS])
+def test_every_preset_gives_a_plan_that_lowers(preset: str, program: cmrc.Program, tmp_path: Path) -> None:
+    x, y = data(80, 5)
+    plans = [cmrc.plan(program, data=[(x[:50], y[:50]), (x[50:], y[50:])], preset=preset, keep=0.5) for _ in range(2)]
+    for i, plan in enumerate(plans):
+        plan.save(tmp_path / f"{i}.json")
+    first, second = ((tmp_path / f"{i}.json").read_text().replace(f'"{i}.', '"') for i in range(2))
+    assert first == second  # bit for bit
+    assert [(e.site, len(e.units)) for e in plans[0].entries] == [("acts.0", 8), ("acts.1", 6)]
+    lowered = cmrc.lower(program, plans[0])
+    assert lowered.check((x[:8],)).holds
+    assert lowered.report.after.parameters < 0.5 * lowered.report.before.parameters
+    loaded = cmrc.Plan.load(tmp_path / "0.json")
+    assert loaded.made == plans[0].made
+    assert loaded.made["recipe"]["preset"] == preset
+    assert (loaded.made["samples"], loaded.made["sites"]["acts.0"]["kept"]) == (80, 8)
+    assert distance(loaded.scores["acts.1"], plans[0].scores["acts.1"]) == 0.0
+
+
+@pytest.mark.parametrize("preset", HEADS)
+@pytest.mark.parametrize("positions", ["all", "each"])
+def test_heads_become_vectors_or_slabs(preset: str, positions: str) -> None:
+    program, (x, y) = traced(seeded(Tokens()), 3, 6), data(30, 3, 6)
+    name = next(site.name for site in program.sites(folds=False) if site.op == "attention")
+    plan = cmrc.plan(program, data=[(x, y)], sites=[name], preset=preset, keep=1, positions=positions)
+    lowered = cmrc.lower(program, plan)
+    assert lowered.check((x[:8],)).holds
+    assert plan.entries[0].constant.shape == ((1, 1, 3, 3) if positions == "each" else (1, 1, 1, 3))
+    stats = cmrc.calibrate(program, [(x, y)], sites=name, need=("curvature", "range", "scatter"))
+    with pytest.raises(ObjectiveError, match="heads are replaced by constants only"):
+        cmrc.plan(program, stats, sites=[name], replace="affine")
+    with pytest.raises(ObjectiveError, match="joint selection is for units of one number each"):
+        cmrc.plan(program, stats, sites=[name], preset="joint")
+
+
+def test_a_slab_of_means_is_the_mean_at_each_position() -> None:
+    program, (x, y) = traced(seeded(Tokens()), 3, 6), data(30, 3, 6)
+    plan = cmrc.plan(program, data=[(x, y)], sites=["act"], preset="vbp", keep=5, positions="each")
+    units = list(plan.entries[0].units)
+    expected = activations(program, x, "act").mean(0)[:, units]
+    assert plan.entries[0].constant.shape == (1, 3, 3)
+    assert distance(plan.entries[0].constant[0], expected) < EXACT_F64
+
+
+def test_counts_follow_keep_minimum_multiple_and_protection(program: cmrc.Program) -> None:
+    x, y = data(40, 5)
+    stats = cmrc.calibrate(program, [(x, y)], need="scatter")
+
+    def counts(**options: object) -> dict[str, int]:
+        plan = cmrc.plan(program, stats, **options)
+        return {entry.site: len(entry.units) for entry in plan.entries}
+
+    assert counts(keep=0.25) == {"acts.0": 12, "acts.1": 9}
+    assert counts(keep=5) == {"acts.0": 11, "acts.1": 7}
+    assert counts(keep={"acts.0": 4, "*.1": 0.75}) == {"acts.0": 12, "acts.1": 3}
+    assert counts(keep={"acts.1": 0.5}) == {"acts.1": 6}
+    assert counts(keep=0.25, minimum=6) == {"acts.0": 10, "acts.1": 6}
+    assert counts(keep=0.3, multiple_of=4) == {"acts.0": 8, "acts.1": 8}
+    assert counts(keep=0.3, multiple_of={"acts.1": 6}) == {"acts.0": 11, "acts.1": 6}
+    assert counts(keep=0.5, protect=["acts.0"]) == {"acts.1": 6}
+    assert counts(keep=1.0) == {}
+
+
+def test_channels_of_convolutions_are_kept_by_eight() -> None:
+    from torch import nn
+
+    model = seeded(nn.Sequential(nn.Conv2d(2, 24, 3), nn.ReLU(), nn.Conv2d(24, 3, 1), nn.Flatten()))
+    program = traced(model, 2, 4, 4)
+    x, _ = data(10, 2, 4, 4)
+    plan = cmrc.plan(program, data=[x], sites=["1"], keep=0.5)
+    assert len(plan.entries[0].units) == 8  # 12 of 24 become 16
+
+
+@pytest.mark.parametrize("of", ["parameters", "macs", "bytes"])
+@pytest.mark.parametrize("preset", ["joint", "cmr-logit", "cmr-const"])
+def test_a_budget_is_met_and_spent_where_it_hurts_least(of: str, preset: str, program: cmrc.Program) -> None:
+    x, y = data(80, 5)
+    plan = cmrc.plan(program, data=[(x, y)], preset=preset, budget={"of": of, "amount": 0.6})
+    after = getattr(cmrc.lower(program, plan).report.after, of)
+    before = getattr(program.cost(), of)
+    assert after <= 0.6 * before
+    if preset != "cmr-const":  # on random labels the loss falls without most units, and what costs nothing goes
+        assert after > 0.5 * before
+    counts = {entry.site: len(entry.units) for entry in plan.entries}
+    absolute = cmrc.plan(program, data=[(x, y)], preset=preset, budget={"of": of, "amount": int(0.6 * before)})
+    assert {entry.site: len(entry.units) for entry in absolute.entries} == counts
+    with pytest.raises(RecipeError, match="cannot be met: with all that may go it is"):
+        cmrc.plan(program, data=[(x, y)], preset=preset, budget={"of": of, "amount": 0.01})
+
+
+def test_a_budget_takes_from_the_site_that_matters_less() -> None:
+    """One layer with many copies of the same units, another where all differ: the copies go."""
+    import torch
+    from nets import Net
+
+    model = seeded(Net((5, 16, 16, 4)), 2)
+    with torch.no_grad():
+        model.layers[0].weight[8:] = model.layers[0].weight[:8]
+        model.layers[0].bias[8:] = model.layers[0].bias[:8]
+    program, (x, y) = traced(model, 5), data(200, 5)
+    plan = cmrc.plan(program, data=[(x, y)], preset="joint", budget={"of": "parameters", "amount": 0.6})
+    counts = {entry.site: len(entry.units) for entry in plan.entries}
+    assert counts["acts.0"] >= 6
+    assert counts["acts.0"] > 2 * counts.get("acts.1", 0)
+
+
+def test_latency_is_measured_on_onnx_models(program: cmrc.Program) -> None:
+    x, _ = data(40, 5)
+    onnx = exported(program)
+    plan = cmrc.plan(onnx, data=[x], preset="joint", budget={"of": "latency", "amount": 1000})
+    assert plan.made["recipe"]["budget"] == {"of": "latency", "amount": 1000}
+    # a second is more than enough as it is: only units that never vary go
+    assert sum(told["predicted"] for told in plan.made["sites"].values()) < EXACT_F64
+    with pytest.raises(HostError, match="latency is measured under onnxruntime"):
+        cmrc.plan(program, data=[x], preset="joint", budget={"of": "latency", "amount": 0.9})
+
+
+def test_a_schedule_scores_anew_and_keeps_what_is_gone(program: cmrc.Program) -> None:
+    x, y = data(150, 5)
+    batches = [(x, y)]
+    half = cmrc.plan(program, data=batches, sites=["acts.0"], preset="cmr-const", keep=0.75)
+    whole = cmrc.plan(program, data=batches, sites=["acts.0"], preset="cmr-const", keep=0.5, schedule=[0.75])
+    entry, earlier = whole.entries[0], half.entries[0]
+    assert set(earlier.units) < set(entry.units)
+    for unit, constant in zip(earlier.units, earlier.constant, strict=True):
+        assert entry.constant[entry.units.index(unit)] == constant
+    # The later ones were scored in the network without the earlier ones.
+    stats = cmrc.calibrate(program, batches, sites="acts.0", need=("curvature", "range"), host=program.clamped(half))
+    found = cmrc.objectives.score("task", cmrc.objectives.Context(program, stats["acts.0"]))
+    left = complement(earlier.units, 16)
+    expected = set(left[np.argsort(found.score[left])[:4]].tolist())
+    assert set(entry.units) - set(earlier.units) == expected
+    joint = cmrc.plan(program, data=batches, preset="joint", keep=0.5, schedule=[0.75])
+    assert cmrc.lower(program, joint).check((x[:8],)).holds
+
+
+def test_recomputed_statistics_are_those_after_the_replacements_upstream(program: cmrc.Program) -> None:
+    x, y = data(150, 5)
+    plain = cmrc.plan(program, data=[(x, y)], preset="cmr-logit", keep=0.25)
+    anew = cmrc.plan(program, data=[(x, y)], preset="cmr-logit", keep=0.25, recompute=True)
+    first, second = anew.entries
+    assert np.array_equal(first.constant, plain.entries[0].constant)
+    upstream = cmrc.Plan(program, [first])
+    value = program.find("acts.1")[0].value
+    seen = program.clamped(upstream).run([x], [value])[-1]
+    assert distance(second.constant, seen.mean(0)[list(second.units)]) < EXACT_F64
+    assert distance(second.constant, activations(program, x, "acts.1").mean(0)[list(second.units)]) > 1e-3
+
+
+def test_joint_selection_with_affine_folds_distorts_least(program: cmrc.Program) -> None:
+    x, y = data(400, 5)
+    stats = cmrc.calibrate(program, [(x, y)], sites="acts.1", need=("scatter", "curvature", "range"))
+    z = program.run([x])[0]
+
+    def distortion(**options: object) -> float:
+        plan = cmrc.plan(program, stats, sites=["acts.1"], keep=4, **options)
+        return float(((cmrc.lower(program, plan).host.run([x])[0] - z) ** 2).mean())
+
+    joint = distortion(preset="joint")
+    for other in ("vbp", "cmr-logit", "magnitude", "random", "taylor"):
+        assert joint <= distortion(preset=other, replace="affine") + EXACT_F64
+        assert joint < distortion(preset=other)
+
+
+# ---------------------------------------------------------------- recipes
+
+
+def test_recipes_are_read_from_yaml_and_overridden(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("preset: joint\nkeep: {acts.0: 0.5, acts.1: 3}\nridge: loo\nseed: 3\n")
+    recipe = make_recipe(tmp_path / "recipe.yaml", seed=4)
+    assert (recipe.method.objective, recipe.method.select, recipe.method.replace) == ("logit", "joint", "affine")
+    assert (recipe.seed, recipe.method.ridge, recipe.keep) == (4, "loo", {"acts.0": 0.5, "acts.1": 3})
+    assert recipe.needs == {"moments", "scatter", "rows"}
+    assert make_recipe(recipe) == recipe
+    assert set(json_schema()["properties"]) >= {"preset", "keep", "budget", "schedule"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kept: 0.5", "'kept' is not part of a recipe"),
+        ("preset: best", "there is no preset 'best'"),
+        ("objective: hope", "objective: input should be"),
+        ("keep: [1]", "keep"),
+        ("keep: 1.5", "keep, minimum and schedule are parts up to 1.0, or whole numbers of units"),
+        ("keep: 0", "keep, minimum and schedule are parts up to 1.0, or whole numbers of units"),
+        ("budget: {of: time, amount: 1}", "budget.of: input should be"),
+        ("budget: {of: macs, amount: 0}", "a budget must be above 0"),
+        ("interchange: 1", "interchange is 1"),
+        ("- 3", "is not a mapping of names to values"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_bad_recipes_are_refused_with_the_place(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        make_recipe(tmp_path / "recipe.yaml")
+    assert told in str(caught.value)
+    assert caught.value.fix
+
+
+def test_what_is_missing_is_said(program: cmrc.Program) -> None:
+    x, _ = data(10, 5)
+    stats = cmrc.calibrate(program, [x])
+    with pytest.raises(StatsError, match="there is no data to calibrate on"):
+        cmrc.plan(program, preset="vbp")
+    with pytest.raises(StatsError, match="there is no data to calibrate on"):
+        cmrc.plan(program, stats, preset="vbp", schedule=[0.75])
+    with pytest.raises(StatsError, match="the statistics hold no scatter"):
+        cmrc.plan(program, stats, preset="joint")
+    with pytest.raises(RecipeError, match="every site is protected"):
+        cmrc.plan(program, stats, protect=["acts.*"])
+    with pytest.raises(cmrc.CmrcError, match="made for another model"):
+        cmrc.plan(mlp((5, 8, 12, 4)), stats)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    held = np.load(DIGITS / "digits_train.npz")
+    np.savez("data.npz", image=held["images"][:400], labels=held["labels"][:400])
+    return tmp_path
+
+
+def test_from_a_model_and_data_to_a_smaller_model(folder: Path) -> None:
+    model = str(DIGITS / "digits.onnx")
+    made = cli("plan", model, "--data", "data.npz", "--preset", "joint", "--keep", "act3=0.5", "--sites", "act3",
+               "-o", "plan.json", "--plot", "scores.png")  # fmt: skip
+    assert made.exit_code == 0, made.output
+    assert "joint: objective logit, selection joint, replacement affine; seed 0" in made.stdout
+    assert (folder / "scores.png").read_bytes().startswith(b"\x89PNG")
+    shown = cli("plan", "show", "plan.json")
+    assert "affine function of 64 units" in shown.stdout
+    assert "joint: objective logit" in shown.stdout
+    assert json.loads(cli("plan", "show", "plan.json", "--json").stdout)["made"]["sites"]["act3"]["kept"] == 64
+    assert cli("lower", model, "plan.json", "-o", "small.onnx").exit_code == 0
+    assert cli("check", model, "small.onnx", "plan.json").exit_code == 0
+
+
+def test_statistics_are_made_once_and_used_often(folder: Path) -> None:
+    model = str(DIGITS / "digits.onnx")
+    done = cli(
+        "calibrate",
+        model,
+        "--data",
+        "data.npz",
+        "--need",
+        "scatter",
+        "--sites",
+        "act*",
+        "-o",
+        "stats",
+        "--batch",
+        "100",
+    )
+    assert done.exit_code == 0, done.output
+    assert "4 sites, 400 samples" in done.stdout
+    (folder / "recipe.yaml").write_text("preset: cmr-logit\nsites: [act3, act4]\nkeep: 0.5\n")
+    for out, options in (("a.json", ["--preset", "vbp"]), ("b.json", []), ("c.json", ["--seed", "0"])):
+        assert cli("plan", model, "--stats", "stats", "--recipe", "recipe.yaml", "-o", out, *options).exit_code == 0
+    same = cli("plan", "diff", "b.json", "c.json")
+    assert (same.exit_code, same.stdout.strip()) == (0, "the plans are the same")
+    apart = cli("plan", "diff", "a.json", "b.json")
+    assert apart.exit_code == 1
+    assert "Jaccard of kept" in apart.stdout
+    told = json.loads(cli("plan", "diff", "a.json", "b.json", "--json").stdout)
+    row = told["sites"][0]
+    kept = [set(complement(cmrc.Plan.load(f"{name}.json").entries[0].units, 128).tolist()) for name in "ab"]
+    assert (told["same"], row["site"]) == (False, "act3")
+    assert row["jaccard"] == pytest.approx(len(kept[0] & kept[1]) / len(kept[0] | kept[1]))
+
+
+def test_budgets_and_errors_on_the_command_line(folder: Path) -> None:
+    model = str(DIGITS / "digits.onnx")
+    done = cli("plan", model, "--data", "data.npz", "--sites", "act3", "--sites", "act4", "--budget", "parameters=0.8",
+               "-o", "plan.json", "--json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["recipe"]["budget"] == {"of": "parameters", "amount": 0.8}
+    bad = cli("plan", model, "--data", "data.npz", "--keep", "half", "-o", "plan.json")
+    assert bad.exit_code == 2
+    assert "'half' is no number" in bad.stderr
+    assert cli("plan", model, "-o", "plan.json").exit_code == 2
+    assert cli("plan", "--help").exit_code == 0
+
+
+def test_a_plot_needs_scores(folder: Path) -> None:
+    from cmrc.plots import plot_scores
+
+    program = mlp(WIDE)
+    with pytest.raises(cmrc.CmrcError, match="the plan holds no scores to plot"):
+        plot_scores(cmrc.Plan(program), "scores.png")
+    x, _ = data(20, 5)
+    with pytest.raises(cmrc.CmrcError, match="the plot cannot be written"):
+        plot_scores(cmrc.plan(program, data=[x]), folder / "no such folder" / "scores.png")
+
+
+def test_plans_that_differ_in_values_or_kind_are_told_apart(program: cmrc.Program) -> None:
+    from cmrc.plan import difference
+
+    first = cmrc.Plan(program).do("acts.0", units=[0, 1], constant=[1.0, 2.0])
+    second = cmrc.Plan(program).do("acts.0", units=[0, 1], constant=[1.0, 2.5])
+    third = cmrc.Plan(program).do("acts.0", units=[0, 1], affine=cmrc.Affine([2], [[1.0], [2.0]]))
+    fourth = cmrc.Plan(program).do("acts.0", units=[0, 1], affine=cmrc.Affine([2], [[1.0], [2.25]]))
+    assert difference(first, first) == []
+    assert difference(first, second)[0]["values"] == 0.5
+    assert difference(first, third)[0]["values"] is None
+    assert difference(third, fourth)[0]["values"] == 0.25
