@@ -122,15 +122,14 @@ def test_a_budget_takes_from_the_site_that_matters_less() -> None:
     import torch
     from nets import Net
 
-    model = seeded(Net((5, 16, 16, 4)), 2)
+    model = seeded(Net((5, 24, 16, 4)), 2)
     with torch.no_grad():
-        model.layers[0].weight[8:] = model.layers[0].weight[:8]
-        model.layers[0].bias[8:] = model.layers[0].bias[:8]
+        model.layers[0].weight[8:] = model.layers[0].weight[:8].repeat(2, 1)
+        model.layers[0].bias[8:] = model.layers[0].bias[:8].repeat(2)
     program, (x, y) = traced(model, 5), data(200, 5)
-    plan = cmrc.plan(program, data=[(x, y)], preset="joint", budget={"of": "parameters", "amount": 0.6})
+    plan = cmrc.plan(program, data=[(x, y)], preset="joint", budget={"of": "parameters", "amount": 0.5})
     counts = {entry.site: len(entry.units) for entry in plan.entries}
-    assert counts["acts.0"] >= 6
-    assert counts["acts.0"] > 2 * counts.get("acts.1", 0)
+    assert counts["acts.0"] > 3 * counts.get("acts.1", 0)
 
 
 def test_latency_is_measured_on_onnx_models(program: cmrc.Program) -> None:
