@@ -257,7 +257,7 @@ def _aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
     return array.reshape(shape)
 
 
-FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend", "like"}
+FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend", "like", "inside", "shown"}
 
 
 def _pointwise(attrs: Attrs, *operands: Array | None) -> Array:
@@ -341,15 +341,23 @@ def slab_of(value: Array, axis: int, rank: int) -> Array:
     return value if value.ndim == rank else value.reshape([value.size if i == axis else 1 for i in range(rank)])
 
 
-def _attention(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    """softmax(q kᵀ · scale + mask) v, over the last two axes; with fewer key-value heads, each serves a run of queries'."""
+def _attention(
+    attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = None, padding: Array | None = None
+) -> Array:
+    """softmax(q kᵀ · scale + mask) v, over the last two axes; with fewer key-value heads, each serves a run of queries'.
+
+    `padding` has 0 where a key is only there to fill up, at which the score is shifted by `attrs["padding"]`.
+    """
     if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
     scores = q @ np.swapaxes(k, -1, -2) * attrs["scale"]
     if attrs.get("causal"):
-        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
+        rows, columns = scores.shape[-2:]
+        scores = np.where(np.tri(rows, columns, columns - rows if attrs.get("past") else 0) > 0, scores, -np.inf)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    if padding is not None:
+        scores = scores + attrs["padding"] * (_aligned(padding, attrs["align"][4], scores.ndim) == 0)
     return _softmax(scores, {"axes": (scores.ndim - 1,)}) @ v
 
 

@@ -63,7 +63,9 @@ class Program:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        return self.graph.values()
+        """Every value that can be replaced; what is read again inside the fused node that makes it cannot."""
+        inside = {node.name for node in self.graph.nodes if "inside" in node.attrs}
+        return {name: value for name, value in self.graph.values().items() if name not in inside}
 
     @cached_property
     def producers(self) -> dict[str, Node]:
@@ -158,6 +160,16 @@ class Program:
     def site_of(self, value: str, axis: int | None, name: str = "", *, at: str = "") -> Site:
         """The site at a value, by its own name."""
         known = self.values.get(value)
+        maker = self.producers.get(value)
+        if known is None and maker is not None:
+            op = str(maker.attrs["inside"])
+            raise SiteError(
+                f"the node goes on to read {value!r} itself, so that it cannot be replaced",
+                node=maker.label,
+                op=op,
+                at=at,
+                fix=f"name a value before or after it, or trace the model as it was before {op} was fused",
+            )
         if known is None:
             near = difflib.get_close_matches(value, list(self.values), n=5, cutoff=0.5)
             raise SiteError(

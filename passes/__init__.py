@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cmrc.ir import Graph, Node, verify
-from cmrc.passes import affine_fold, constant_fold, dead_subgraph
+from cmrc.passes import affine_fold, constant_fold, dead_subgraph, fused
 from cmrc.passes.rewriter import Action, Log, is_affine_do, is_constant_do, unread
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
@@ -51,7 +51,22 @@ class Result:
 
 
 def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, graph: None) -> Result:
-    """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`)."""
+    """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`).
+
+    A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again (fused.py).
+    """
+    result = _pipeline(graph, watch)
+    while origins := fused.torn(graph, result.graph):
+        groups = fused.fused(result.graph)
+        stayed = [(residue.node, residue.reason) for residue in result.residue]
+        graph = fused.whole(graph, {o: fused.reason(groups.get(o, []), stayed) for o in origins})
+        again = _pipeline(graph, watch)
+        again.seconds = {name: spent + result.seconds[name] for name, spent in again.seconds.items()}
+        result = again
+    return result
+
+
+def _pipeline(graph: Graph, watch: Callable[[str, Graph], None]) -> Result:
     log, seconds = Log(idle=unread(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
     verify(graph)
     for _ in range(ROUNDS):

@@ -271,26 +271,27 @@ def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
 
 def rise_through_attention(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
     """Value units come from v, queries from q, heads from all. A key-value head may serve several query heads."""
-    q, k, v, mask = (*node.inputs, None)[:4]
+    q, k, v, *masks = node.inputs
     rank = len(node.output.shape)
     if axis == rank - 1:
-        return _shrunk(node, (q, k, rise.select(v, axis, keep), mask), axis, keep)
-    if mask is not None:
-        local = axis - (rank - len(rise.shape(mask)))
-        mask = mask if local < 0 or rise.shape(mask)[local] == 1 else rise.select(mask, local, keep)
+        if node.attrs.get("square"):
+            return Declined("its values have the size of its queries")
+        return _shrunk(node, (q, k, rise.select(v, axis, keep), *masks), axis, keep)
+    if axis == rank - 2 and node.attrs.get("causal"):
+        return Declined("it counts positions from the first query")
+    for i, mask in enumerate(masks):
+        local = None if mask is None else operand_axis(node, i + 3, rise.shape(mask), axis)
+        masks[i] = mask if local is None else rise.select(mask, local, keep)
     if axis == rank - 2:
-        if node.attrs.get("causal"):
-            return Declined("it counts positions from the first query")
-        return _shrunk(node, (rise.select(q, axis, keep), k, v, mask), axis, keep)
+        return _shrunk(node, (rise.select(q, axis, keep), k, v, *masks), axis, keep)
     heads, served = rise.shape(q)[axis], rise.shape(k)[axis]
     if heads == served:
-        return _shrunk(node, [*(rise.select(x, axis, keep) for x in (q, k, v)), mask], axis, keep)
+        return _shrunk(node, [*(rise.select(x, axis, keep) for x in (q, k, v)), *masks], axis, keep)
     groups = shared_heads(keep, int(heads), int(served))
     if groups is None:
         return Declined("query heads that share a key-value head go together, or equally many of every such group")
-    return _shrunk(
-        node, (rise.select(q, axis, keep), rise.select(k, axis, groups), rise.select(v, axis, groups), mask), axis, keep
-    )
+    shared = (rise.select(k, axis, groups), rise.select(v, axis, groups))
+    return _shrunk(node, (rise.select(q, axis, keep), *shared, *masks), axis, keep)
 
 
 def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | None:

@@ -63,6 +63,7 @@ def insert_like(patch: Patch, node: Node) -> None:
         return
     inputs = list(host.inputs)
     for slot, operand in zip(patch.reading.slots[like], node.inputs, strict=False):
+        assert isinstance(slot, int)  # a part of a fused node is never copied
         inputs += [None] * (slot + 1 - len(inputs))
         given = inputs[slot]
         dtype = node.output.dtype if given is None or given.dtype is None else dtype_name(given.dtype)

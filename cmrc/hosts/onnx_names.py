@@ -40,7 +40,8 @@ def unique_origins(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, tuple[str, str]]:
 
 def name_values(graph: Graph, host: onnx_ir.Graph) -> dict[str, list[str]]:
     """Every alias to the values it names."""
-    names: dict[str, list[str]] = {name: [name] for name in graph.values()}
+    hidden = {node.name for node in graph.nodes if "inside" in node.attrs}
+    names: dict[str, list[str]] = {name: [name] for name in graph.values() if name not in hidden}
 
     def add(alias: str, values: Iterable[str]) -> None:
         listed = names.setdefault(alias, [])

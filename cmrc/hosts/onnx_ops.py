@@ -1,7 +1,7 @@
 """The table: what every ONNX op is in the IR, a row an op. Another op is another row.
 
-Most rows are data; `onnx_rows.py` and `onnx_layout.py` have those that need a few lines, `onnx_patch.py` the writers of
-ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
+Most rows are data; `onnx_rows.py`, `onnx_layout.py` and `onnx_fused.py` have those that need a few lines, `onnx_patch.py` the
+writers of ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cmrc.hosts import onnx_fused as fused
 from cmrc.hosts import onnx_layout as layout
 from cmrc.hosts import onnx_rows as rows
 from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept
@@ -156,7 +157,8 @@ ROWS: dict[str, Row] = {
     "Gemm": Row(rows.read_gemm),
     "Conv": Row(rows.read_conv, write="conv"),
     "ConvTranspose": Row(rows.read_conv_transpose, write="conv"),
-    "Attention": Row(rows.read_attention),
+    "Attention": Row(fused.read_attention, write="heads"),
+    "RotaryEmbedding": Row(lambda view: fused.read_rotary(view, 3, (1, 2)), write="heads"),
     # pointwise, one operand
     "Abs": pointwise("abs"),
     "BatchNormalization": Row(rows.read_batch_norm),
@@ -232,6 +234,7 @@ ROWS: dict[str, Row] = {
     "MaxPool": Row(lambda view: rows.read_pool(view, "max_pool")),
     "Pad": Row(rows.read_pad),
     "RMSNormalization": norm("rms_norm", _from_axis, 1),
+    "SimplifiedLayerNormalization": norm("rms_norm", _from_axis, 1),
     "ReduceL1": reduction("l1"),
     "ReduceL2": reduction("l2"),
     "ReduceLogSum": reduction("log_sum"),
@@ -258,6 +261,17 @@ ROWS: dict[str, Row] = {
     "Transpose": Row(layout.read_transpose),
     "Unsqueeze": Row(layout.read_unsqueeze),
     # onnxruntime's own
+    "com.microsoft::Attention": Row(fused.read_packed_attention, write="heads"),
+    "com.microsoft::BiasGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu")),
+    "com.microsoft::FastGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu_tanh")),
+    "com.microsoft::FusedConv": Row(fused.read_fused_conv, write="conv"),
+    "com.microsoft::FusedGemm": Row(fused.read_fused_gemm),
+    "com.microsoft::FusedMatMul": Row(fused.read_fused_matmul),
     "com.microsoft::Gelu": pointwise("gelu"),
+    "com.microsoft::GroupQueryAttention": Row(fused.read_grouped_attention, write="heads"),
+    "com.microsoft::MultiHeadAttention": Row(fused.read_multi_head_attention, write="heads"),
     "com.microsoft::QuickGelu": pointwise("quick_gelu", alpha=1.702),
+    "com.microsoft::RotaryEmbedding": Row(lambda view: fused.read_rotary(view, 1, (2, 3)), write="heads"),
+    "com.microsoft::SkipLayerNormalization": Row(lambda view: fused.read_skip_norm(view, "layer_norm", 4)),
+    "com.microsoft::SkipSimplifiedLayerNormalization": Row(lambda view: fused.read_skip_norm(view, "rms_norm", 3)),
 }

@@ -6,7 +6,8 @@ read as.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +15,9 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx_read import subgraphs
-from cmrc.ir import Dim, Node, Operand, Shape
-from cmrc.ops import materialise
+from cmrc.ir import Dim, Node, Operand, Shape, Tensor
+from cmrc.ops import apply, materialise
+from cmrc.passes.fused import outer_values
 
 if TYPE_CHECKING:
     from cmrc.hosts.onnx_write import Patch
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
 Writer = Callable[["Patch", onnx_ir.Node, list[Node], list[Node]], None]
 
 
-def rewire(patch: Patch, host: onnx_ir.Node, node: Node, before: Node) -> None:
-    """Operands that differ from what was read: other values, changed tensors, a bias that was not there."""
+def rewire(patch: Patch, host: onnx_ir.Node, node: Node, before: Node, *, but: Collection[int] = ()) -> None:
+    """Operands that differ from what was read: other values, changed tensors, a bias that was not there; `but` these."""
     slots = patch.reading.slots[before.name]
     for i, operand in enumerate(node.inputs):
         old = before.inputs[i] if i < len(before.inputs) else None
-        if operand == old:
+        if operand == old or (i < len(slots) and slots[i] in but):
             continue
         if i >= len(slots):
             _rewire_captured(patch, host, old, operand)
             continue
         slot = slots[i]
+        if isinstance(slot, str):
+            raise HostError(f"nothing can be put inside it, before {node.name}", node=node.label, op=host.op_type)
         if slot >= len(host.inputs):
             host.resize_inputs(slot + 1)
         if old is None:
@@ -43,6 +47,25 @@ def rewire(patch: Patch, host: onnx_ir.Node, node: Node, before: Node) -> None:
         else:
             value = patch.value(operand, _dtype(patch, old))
         host.replace_input_with(slot, value)
+
+
+def write_fused(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A node that is read as several: each part's operands; or, taken as a whole, the values that it reads."""
+    if nodes[0].op == "opaque":
+        for old, new in zip(outer_values(before), nodes[0].values(), strict=True):
+            for slot, value in enumerate(host.inputs):
+                if old != new and value is not None and value.name == old:
+                    host.replace_input_with(slot, patch.values[new])
+        return
+    if [node.name for node in nodes] != [node.name for node in before]:
+        raise HostError("only a part of it is left", node=nodes[0].label, op=host.op_type)
+    read = Counter(slot for node in before for slot in patch.reading.slots[node.name] if isinstance(slot, int))
+    tensors = {
+        s for n in before for s, o in zip(patch.reading.slots[n.name], n.inputs, strict=False) if not isinstance(o, str)
+    }
+    shared = [slot for slot, count in read.items() if count > 1 and slot in tensors]
+    for node, was in zip(nodes, before, strict=True):
+        rewire(patch, host, node, was, but=shared)  # a parameter of which several parts read a share is its writer's
 
 
 def _dtype(patch: Patch, operand: Operand) -> str:
@@ -87,6 +110,41 @@ def _set_inputs(host: onnx_ir.Node, values: Sequence[onnx_ir.Value | None]) -> N
     host.resize_inputs(len(values))
     for i, value in enumerate(values):
         host.replace_input_with(i, value)
+
+
+def write_heads(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """The number of heads that are left, and the sizes of what is packed together."""
+    parts = {node.name.rpartition("::")[2]: node for node in nodes if "inside" in node.attrs}
+    attention = next((node for node in nodes if node.op == "attention"), None)
+    if len(nodes) == 1:
+        return rewire(patch, host, nodes[0], before[0])
+    if attention is None:
+        return _set_ints(host, num_heads=parts["apart"].output.shape[2])
+    heads, served = attention.output.shape[1], _shape_of(patch, attention.inputs[1])[1]
+    _set_ints(host, num_heads=heads, q_num_heads=heads, kv_num_heads=served)
+    if "qkv" in parts:
+        sizes = [len(parts[f"{key}.part"].attrs["keep"]) for key in "qkv"]
+        if "qkv_hidden_sizes" in host.attributes or len(set(sizes)) > 1:
+            host.attributes["qkv_hidden_sizes"] = onnx_ir.AttrInt64s("qkv_hidden_sizes", sizes)
+    if "q.shifted" in parts:
+        _write_joint_bias(patch, host, [parts[f"{key}.shifted"].inputs[1] for key in "qkv"])
+    return None
+
+
+def _set_ints(host: onnx_ir.Node, **values: Dim) -> None:
+    """Attributes that the node has, where they are others now."""
+    for name, value in values.items():
+        if name in host.attributes and host.attributes[name].as_int() != value:
+            host.attributes[name] = onnx_ir.AttrInt64(name, int(value))
+
+
+def _write_joint_bias(patch: Patch, host: onnx_ir.Node, biases: Sequence[Operand]) -> None:
+    """The bias of queries, keys and values is one input."""
+    tensors = [bias for bias in biases if isinstance(bias, Tensor)]
+    old, size = host.inputs[3], sum(tensor.shape[0] for tensor in tensors)
+    assert old is not None and old.name is not None
+    joint = apply("concat", tensors, {"axis": 0}, (size,), tensors[0].dtype)
+    host.replace_input_with(3, patch.initializer(joint, base=old.name))
 
 
 # ---------------------------------------------------------------- shape constants
@@ -337,6 +395,7 @@ def selection(patch: Patch, node: Node) -> Selection:
 WRITERS: dict[str, Writer] = {
     "concat": write_concat,
     "conv": write_conv,
+    "heads": write_heads,
     "resize": write_resize,
     "select": write_select,
     "shape": write_shape,

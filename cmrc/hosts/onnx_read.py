@@ -1,7 +1,7 @@
 """An ONNX model as a mechanism graph.
 
 Initializers, Constant nodes and what is computed from them alone are tensors; every other node of the main graph is one
-IR node (a Split is one a part). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
+IR node (a Split is one a part, a fused op one for each thing it does). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
 `onnx_write.py` keeps them at their value when the value that they were read from shrinks.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from cmrc.hosts.onnx_ops import EVALUATED, ROWS
 from cmrc.hosts.onnx_shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx_sizes import Sizes
 from cmrc.hosts.onnx_view import Opaque, Step, View, contents_of
-from cmrc.ir import Apply, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ir import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import POINTWISE, materialise
 
 OLDEST_OPSET = 9
@@ -33,9 +34,11 @@ class Reading:
 
     graph: Graph
     names: Mapping[str, Sequence[str]]
-    slots: Mapping[str, tuple[int, ...]]
+    slots: Mapping[str, tuple[int | str, ...]]
     sizes: Sizes
     tensors: Mapping[str, Tensor]
+    inside: Mapping[str, str]
+    """Values inside a fused node, which the model does not have, and the node's first output."""
 
 
 def read(model: onnx_ir.Model) -> Reading:
@@ -53,7 +56,8 @@ class _Reader:
     shapes: dict[str, Shape | None] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
-    slots: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    slots: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    inside: dict[str, str] = field(default_factory=dict)
     open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
     contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     sizes: Sizes = field(init=False)
@@ -92,12 +96,13 @@ class _Reader:
         self._settle_shapes()
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
-        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors)
+        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors, self.inside)
 
     def _add_leaf(self, name: str, tensor: onnx_ir.TensorProtocol | None) -> None:
         if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
             shape = tuple(tensor.shape.numpy())
-            self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), tensor.numpy)
+            load = partial(_mapped, tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor.numpy
+            self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), load)
 
     def _value(self, name: str, shape: Shape | None, like: str = "unknown") -> Value:
         dtype = self.known.get(name, (None, "unknown"))[1]
@@ -153,8 +158,9 @@ class _Reader:
             found = row.read(view)
         except Opaque as opaque:
             return self._opaque(view, origin, path, {"why": opaque.reason} if opaque.reason else {})
+        inner: dict[str, str] = {}
         for step in found if isinstance(found, list) else [found]:
-            self._emit(view, step, origin, path)
+            self._emit(view, step, origin, path, inner)
         return None
 
     def _evaluate(self, view: View) -> None:
@@ -163,12 +169,27 @@ class _Reader:
             raise Opaque("")
         self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
 
-    def _emit(self, view: View, step: Step, origin: str, path: str) -> None:
-        output = view.node.outputs[step.output]
-        name = output.name or ""
+    def _emit(self, view: View, step: Step, origin: str, path: str, inner: dict[str, str]) -> None:
+        """One IR node; `inner` are the values inside the ONNX node so far, by their keys."""
+        name = view.node.outputs[step.output].name or "" if step.output < len(view.node.outputs) else ""
+        attrs = dict(step.attrs)
+        if step.key:
+            attrs["inside"] = view.node.op_type
+            if name and step.output:
+                attrs["shown"] = True
+            else:
+                last = view.node.outputs[0].name or ""
+                name = f"{last}::{step.key}"
+                self.inside[name] = last
+            inner[step.key] = name
         if not name:
             return
-        operands = tuple(step.tensors.get(slot, view.operand(slot)) for slot in step.slots)
+        operands = tuple(
+            self.tensors.get(inner[slot], inner[slot])
+            if isinstance(slot, str)
+            else step.tensors.get(slot, view.operand(slot))
+            for slot in step.slots
+        )
         first = operands[0]
         like = self.dtypes.get(first, "unknown") if isinstance(first, str) else first.dtype if first else "unknown"
         value = self._value(name, step.shape, like)
@@ -178,7 +199,7 @@ class _Reader:
                 self.tensors[name] = folded
                 return
         self.slots[name] = step.slots
-        self.nodes.append(Node(step.op, operands, (value,), step.attrs, origin, path))
+        self.nodes.append(Node(step.op, operands, (value,), attrs, origin, path))
 
     def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
@@ -221,6 +242,14 @@ class _Reader:
             else:
                 self.nodes[at] = replace(node, inputs=(), attrs={"host_op": "Shape"})
                 self.slots[node.name] = ()
+
+
+def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:
+    """A weight in its file, mapped only while somebody holds the array: a tensor that was read once stays in memory."""
+    return onnx_ir.ExternalTensor(
+        tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
+        base_dir=tensor.base_dir,
+    ).numpy()  # fmt: skip
 
 
 def captured_by(node: onnx_ir.Node) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,18 +119,6 @@ def _padding(view: View, rank: int) -> str | tuple[tuple[int, int], ...]:
         return auto.lower()
     pads = view.attr("pads", (0,) * (2 * rank)) if auto == "NOTSET" else (0,) * (2 * rank)
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
-
-
-def read_attention(view: View) -> Step:
-    """Queries, keys and values with an axis of heads; the packed form, caches and the soft cap are left whole."""
-    view.first_output_only()
-    q, k, v = (view.shape(i) for i in range(3))
-    if len(q) != 4 or any(operand is not None for operand in view.operands[4:]) or view.attr("softcap", 0.0):
-        raise Opaque("it packs its heads, keeps a cache or caps its scores")
-    if not isinstance(q[3], int) or (q[1] != k[1] and not (isinstance(q[1], int) and isinstance(k[1], int))):
-        raise Opaque("the number or the size of its heads is not known")
-    attrs = {"scale": float(view.attr("scale", 1.0 / math.sqrt(q[3]))), "causal": bool(view.attr("is_causal", 0))}
-    return Step("attention", (0, 1, 2, 3), attrs, (*q[:3], v[3]))
 
 
 # ---------------------------------------------------------------- pointwise ops

@@ -1,7 +1,8 @@
 """What a row of the ONNX table sees of a node, and what it gives back.
 
-A row sees a `View` of one node and returns a `Step` (a `Split` returns one a part). It raises `Opaque(reason)` where it
-cannot say what the node does to axes; the node then stays whole, and the reason is what reports give.
+A row sees a `View` of one node and returns a `Step` (a `Split` returns one a part, a fused op what it does one after the
+other). It raises `Opaque(reason)` where it cannot say what the node does to axes; the node then stays whole, and the reason
+is what reports give.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ class Opaque(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One IR node: its op, which inputs of the ONNX node its operands are (`slots`), and the shape of the result."""
+    """One IR node: its op, which inputs of the ONNX node its operands are (`slots`), and the shape of the result.
+
+    A step of a fused op may have a `key`: later steps of the same node read its result by it, as an entry of `slots`. Such a
+    result is inside the node, and at the same time its `output` where the node has that.
+    """
 
     op: str
-    slots: tuple[int, ...]
+    slots: tuple[int | str, ...]
     attrs: Mapping[str, Any]
     shape: Shape
     output: int = 0
     tensors: Mapping[int, Tensor] = field(default_factory=dict)
     """Operands that are read in another form than the input has (a bias without its leading axis), by slot."""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import onnx_ir
 from cmrc.errors import HostError
 from cmrc.hosts.onnx_insert import INSERTED, insert_like
 from cmrc.hosts.onnx_ops import ROWS
-from cmrc.hosts.onnx_patch import WRITERS, rewire, write_target
+from cmrc.hosts.onnx_patch import WRITERS, rewire, write_fused, write_target
 from cmrc.hosts.onnx_read import Reading, subgraphs
 from cmrc.ir import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import apply, materialise
@@ -117,17 +117,21 @@ class Patch:
         """The IR nodes that each ONNX node is read as."""
         found: dict[onnx_ir.Node, list[Node]] = {}
         for node in nodes:
-            host = self.values[node.name].producer() if node.origin else None
+            name = self.reading.inside.get(node.name, node.name)
+            host = self.values[name].producer() if node.origin else None
             if host is not None:
                 found.setdefault(host, []).append(node)
         return found
 
     def _write(self, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+        is_fused = any("inside" in node.attrs for node in before)
+        if is_fused:
+            write_fused(self, host, nodes, before)
         row = ROWS.get(f"{host.domain}::{host.op_type}" if host.domain else host.op_type)
         writer = WRITERS.get(row.write) if row is not None and nodes[0].op != "opaque" else None
         if writer is not None:
             writer(self, host, nodes, before)
-        else:
+        elif not is_fused:
             rewire(self, host, nodes[0], before[0])
 
     def _insert(self, node: Node) -> None:
@@ -292,6 +296,8 @@ class Patch:
     def _update_shapes(self) -> None:
         """Declared shapes follow the IR where it changed; a stale one makes onnxruntime refuse the model."""
         for name, shape in self.shapes.items():
+            if name in self.reading.inside:
+                continue
             value = self.values[name]
             was = self.was.get(name, shape)
             if value.shape is not None and was != shape:

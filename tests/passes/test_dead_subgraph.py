@@ -137,6 +137,12 @@ def causal_queries() -> Graph:
     return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7, causal=True), (0, 2), axis=2)
 
 
+def values_as_wide_as_queries() -> Graph:
+    net, _ = sequence()
+    q, k, v = heads(net, 2), heads(net, 2), heads(net, 2)
+    return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7, square=True), (1,), axis=3)
+
+
 def another_op() -> Graph:
     net, h = vector()
     net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), {"host_op": "sort"}, origin="sorted"))
@@ -172,6 +178,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (vector_operand, "one of its operands is a vector"),
     (uneven_heads, "query heads that share a key-value head go together, or equally many of every such group"),
     (causal_queries, "it counts positions from the first query"),
+    (values_as_wide_as_queries, "its values have the size of its queries"),
     (another_op, "sort makes all of its units at once"),
     (another_op_that_says_why, "it is odd"),
     (input_of_the_model, "it is an input of the model"),

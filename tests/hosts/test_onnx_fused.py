@@ -1,0 +1,363 @@
+"""Fused ops on the ONNX host: what goes through them, what they look like afterwards, and where they stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+from tolerances import EXACT_F32, MOVES
+
+import cmrc
+from cmrc.evaluate import evaluate
+from cmrc.hosts.onnx_ops import ROWS
+from cmrc.ir import Array
+
+HEADS, SIZE = 4, 16
+WIDTH = HEADS * SIZE
+
+
+def random(*shape: int, seed: int = 0, scale: float | None = None) -> Array:
+    """Weights of a scale that keeps activations near one."""
+    scale = shape[0] ** -0.5 if scale is None and len(shape) == 2 else scale or 1.0
+    return (np.random.default_rng([seed, *shape]).normal(size=shape) * scale).astype(np.float32)
+
+
+KINDS = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
+}
+Inputs = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model around one op, a site in it, units to replace, and what is left of parameters and attributes."""
+
+    nodes: str
+    site: str
+    units: Sequence[int]
+    arrays: dict[str, Array]
+    inputs: Callable[[int], Inputs]
+    left: dict[str, tuple[int, ...]]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    outputs: str = "y"
+    opset: int = 17
+    axis: int | None = None
+    evaluated: bool = True
+
+
+def model(case: Case) -> onnx.ModelProto:
+    feeds = case.inputs(2)
+    inputs = [
+        helper.make_tensor_value_info(name, KINDS[array.dtype], ["N", *array.shape[1:]] if array.ndim else [])
+        for name, array in feeds.items()
+    ]
+    graph = helper.make_graph(
+        [parser.parse_node(line.strip()) for line in case.nodes.strip().splitlines()],
+        "main",
+        inputs,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in case.outputs.split()],
+        [numpy_helper.from_array(array, name) for name, array in case.arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def tokens(*shape: int, **more: Callable[[int], Array]) -> Callable[[int], Inputs]:
+    def feeds(batch: int) -> Inputs:
+        x = random(batch, *shape, seed=batch)
+        return {"x": x, **{name: make(batch) for name, make in more.items()}}
+
+    return feeds
+
+
+def heads(*which: int, size: int = SIZE) -> list[int]:
+    return [head * size + i for head in which for i in range(size)]
+
+
+def proved(case: Case, *, constant: Any = None) -> cmrc.Lowered:
+    """Lowered and clamped agree at two batch sizes, and the do matters."""
+    program = cmrc.trace(model(case))
+    constant = random(len(case.units), seed=9, scale=1.0) if constant is None else constant
+    plan = cmrc.Plan(program).do(case.site, units=case.units, constant=constant, axis=case.axis)
+    lowered = cmrc.lower(program, plan)
+    for batch in (2, 3):
+        check = lowered.check(case.inputs(batch))
+        assert check.error <= EXACT_F32
+        assert check.moved >= MOVES * EXACT_F32
+    return lowered
+
+
+def sizes(lowered: cmrc.Lowered) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(v.shape.numpy()) for name, v in lowered.host.model.graph.initializers.items()}  # type: ignore
+
+
+FFN = {"up": random(WIDTH, 48, seed=1), "down": random(48, WIDTH, seed=2)}
+FFN_LEFT = {"up": (WIDTH, 40), "down": (40, WIDTH)}
+SCALES = {"gamma": random(WIDTH, seed=3), "beta": random(WIDTH, seed=4)}
+SOME = [0, 3, 7, 8, 21, 30, 40, 47]
+OUT = {"o": random(WIDTH, WIDTH, seed=5)}
+PROJECTIONS = {name: random(WIDTH, WIDTH, seed=seed) for name, seed in (("wq", 6), ("wk", 7), ("wv", 8))}
+PROJECT = """
+q = MatMul(x, wq)
+k = MatMul(x, wk)
+v = MatMul(x, wv)
+"""
+SERVED = {"wk": random(WIDTH, 2 * SIZE, seed=7), "wv": random(WIDTH, 2 * SIZE, seed=8)}
+ANGLES = np.outer(np.arange(16), 100.0 ** (-np.arange(SIZE // 2) / (SIZE // 2)))
+TABLES = {"cos": np.cos(ANGLES).astype(np.float32), "sin": np.sin(ANGLES).astype(np.float32)}
+LENGTHS: dict[str, Callable[[int], Array]] = {"seqlens": lambda n: np.full((n,), 4, dtype=np.int32)}
+
+
+def mask(batch: int) -> Array:
+    return (np.arange(5) < 3 + np.arange(batch)[:, None] % 3).astype(np.int32)
+
+
+CASES: dict[str, Case] = {
+    "BiasGelu": Case(
+        "h = MatMul(x, up)\na = com.microsoft.BiasGelu(h, b)\ny = MatMul(a, down)",
+        "a", SOME, {**FFN, "b": random(48)}, tokens(5, WIDTH), {**FFN_LEFT, "b": (40,)},
+    ),
+    "BiasGelu, before": Case(
+        "h = MatMul(x, up)\na = com.microsoft.BiasGelu(h, b)\ny = MatMul(a, down)",
+        "h", SOME, {**FFN, "b": random(48)}, tokens(5, WIDTH), {**FFN_LEFT, "b": (40,)},
+    ),
+    "FastGelu": Case(
+        "h = MatMul(x, up)\na = com.microsoft.FastGelu(h, b)\ny = MatMul(a, down)",
+        "a", SOME, {**FFN, "b": random(48)}, tokens(5, WIDTH), {**FFN_LEFT, "b": (40,)},
+    ),
+    "FastGelu, no bias": Case(
+        "h = MatMul(x, up)\na = com.microsoft.FastGelu(h)\ny = MatMul(a, down)",
+        "a", SOME, FFN, tokens(5, WIDTH), FFN_LEFT,
+    ),
+    "QuickGelu": Case(
+        "h = MatMul(x, up)\na = com.microsoft.QuickGelu(h)\ny = MatMul(a, down)",
+        "a", SOME, FFN, tokens(5, WIDTH), FFN_LEFT,
+    ),
+    "Gelu": Case(
+        "h = MatMul(x, up)\na = com.microsoft.Gelu(h)\ny = MatMul(a, down)",
+        "a", SOME, FFN, tokens(5, WIDTH), FFN_LEFT,
+    ),
+    "FusedMatMul": Case(
+        "h = com.microsoft.FusedMatMul<alpha=0.5>(x, up)\na = Relu(h)\ny = com.microsoft.FusedMatMul<alpha=3.0, transB=1>(a, d)",
+        "a", SOME, {"up": FFN["up"], "d": FFN["down"].T.copy()}, tokens(5, WIDTH),
+        {"up": (WIDTH, 40), "d": (WIDTH, 40)},
+    ),
+    "FusedMatMul, transA": Case(
+        "h = com.microsoft.FusedMatMul<transA=1>(x, up)\na = Relu(h)\ny = MatMul(a, down)",
+        "a", SOME, FFN, tokens(WIDTH, 5), FFN_LEFT,
+    ),
+    "FusedMatMul of values": Case(
+        PROJECT + """
+        q4 = Reshape(q, apart)
+        k4 = Reshape(k, apart)
+        v4 = Reshape(v, apart)
+        qt = Transpose<perm=[0,2,1,3]>(q4)
+        kt = Transpose<perm=[0,2,1,3]>(k4)
+        vt = Transpose<perm=[0,2,1,3]>(v4)
+        s = com.microsoft.FusedMatMul<alpha=0.3, transB=1>(qt, kt)
+        p = Softmax<axis=-1>(s)
+        c = MatMul(p, vt)
+        ct = Transpose<perm=[0,2,1,3]>(c)
+        m = Reshape(ct, merged)
+        y = MatMul(m, o)""".strip(),
+        "m", heads(1, 2), {**PROJECTIONS, **OUT, "apart": np.array([0, 0, HEADS, SIZE]), "merged": np.array([0, 0, WIDTH])},
+        tokens(5, WIDTH), {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, 2 * SIZE), "wv": (WIDTH, 2 * SIZE), "o": (2 * SIZE, WIDTH)},
+    ),
+    "FusedGemm": Case(
+        'h = com.microsoft.FusedGemm<activation="LeakyRelu", activation_alpha=0.2>(x, up, b)\ny = Gemm(h, down)',
+        "h", SOME, {**FFN, "b": random(48)}, tokens(WIDTH), {**FFN_LEFT, "b": (40,)},
+    ),
+    "FusedConv": Case(
+        'h = com.microsoft.FusedConv<activation="HardSigmoid", activation_params=[0.3, 0.4], kernel_shape=[1,1]>(x, w, b)\n'
+        'g = com.microsoft.FusedConv<activation="Relu", kernel_shape=[1,1]>(h, u, c)\ny = Conv(g, u)',
+        "h", [0, 5], {"w": random(8, 4, 1, 1), "b": random(8), "u": random(8, 8, 1, 1, seed=2), "c": random(8, seed=3)},
+        tokens(4, 6, 6), {"w": (6, 4, 1, 1), "b": (6,), "u": (8, 8, 1, 1), "u.cmrc1": (8, 6, 1, 1), "c": (8,)},
+    ),
+    "FusedConv, depthwise": Case(
+        'h = Conv(x, w)\nd = com.microsoft.FusedConv<activation="Clip", activation_params=[0.0, 6.0], group=8, '
+        "kernel_shape=[3,3]>(h, k, b)\ny = Conv(d, u)",
+        "d", [0, 5], {"w": random(8, 4, 1, 1), "k": random(8, 1, 3, 3), "b": random(8), "u": random(8, 8, 1, 1, seed=2)},
+        tokens(4, 6, 6), {"w": (6, 4, 1, 1), "k": (6, 1, 3, 3), "b": (6,), "u": (8, 6, 1, 1)}, {"group": 6},
+    ),
+    "FusedConv, added": Case(
+        'h = Conv(x, w)\ng = Conv(x, v)\ns = com.microsoft.FusedConv<activation="Relu", kernel_shape=[1,1]>(g, u, b, h)\n'
+        "y = Conv(s, u)",
+        "s", [0, 5],
+        {"w": random(8, 4, 1, 1), "v": random(8, 4, 1, 1, seed=1), "u": random(8, 8, 1, 1, seed=2), "b": random(8)},
+        tokens(4, 6, 6),
+        {"w": (6, 4, 1, 1), "v": (8, 4, 1, 1), "u.cmrc1": (6, 8, 1, 1), "u.cmrc2": (8, 6, 1, 1), "b": (6,)},
+    ),
+    "SkipLayerNormalization": Case(
+        """h = MatMul(x, up)
+        a = com.microsoft.BiasGelu(h, b)
+        d = MatMul(a, down)
+        n, "", "", s = com.microsoft.SkipLayerNormalization<epsilon=0.00001>(d, x, gamma, beta, c)
+        y = Add(n, s)""",
+        "a", SOME, {**FFN, **SCALES, "b": random(48), "c": random(WIDTH, seed=6)}, tokens(5, WIDTH),
+        {**FFN_LEFT, "b": (40,), "c": (WIDTH,), "gamma": (WIDTH,), "beta": (WIDTH,)},
+    ),
+    "SkipLayerNormalization, no bias": Case(
+        """h = MatMul(x, up)
+        a = Relu(h)
+        d = MatMul(a, down)
+        y = com.microsoft.SkipLayerNormalization(d, x, gamma)""",
+        "a", SOME, {**FFN, "gamma": SCALES["gamma"]}, tokens(5, WIDTH),
+        {**FFN_LEFT, "gamma": (WIDTH,), "down.bias": (WIDTH,)},
+    ),
+    "SkipSimplifiedLayerNormalization": Case(
+        """h = MatMul(x, up)
+        a = Relu(h)
+        d = MatMul(a, down)
+        n, "", "", s = com.microsoft.SkipSimplifiedLayerNormalization(d, x, gamma, c)
+        y = Add(n, s)""",
+        "a", SOME, {**FFN, "gamma": SCALES["gamma"], "c": random(WIDTH, seed=6)}, tokens(5, WIDTH),
+        {**FFN_LEFT, "gamma": (WIDTH,), "c": (WIDTH,)},
+    ),
+    "SimplifiedLayerNormalization": Case(
+        """n = SimplifiedLayerNormalization<axis=-1, epsilon=0.00001>(x, gamma)
+        h = MatMul(n, up)
+        a = Relu(h)
+        y = MatMul(a, down)""",
+        "a", SOME, {**FFN, "gamma": SCALES["gamma"]}, tokens(5, WIDTH), {**FFN_LEFT, "gamma": (WIDTH,)},
+    ),
+    "Attention, 3-D": Case(
+        PROJECT + "a = Attention<q_num_heads=4, kv_num_heads=4, is_causal=1>(q, k, v)\ny = MatMul(a, o)",
+        "a", heads(1, 2), {**PROJECTIONS, **OUT}, tokens(5, WIDTH),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, 2 * SIZE), "wv": (WIDTH, 2 * SIZE), "o": (2 * SIZE, WIDTH)},
+        {"q_num_heads": 2, "kv_num_heads": 2}, opset=23,
+    ),
+    "Attention, 3-D, units of a value": Case(
+        PROJECT + "a = Attention<q_num_heads=4, kv_num_heads=4>(q, k, v)\ny = MatMul(a, o)",
+        "a", [head * SIZE + i for head in range(HEADS) for i in (1, 5)], {**PROJECTIONS, **OUT}, tokens(5, WIDTH),
+        {"wq": (WIDTH, WIDTH), "wk": (WIDTH, WIDTH), "wv": (WIDTH, WIDTH - 8), "o": (WIDTH - 8, WIDTH)},
+        {"q_num_heads": 4, "kv_num_heads": 4}, opset=23,
+    ),
+    "Attention, 3-D, grouped, with a mask": Case(
+        PROJECT + "a = Attention<q_num_heads=4, kv_num_heads=2>(q, k, v, mask)\ny = MatMul(a, o)",
+        "a", heads(2, 3), {**PROJECTIONS, **SERVED, **OUT, "mask": random(1, HEADS, 5, 5, scale=2.0)}, tokens(5, WIDTH),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, SIZE), "wv": (WIDTH, SIZE), "o": (2 * SIZE, WIDTH), "mask": (1, 2, 5, 5)},
+        {"q_num_heads": 2, "kv_num_heads": 1}, opset=23,
+    ),
+    "Attention, 3-D, with a cache": Case(
+        PROJECT + "a, pk, pv = Attention<q_num_heads=4, kv_num_heads=2, is_causal=1>(q, k, v, , kp, vp)\ny = MatMul(a, o)",
+        "a", heads(0, 3), {**PROJECTIONS, **SERVED, **OUT},
+        tokens(5, WIDTH, kp=lambda n: random(n, 2, 3, SIZE, seed=n), vp=lambda n: random(n, 2, 3, SIZE, seed=n + 7)),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, 2 * SIZE), "wv": (WIDTH, 2 * SIZE), "o": (2 * SIZE, WIDTH)},
+        {"q_num_heads": 2, "kv_num_heads": 2}, outputs="y pk pv", opset=23,
+    ),
+    "RotaryEmbedding": Case(
+        PROJECT + """
+        qr = RotaryEmbedding<num_heads=4>(q, cos, sin, at)
+        kr = RotaryEmbedding<num_heads=4>(k, cos, sin, at)
+        a = Attention<q_num_heads=4, kv_num_heads=4>(qr, kr, v)
+        y = MatMul(a, o)""".strip(),
+        "a", heads(0), {**PROJECTIONS, **OUT, **TABLES}, tokens(5, WIDTH, at=lambda n: np.tile(np.arange(5), (n, 1))),
+        {"wq": (WIDTH, 3 * SIZE), "wk": (WIDTH, 3 * SIZE), "wv": (WIDTH, 3 * SIZE), "o": (3 * SIZE, WIDTH)}, {"num_heads": 3, "q_num_heads": 3},
+        opset=23, evaluated=False,
+    ),
+    "RotaryEmbedding, com.microsoft": Case(
+        PROJECT + """
+        qr = com.microsoft.RotaryEmbedding(q, at, cos, sin)
+        kr = com.microsoft.RotaryEmbedding(k, at, cos, sin)
+        a = com.microsoft.MultiHeadAttention<num_heads=4>(qr, kr, v)
+        y = MatMul(a, o)""".strip(),
+        "a", heads(0), {**PROJECTIONS, **OUT, **TABLES, "at": np.zeros(1, dtype=np.int64)}, tokens(5, WIDTH),
+        {"wq": (WIDTH, 3 * SIZE), "wk": (WIDTH, 3 * SIZE), "wv": (WIDTH, 3 * SIZE), "o": (3 * SIZE, WIDTH)}, {"num_heads": 3}, evaluated=False,
+    ),
+    "MultiHeadAttention": Case(
+        PROJECT + "a = com.microsoft.MultiHeadAttention<num_heads=4, unidirectional=1>(q, k, v, b)\ny = MatMul(a, o)",
+        "a", heads(1, 2), {**PROJECTIONS, **OUT, "b": random(3 * WIDTH)}, tokens(5, WIDTH),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, 2 * SIZE), "wv": (WIDTH, 2 * SIZE), "o": (2 * SIZE, WIDTH), "b": (6 * SIZE,)}, {"num_heads": 2},
+    ),
+    "MultiHeadAttention, masks": Case(
+        PROJECT + "a = com.microsoft.MultiHeadAttention<num_heads=4, scale=0.2>(q, k, v, , m, s)\ny = MatMul(a, o)",
+        "a", heads(0, 3), {**PROJECTIONS, **OUT, "s": random(1, HEADS, 5, 5, scale=2.0)}, tokens(5, WIDTH, m=mask),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, 2 * SIZE), "wv": (WIDTH, 2 * SIZE), "o": (2 * SIZE, WIDTH), "s": (1, 2, 5, 5)}, {"num_heads": 2},
+    ),
+    "Attention, com.microsoft": Case(
+        "a = com.microsoft.Attention<num_heads=4>(x, w, b, m)\ny = MatMul(a, o)",
+        "a", heads(1, 2), {"w": random(WIDTH, 3 * WIDTH), "b": random(3 * WIDTH), **OUT}, tokens(5, WIDTH, m=mask),
+        {"w": (WIDTH, 6 * SIZE), "b": (6 * SIZE,), "o": (2 * SIZE, WIDTH)}, {"num_heads": 2},
+    ),
+    "Attention, com.microsoft, units of a value": Case(
+        "a = com.microsoft.Attention<num_heads=4, unidirectional=1>(x, w, b)\ny = MatMul(a, o)",
+        "a", [head * SIZE + i for head in range(HEADS) for i in (1, 5)],
+        {"w": random(WIDTH, 3 * WIDTH), "b": random(3 * WIDTH), **OUT}, tokens(5, WIDTH),
+        {"w": (WIDTH, 3 * WIDTH - 8), "b": (3 * WIDTH - 8,), "o": (WIDTH - 8, WIDTH)}, {"num_heads": 4, "qkv_hidden_sizes": [WIDTH, WIDTH, WIDTH - 8]},
+    ),
+    "GroupQueryAttention": Case(
+        PROJECT + """
+        a, pk, pv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2, do_rotary=1>(q, k, v, , , seqlens, total, cos, sin)
+        y = MatMul(a, o)""".strip(),
+        "a", heads(0, 1), {**PROJECTIONS, **SERVED, **OUT, **TABLES, "total": np.array(5, dtype=np.int32)},
+        tokens(5, WIDTH, **LENGTHS),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, SIZE), "wv": (WIDTH, SIZE), "o": (2 * SIZE, WIDTH)}, {"num_heads": 2, "kv_num_heads": 1},
+        evaluated=False,
+    ),
+    "GroupQueryAttention, packed": Case(
+        """
+        qkv = MatMul(x, w)
+        a, pk, pv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(qkv, , , , , seqlens, total)
+        y = MatMul(a, o)""",
+        "a", heads(1, 2), {"w": random(WIDTH, 8 * SIZE), **OUT, "total": np.array(5, dtype=np.int32)},
+        tokens(5, WIDTH, **LENGTHS), {"w": (WIDTH, 6 * SIZE), "o": (2 * SIZE, WIDTH)}, {"num_heads": 2, "kv_num_heads": 2},
+        evaluated=False,
+    ),
+    "GroupQueryAttention, with a cache": Case(
+        PROJECT + """
+        a, pk, pv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, kp, vp, seqlens, total)
+        y = MatMul(a, o)""".strip(),
+        "a", heads(1, 2), {**PROJECTIONS, **SERVED, **OUT, "total": np.array(8, dtype=np.int32)},
+        tokens(
+            1, WIDTH, kp=lambda n: random(n, 2, 7, SIZE, seed=n), vp=lambda n: random(n, 2, 7, SIZE, seed=n + 7),
+            seqlens=lambda n: np.full((n,), 7, dtype=np.int32),
+        ),
+        {"wq": (WIDTH, 2 * SIZE), "wk": (WIDTH, 2 * SIZE), "wv": (WIDTH, 2 * SIZE), "o": (2 * SIZE, WIDTH)},
+        {"num_heads": 2, "kv_num_heads": 2}, outputs="y pk pv", evaluated=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replacements_fold_through_fused_ops(name: str) -> None:
+    case = CASES[name]
+    lowered = proved(case)
+    found = sizes(lowered)
+    assert {key: found.get(key) for key in case.left} == case.left
+    ops = {node.op_type for node in lowered.host.model.graph}  # type: ignore[attr-defined]
+    assert {node.op_type for node in cmrc.trace(model(case)).host.model.graph} <= ops  # type: ignore[attr-defined]
+    written = {
+        attribute: node.attributes[attribute].value
+        for node in lowered.host.model.graph  # type: ignore[attr-defined]
+        for attribute in case.attributes
+        if attribute in node.attributes
+    }
+    assert {key: list(v) if isinstance(v, (list, tuple)) else v for key, v in written.items()} == case.attributes
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.evaluated])
+def test_the_steps_of_a_fused_op_mean_what_onnxruntime_does(name: str) -> None:
+    case = CASES[name]
+    program = cmrc.trace(model(case))
+    feeds = case.inputs(2)
+    values = evaluate(program.graph, feeds)
+    for output, found in zip(program.graph.outputs, program.host.run(feeds), strict=True):
+        np.testing.assert_allclose(values[output], found, rtol=0, atol=3e-5 * float(np.abs(found).max()))
+
+
+def test_every_fused_row_has_a_case() -> None:
+    used = {
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        for case in CASES.values()
+        for node in model(case).graph.node
+    }
+    ours = {name for name in ROWS if name.startswith("com.microsoft::")}
+    assert ours | {"Attention", "RotaryEmbedding", "SimplifiedLayerNormalization"} <= used
