@@ -105,11 +105,16 @@ def progress(items: Sequence[Item] | Iterable[Item], what: str) -> Iterator[Item
 
 
 def arguments(description: str, record: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes and few pairs, to see that it runs")
-    parser.add_argument("--json", type=Path, default=RECORDS / record, metavar="OUT", help="where to write the record")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch, and of an onnxruntime session")
-    return parser.parse_args()
+    return parser(description, record).parse_args()
+
+
+def parser(description: str, record: str) -> argparse.ArgumentParser:
+    """What every benchmark takes; one with options of its own adds them."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="small sizes and few pairs, to see that it runs")
+    made.add_argument("--json", type=Path, default=RECORDS / record, metavar="OUT", help="where to write the record")
+    made.add_argument("--threads", type=int, default=1, help="threads of torch, and of an onnxruntime session")
+    return made
 
 
 def machine() -> dict[str, Any]:

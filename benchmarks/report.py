@@ -40,6 +40,13 @@ The clock is the {clock}.
 *native* is the small architecture written by hand and exported by torch; *lowered (torch)* comes from the `nn.Module`,
 *lowered (onnx)* from the exported file of the wide model.
 """,
+    "llm size": """## What a large model takes
+
+A Llama-architecture ONNX model with random weights in an external data file, every FFN to three quarters, ONNX file to
+ONNX file. The process may allocate only twice the largest weight that changes and a constant beyond what it holds after
+its imports: the kernel enforces it. *own* memory is anonymous, *with mapped files* counts the pages of the data file that
+are mapped at that moment, one weight at a time, which the kernel may drop at will.
+""",
 }
 
 
@@ -91,6 +98,31 @@ def histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mappi
     return "\n".join(parts)
 
 
+def large(record: Mapping[str, Any]) -> str:
+    found = record["size"]
+    numbers = (
+        ("parameters", f"{found['parameters']:,} to {found['parameters_after']:,}"),
+        ("weights", megabytes(found["weights_bytes"])),
+        ("largest weight that changes", megabytes(found["largest_changed_bytes"])),
+        ("own memory after the imports", megabytes(found["before"]["anonymous"])),
+        ("own memory beyond that, at most", megabytes(found["grown_bytes"])),
+        ("allowed: twice the largest weight that changes and a constant", megabytes(found["bound_bytes"])),
+        ("met", "yes" if found["met"] else "**no**"),
+        ("all memory with mapped files, at most (ru_maxrss)", megabytes(found["resident_peak"])),
+        ("lowered and clamped differ by", f"{found['error']:.1e} of the largest logit"),
+        ("the replacement itself moves the logits by", f"{found['moved']:.1e}"),
+    )
+    stages = [
+        (name, show(told["seconds"]), megabytes(told["anonymous"]), megabytes(told["total"]))
+        for name, told in found["stages"].items()
+    ]
+    return table(("what", ""), numbers) + "\n" + table(("step", "time", "own memory", "with mapped files"), stages)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"
+
+
 def conditions(record: Mapping[str, Any]) -> str:
     machine, versions = record["machine"], record["versions"]
     told = ", ".join(f"{name} {number}" for name, number in versions.items())
@@ -112,7 +144,10 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     for record in records:
         parts.append(SECTIONS[record["what"]].format(**record))
         parts.append(conditions(record))
-        parts.append(ratios(record["ratios"]))
+        if record["ratios"]:
+            parts.append(ratios(record["ratios"]))
+        if "size" in record:
+            parts.append(large(record))
         if "parts" in record:
             parts.append(spent(record["parts"]))
         if "memory" in record:
