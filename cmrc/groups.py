@@ -313,7 +313,10 @@ def find_groups(program: Program) -> list[Group]:
         strands = sorted(part, key=order.__getitem__)
         if any(s in weave.joins or s in weave.balanced for s in strands):
             found.append((order[strands[0]], _group(weave, strands)))
-    groups = [group for _, group in sorted(found, key=lambda pair: pair[0])]
+    # A fused node that writes to a group inside itself cannot be told to write anything else.
+    groups = [
+        g for _, g in sorted(found, key=lambda pair: pair[0]) if not any(w.value in program.inside for w in g.writers)
+    ]
     names = [group.name for group in groups]
     seen: dict[str, int] = {}
     for i, name in enumerate(names):
@@ -378,6 +381,8 @@ def _entry(weave: Weave, strand: Strand, leading: set[Strand], roots: dict[Stran
         following = after[0]
         same = len(roots[following]) == len(roots[strand]) and bool(np.all(roots[following] == roots[strand]))
         if following in weave.joins or following not in leading or not same or strand in weave.balanced:
+            return strand
+        if following[0] in program.inside:
             return strand
         strand = following
 

@@ -257,7 +257,7 @@ def _aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
     return array.reshape(shape)
 
 
-FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend", "like", "inside", "shown"}
+FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend", "like", "inside", "shown", "separable"}
 
 
 def _pointwise(attrs: Attrs, *operands: Array | None) -> Array:

@@ -63,9 +63,12 @@ class Program:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """Every value that can be replaced; what is read again inside the fused node that makes it cannot."""
-        inside = {node.name for node in self.graph.nodes if "inside" in node.attrs}
-        return {name: value for name, value in self.graph.values().items() if name not in inside}
+        return self.graph.values()
+
+    @cached_property
+    def inside(self) -> frozenset[str]:
+        """Values that the fused node which makes them goes on to read: they cannot be replaced."""
+        return frozenset(node.name for node in self.graph.nodes if "inside" in node.attrs)
 
     @cached_property
     def producers(self) -> dict[str, Node]:
@@ -114,7 +117,7 @@ class Program:
         wanted = None if pattern == "*" else {site.value for site in self.find(pattern)}
         found = []
         for name in self.values:
-            if name in self.axes and (wanted is None or name in wanted):
+            if name in self.axes and name not in self.inside and (wanted is None or name in wanted):
                 found.append(self._site(name))
         return [self.describe(site) for site in found] if folds else found
 
@@ -160,8 +163,8 @@ class Program:
     def site_of(self, value: str, axis: int | None, name: str = "", *, at: str = "") -> Site:
         """The site at a value, by its own name."""
         known = self.values.get(value)
-        maker = self.producers.get(value)
-        if known is None and maker is not None:
+        if value in self.inside:
+            maker = self.producers[value]
             op = str(maker.attrs["inside"])
             raise SiteError(
                 f"the node goes on to read {value!r} itself, so that it cannot be replaced",

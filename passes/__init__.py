@@ -104,12 +104,14 @@ def find_residue(graph: Graph, log: Log) -> list[Residue]:
             assert isinstance(source, str)
             maker = producers.get(source)
             label, kind = (maker.label, maker.kind) if maker else (source, "input")
-            reason = log.reasons.get((source, node.name)) or _unselected(graph, consumers[source], node)
+            reason = log.reasons.get((source, node.name)) or _unselected(graph, maker, consumers[source], node)
             found.append(Residue(node, label, kind, reason, ()))
     return found
 
 
-def _unselected(graph: Graph, readers: list[Node], select: Node) -> str:
+def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: Node) -> str:
+    if maker is not None and len(maker.outputs) > 1:
+        return str(maker.attrs.get("why") or f"{maker.kind} makes all of its units at once")
     others = [r.label for r in readers if r.op != "select"]
     if select.inputs[0] in graph.outputs:
         return "the whole value is an output of the model"

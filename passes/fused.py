@@ -5,7 +5,7 @@
 
 A value inside such a node exists in no host: nothing can be put in front of it or behind it. The rules do not know that.
 Where they leave something in the middle, the node is taken as a whole, opaque, with what stopped there as the reason,
-and the passes start again.
+and the passes start again. Only a node that its host can write as several (`separable`) comes apart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def torn(before: Graph, after: Graph) -> list[str]:
     left = {node.name: node for node in after.nodes}
     member_of = {node.name: origin for origin, members in groups.items() for node in members}
     found = {
-        origin for origin, members in groups.items() if any(m.name in left for m in members) and _differs(members, left)
+        origin
+        for origin, members in groups.items()
+        if not any("separable" in m.attrs for m in members)
+        and any(m.name in left for m in members)
+        and differs(members, left)
     }
     for node in after.nodes:
         copied = member_of.get(str(node.attrs.get("like", "")))
@@ -44,7 +48,7 @@ def torn(before: Graph, after: Graph) -> list[str]:
     return [origin for origin in groups if origin in found]
 
 
-def _differs(members: Sequence[Node], left: Mapping[str, Node]) -> bool:
+def differs(members: Sequence[Node], left: Mapping[str, Node]) -> bool:
     """Whether a part is gone, reads something else inside, or has a tensor where it read a value."""
     own = {value.name for member in members for value in member.outputs}
     for member in members:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from cmrc.ir import Graph, Node
+from cmrc.passes.fused import fused, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class Cut:
 
 
 def cut(graph: Graph, sites: Iterable[str]) -> Cut:
-    """Cut at values, by name. Without sites there is one piece: the graph."""
+    """Cut at values, by name. Without sites there is one piece: the graph. A fused node falls into one piece as a whole."""
     sites = tuple(dict.fromkeys(sites))
+    graph = whole(graph, dict.fromkeys(fused(graph), ""))
     made_at, seen_at, free = _levels(graph, frozenset(sites))
     count = max((made_at[name] for name in made_at), default=0) + 1
     pieces = tuple(_piece(graph, level, made_at, seen_at, free, frozenset(sites)) for level in range(count))

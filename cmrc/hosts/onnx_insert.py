@@ -138,9 +138,8 @@ def _insert_periodic(patch: Patch, node: Node) -> None:
 
 
 def insert_pointwise(patch: Patch, node: Node) -> None:
-    ops = {"add": "Add", "identity": "Identity"}
-    op = ops.get(node.attrs["fn"])
-    if op is None or node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("align"):
+    op = OPS.get(node.attrs["fn"])
+    if op is None or (op == "Add" and node.attrs.get("alpha", 1.0) != 1.0) or node.attrs.get("align"):
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
     maker = patch.makers.get(str(node.inputs[0])) if node.attrs.get("addend") else None
     values: list[onnx_ir.Value | None] = []
@@ -151,7 +150,25 @@ def insert_pointwise(patch: Patch, node: Node) -> None:
             values.append(patch.initializer(operand, dtype=node.output.dtype, base=named))
         else:
             values.append(patch.value(operand, node.output.dtype))
-    patch.insert(op, values, node.output)
+    if op == "Clip" and patch.opset >= 11:  # its bounds are inputs
+        bounds = [np.asarray(node.attrs[name], dtype=_numpy(node.output.dtype)) for name in ("min", "max")]
+        patch.insert(op, [*values, *(patch.array(bound) for bound in bounds)], node.output)
+        return
+    parameters = ("alpha", "beta", "min", "max")
+    given = [onnx_ir.AttrFloat32(name, node.attrs[name]) for name in parameters if name in node.attrs]
+    patch.insert(op, values, node.output, given)
+
+
+OPS = {
+    "add": "Add",
+    "identity": "Identity",
+    "relu": "Relu",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "leaky_relu": "LeakyRelu",
+    "hard_sigmoid": "HardSigmoid",
+    "clip": "Clip",
+}
 
 
 def insert_plane(patch: Patch, node: Node) -> None:
@@ -188,7 +205,9 @@ def insert_conv(patch: Patch, node: Node) -> None:
         attributes.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
     inputs = [
         _source(patch, node),
-        patch.initializer(weight, dtype=node.output.dtype, base=f"{node.path or node.name}.kernel"),
+        patch.initializer(
+            weight, dtype=node.output.dtype, base="" if node.origin else f"{node.path or node.name}.kernel"
+        ),
     ]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:

@@ -23,10 +23,14 @@ Reader = Callable[[View], "Step | list[Step]"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How to read an op, and which kind of writing it needs besides its inputs (a key of `onnx_patch.WRITERS`)."""
+    """How to read an op, and which kind of writing it needs besides its inputs (a key of `onnx_patch.WRITERS`).
+
+    A fused op is `separable` where `onnx_insert.py` can write each of its steps as a node.
+    """
 
     read: Reader
     write: str = ""
+    separable: bool = False
 
 
 def pointwise(fn: str, arity: int = 1, **options: float) -> Row:
@@ -264,7 +268,7 @@ ROWS: dict[str, Row] = {
     "com.microsoft::Attention": Row(fused.read_packed_attention, write="heads"),
     "com.microsoft::BiasGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu")),
     "com.microsoft::FastGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu_tanh")),
-    "com.microsoft::FusedConv": Row(fused.read_fused_conv, write="conv"),
+    "com.microsoft::FusedConv": Row(fused.read_fused_conv, write="conv", separable=True),
     "com.microsoft::FusedGemm": Row(fused.read_fused_gemm),
     "com.microsoft::FusedMatMul": Row(fused.read_fused_matmul),
     "com.microsoft::Gelu": pointwise("gelu"),

@@ -160,7 +160,7 @@ class _Reader:
             return self._opaque(view, origin, path, {"why": opaque.reason} if opaque.reason else {})
         inner: dict[str, str] = {}
         for step in found if isinstance(found, list) else [found]:
-            self._emit(view, step, origin, path, inner)
+            self._emit(view, step, origin, path, inner, {"separable": True} if row.separable else {})
         return None
 
     def _evaluate(self, view: View) -> None:
@@ -169,10 +169,12 @@ class _Reader:
             raise Opaque("")
         self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
 
-    def _emit(self, view: View, step: Step, origin: str, path: str, inner: dict[str, str]) -> None:
-        """One IR node; `inner` are the values inside the ONNX node so far, by their keys."""
+    def _emit(
+        self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], more: Mapping[str, Any]
+    ) -> None:
+        """One IR node, with `more` attributes; `inner` are the values inside the ONNX node so far, by their keys."""
         name = view.node.outputs[step.output].name or "" if step.output < len(view.node.outputs) else ""
-        attrs = dict(step.attrs)
+        attrs = {**step.attrs, **more}
         if step.key:
             attrs["inside"] = view.node.op_type
             if name and step.output:

@@ -26,7 +26,9 @@ from cmrc.hosts.onnx_patch import WRITERS, rewire, write_fused, write_target
 from cmrc.hosts.onnx_read import Reading, subgraphs
 from cmrc.ir import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import apply, materialise
+from cmrc.passes.fused import differs
 
+Hosts = dict[onnx_ir.Node, list[Node]]
 ANNOTATION = "cmrc.do"
 INSERTED_KEY = "cmrc.inserted"
 
@@ -89,9 +91,12 @@ class Patch:
         read_as = self._hosts(self.reading.graph.nodes)
         now = self._hosts(self.edited.nodes)
         last = {members[-1].name: host for host, members in now.items()}
+        apart = self._separated(now, read_as)
         for node in self.edited.nodes:
             if not node.origin:
                 self._insert(node)
+            elif node.name in apart:
+                self._write_apart(node, apart[node.name])
             elif (host := last.get(node.name)) is not None:
                 if now[host] != read_as[host]:
                     self.reason = node.label
@@ -113,9 +118,9 @@ class Patch:
         made = [value for node in self.graph for value in node.outputs]
         return [*self.graph.initializers.values(), *made]
 
-    def _hosts(self, nodes: Sequence[Node]) -> dict[onnx_ir.Node, list[Node]]:
+    def _hosts(self, nodes: Sequence[Node]) -> Hosts:
         """The IR nodes that each ONNX node is read as."""
-        found: dict[onnx_ir.Node, list[Node]] = {}
+        found: Hosts = {}
         for node in nodes:
             name = self.reading.inside.get(node.name, node.name)
             host = self.values[name].producer() if node.origin else None
@@ -133,6 +138,29 @@ class Patch:
             writer(self, host, nodes, before)
         elif not is_fused:
             rewire(self, host, nodes[0], before[0])
+
+    def _separated(self, now: Hosts, read_as: Hosts) -> dict[str, onnx_ir.Node]:
+        """The parts of fused nodes in whose middle something stands now: each becomes a node."""
+        found: dict[str, onnx_ir.Node] = {}
+        for host, members in now.items():
+            before = read_as[host]
+            if any("separable" in node.attrs for node in before) and differs(before, {n.name: n for n in members}):
+                found.update((node.name, host) for node in members)
+        return found
+
+    def _write_apart(self, node: Node, host: onnx_ir.Node) -> None:
+        self.reason = f"{node.kind} of {node.label}"
+        if node.name in self.reading.inside:
+            INSERTED[node.op](self, node)
+            return
+        self.cursor = self.cursor if self.cursor is not None else host
+        old = self.values[node.name]
+        alone = replace(node, outputs=(replace(node.output, name=self.fresh(f"{node.name}.apart")),))
+        INSERTED[node.op](self, alone)
+        new = self.values.pop(alone.name)
+        self.values[node.name] = old
+        self.replace_value(node.name, new)
+        self.retire(host)
 
     def _insert(self, node: Node) -> None:
         insert = insert_like if node.attrs.get("like") else INSERTED.get(node.op)

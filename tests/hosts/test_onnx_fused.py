@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from tolerances import EXACT_F32, MOVES
@@ -361,3 +360,187 @@ def test_every_fused_row_has_a_case() -> None:
     }
     ours = {name for name in ROWS if name.startswith("com.microsoft::")}
     assert ours | {"Attention", "RotaryEmbedding", "SimplifiedLayerNormalization"} <= used
+
+
+# ---------------------------------------------------------------- where something would stay inside
+
+
+def stopped(case: Case, *sites: tuple[str, Sequence[int]]) -> tuple[cmrc.Lowered, str]:
+    """Kept as a residue the result is still right; by default it is refused. Gives the result and the reason."""
+    program = cmrc.trace(model(case))
+    plan = cmrc.Plan(program)
+    for site, units in sites or ((case.site, case.units),):
+        plan.do(site, units=units, constant=0.7)
+    with pytest.raises(cmrc.CmrcError) as error:
+        cmrc.lower(program, plan)
+    lowered = cmrc.lower(program, plan, residue="keep")
+    for batch in (2, 3):
+        check = lowered.check(case.inputs(batch))
+        assert check.error <= EXACT_F32
+        assert check.moved >= MOVES * EXACT_F32
+    return lowered, str(error.value)
+
+
+def test_a_replaced_query_stays_in_front_of_the_attention() -> None:
+    lowered, reason = stopped(CASES["MultiHeadAttention"], ("q", heads(1)))
+    assert "%a (MultiHeadAttention)" in reason
+    assert "attention is not an op that replacements can pass" in reason
+    assert [node.op for node in lowered.graph.nodes if node.origin == "a"] == ["opaque"]
+
+
+def test_both_sides_of_a_skip_norm_replaced_stay_in_front_of_it() -> None:
+    case = CASES["SkipLayerNormalization"]
+    lowered, reason = stopped(case, ("d", range(WIDTH)), ("x", range(WIDTH)))
+    assert "%n (SkipLayerNormalization)" in reason
+    assert "it mixes the units with each other" in reason
+    assert "SkipLayerNormalization" in {node.op_type for node in lowered.host.model.graph}  # type: ignore[attr-defined]
+
+
+def test_part_of_a_head_is_gathered_behind_the_attention() -> None:
+    case = CASES["Attention, 3-D"]
+    _, reason = stopped(case, ("a", [0, 1, 2]))
+    assert "the units are not whole positions of any axis of ['N', 5, 4, 16]" in reason
+
+
+def test_a_key_value_head_in_a_cache_that_is_returned_stays() -> None:
+    case = CASES["Attention, 3-D, with a cache"]
+    lowered, reason = stopped(case, ("a", heads(0, 1)))
+    assert "%a (Attention)" in reason
+    assert "the whole value is an output of the model" in reason
+    assert sizes(lowered)["o"] == (2 * SIZE, WIDTH)
+    lowered, reason = stopped(CASES["GroupQueryAttention, with a cache"], ("a", heads(0, 1)))
+    assert "the whole value is an output of the model" in reason
+
+
+def test_units_of_a_value_stay_where_values_must_be_as_wide_as_queries() -> None:
+    units = [head * SIZE + i for head in range(HEADS) for i in (1, 5)]
+    _, reason = stopped(CASES["GroupQueryAttention"], ("a", units))
+    assert "its values have the size of its queries" in reason
+
+
+def test_a_value_that_its_own_node_reads_on_is_no_site() -> None:
+    program = cmrc.trace(model(CASES["SkipLayerNormalization"]))
+    assert "s" not in {site.name for site in program.sites(folds=False)}
+    with pytest.raises(cmrc.CmrcError) as error:
+        program.site_of("s", None)
+    assert str(error.value) == (
+        "site: %n (SkipLayerNormalization): the node goes on to read 's' itself, so that it cannot be replaced\n"
+        "  fix: name a value before or after it, or trace the model as it was before SkipLayerNormalization was fused"
+    )
+
+
+PADDED = "pads=[1,1,1,1], kernel_shape=[3,3]"
+CHANNELS = {
+    "w": random(8, 4, 3, 3), "b": random(8), "u": random(8, 8, 3, 3, seed=2, scale=0.1), "c": random(8, seed=3),
+    "v": random(5, 8, 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "activation",
+    ['"Relu"', '"Tanh"', '"Sigmoid"', '"LeakyRelu", activation_params=[0.2]', '"Clip", activation_params=[-0.5, 0.5]',
+     '"HardSigmoid", activation_params=[0.3, 0.4]'],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [6, 0], ids=["fixed", "any size"])
+def test_a_fused_convolution_comes_apart_where_a_plane_is_added(activation: str, size: int) -> None:
+    """Constants under zero padding add a plane between the convolution and its activation."""
+    case = Case(
+        f"h = com.microsoft.FusedConv<activation={activation}, {PADDED}>(x, w, b)\n"
+        f"g = com.microsoft.FusedConv<activation={activation}, {PADDED}>(h, u, c)\ny = Conv(g, v)",
+        "h", [0, 5], CHANNELS, tokens(4, 6, 6), {},
+    )  # fmt: skip
+    proto = model(case)
+    if not size:
+        for dim in proto.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_param = "S"
+    program = cmrc.trace(proto)
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("h", units=[0, 5], constant=[0.7, -1.2]))
+    for x in (random(2, 4, 6, 6), *([] if size else [random(1, 4, 7, 7)])):
+        check = lowered.check({"x": x})
+        assert check.error <= EXACT_F32
+        assert check.moved >= MOVES * EXACT_F32
+    ops = [node.op_type for node in lowered.host.model.graph]  # type: ignore[attr-defined]
+    assert ops.count("FusedConv") == 1
+    assert sizes(lowered)["w"] == (6, 4, 3, 3)
+    assert sizes(lowered)["u"] == (8, 6, 3, 3)
+    again = cmrc.trace(lowered.host.model)  # type: ignore[attr-defined]
+    assert [v.name for v in again.graph.inputs] == ["x"]
+    assert again.graph.outputs == ("y",)
+
+
+# ---------------------------------------------------------------- forms that are left whole
+
+FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
+    # the reason, the node, its parameters
+    "batch": ("it transposes its batch", "a = com.microsoft.FusedMatMul<transBatchA=1>(q, k)", {}),
+    "constant left": ("its left operand is a constant", "a = com.microsoft.FusedMatMul(w, q)", {"w": random(5, 5)}),
+    "three axes": (
+        "its constant operand is not a matrix that is known to fit", "a = com.microsoft.FusedMatMul(q, w)",
+        {"w": random(2, WIDTH, 4)},
+    ),
+    "activation": ("its activation is 'Gelu'", 'a = com.microsoft.FusedGemm<activation="Gelu">(z, w)', {"w": random(5, 4)}),
+    "parameters": (
+        "its activation 'LeakyRelu' has no parameters", 'a = com.microsoft.FusedGemm<activation="LeakyRelu">(z, w)',
+        {"w": random(5, 4)},
+    ),
+    "mean of a skip norm": (
+        "its further outputs are read", "n, a = com.microsoft.SkipLayerNormalization(q, k, w)", {"w": random(WIDTH)},
+    ),
+    "scores": (
+        "it shows or caps its scores, or counts keys by a length",
+        "a = Attention<q_num_heads=4, kv_num_heads=4, softcap=1.0>(q, k, v)", {},
+    ),
+    "odd heads": (
+        "the number or the size of its heads is not known", "a = Attention<q_num_heads=3, kv_num_heads=4>(q, k, v)", {},
+    ),
+    "uneven heads": (
+        "the number or the size of its heads is not known", "a = Attention<q_num_heads=2, kv_num_heads=4>(q, k, v)", {},
+    ),
+    "packed into one": (
+        "it packs its queries, keys and values into one input", "a = com.microsoft.MultiHeadAttention<num_heads=4>(q)", {},
+    ),
+    "cache": (
+        "it keeps a cache, or shows its scores",
+        "a, b, c = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)\nd = Relu(b)", {},
+    ),
+    "lengths": (
+        "its mask counts keys by a length, or has an axis of heads",
+        "a = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v, , w)", {"w": np.array([3, 4], dtype=np.int32)},
+    ),
+    "rotary inside": (
+        "it keeps a cache, or turns by positions", "a = com.microsoft.Attention<num_heads=4, do_rotary=1>(q, w)",
+        {"w": random(WIDTH, 3 * WIDTH)},
+    ),
+    "weight": (
+        "its weight is not known to fit", "a = com.microsoft.Attention<num_heads=4>(q, w)", {"w": random(3, 3 * WIDTH)},
+    ),
+    "weight at run time": ("its weight is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, k)", {}),
+    "sizes": (
+        "the number or the size of its heads is not known",
+        "a = com.microsoft.Attention<num_heads=4, qkv_hidden_sizes=[1,2,3]>(q, w)", {"w": random(WIDTH, 3 * WIDTH)},
+    ),
+    "scores of grouped queries": (
+        "it shows its scores",
+        "a, b, c, d = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=4>(q, k, v, , , l, w)\ne = Relu(d)",
+        {"w": np.array(5, dtype=np.int32)},
+    ),
+    "packed grouped queries": (
+        "the number or the size of its heads is not known",
+        "a = com.microsoft.GroupQueryAttention<num_heads=5, kv_num_heads=4>(q, , , , , l, w)",
+        {"w": np.array(5, dtype=np.int32)},
+    ),
+    "rotary heads": (
+        "the number or the size of its heads is not known", "a = RotaryEmbedding<num_heads=3>(q, c, s)",
+        {"c": random(2, 5, 8), "s": random(2, 5, 8)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_that_is_left_whole_says_why(name: str) -> None:
+    reason, text, arrays = FORMS[name]
+    values = {"q": (5, WIDTH), "k": (5, WIDTH), "v": (5, WIDTH), "z": (5,)}
+    feeds = {key: random(2, *shape) for key, shape in values.items()} | {"l": np.zeros(2, dtype=np.int32)}
+    program = cmrc.trace(model(Case(text, "a", [], arrays, lambda n: feeds, {}, outputs="a", opset=23)))
+    node = next(node for node in program.graph.nodes if "a" in {value.name for value in node.outputs})
+    assert (node.op, node.attrs["why"]) == ("opaque", reason)
