@@ -346,7 +346,7 @@ def _attention(
 ) -> Array:
     """softmax(q kᵀ · scale + mask) v, over the last two axes; with fewer key-value heads, each serves a run of queries'.
 
-    `padding` has 0 where a key is only there to fill up, at which the score is shifted by `attrs["padding"]`.
+    `padding` has 0 where a key is only there to fill up, or counts those that are not; `attrs["padding"]` is added there.
     """
     if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
         k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
@@ -357,7 +357,10 @@ def _attention(
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if padding is not None:
-        scores = scores + attrs["padding"] * (_aligned(padding, attrs["align"][4], scores.ndim) == 0)
+        dims = attrs["align"][4]
+        if dims == (0,):  # the number of keys that are there
+            padding, dims = np.arange(scores.shape[-1]) < padding[:, None], (0, scores.ndim - 1)
+        scores = scores + attrs["padding"] * (_aligned(padding, dims, scores.ndim) == 0)
     return _softmax(scores, {"axes": (scores.ndim - 1,)}) @ v
 
 

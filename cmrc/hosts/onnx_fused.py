@@ -110,7 +110,9 @@ def read_fused_matmul(view: View) -> Step | list[Step]:
         steps.append(_turned(0, left, "left"))
         slots[0], left = "left", steps[-1].shape
     if not isinstance(view.operand(1), str):
-        if len(right) != 2 or not left or left[-1] != right[1 if turned[1] else 0]:
+        if not turned[0] and left and len(right) == 2 and isinstance(right[int(turned[1])], int):
+            left = view.fitted(0, len(left) - 1, int(right[int(turned[1])]))
+        if len(right) != 2 or not left or left[-1] != right[int(turned[1])]:
             raise Opaque("its constant operand is not a matrix that is known to fit")
         w_in, w_out = (1, 0) if turned[1] else (0, 1)
         attrs = {"axis": len(left) - 1, "w_in": w_in, "w_out": w_out, "alpha": alpha}
@@ -238,7 +240,8 @@ def read_packed_attention(view: View) -> list[Step]:
     """onnxruntime's: the projections of queries, keys and values inside, one matrix."""
     if view.attr("do_rotary", 0) or any(view.operand(slot) is not None for slot in (4, 6)) or any(view.used[1:]):
         raise Opaque("it keeps a cache, or turns by positions")
-    shape, weight, heads = view.shape(), view.tensor(1, "weight"), view.attr("num_heads", 0)
+    weight, heads = view.tensor(1, "weight"), view.attr("num_heads", 0)
+    shape = view.fitted(0, 2, weight.shape[0])
     if len(shape) != 3 or shape[2] != weight.shape[0]:
         raise Opaque("its weight is not known to fit")
     if view.operand(2) is not None:
@@ -267,10 +270,11 @@ def _attended(view: View, q: Shape, k: Shape, v: Shape, *, padding: int, scores:
     attrs: dict[str, Any] = {"scale": scale, "causal": bool(view.attr("unidirectional", 0))}
     slots: tuple[Slot, ...] = ("q", "k", "v", scores)
     if view.operand(padding) is not None:
-        rank = len(view.shape(padding))
-        if rank not in (2, 3):
-            raise Opaque("its mask counts keys by a length, or has an axis of heads")
-        attrs["align"] = (None, None, None, None, (0, 3) if rank == 2 else (0, 2, 3))
+        seen = view.shape(padding)
+        dims = {1: (0,), 2: (0, 3), 3: (0, 2, 3)}.get(len(seen))
+        if dims is None or (len(seen) == 1 and seen[0] != q[0]):
+            raise Opaque("its mask counts keys from both ends, or has an axis of heads")
+        attrs["align"] = (None, None, None, None, dims)
         attrs["padding"] = float(view.attr("mask_filter_value", -10000.0))
         slots = (*slots, padding)
     y = Step("attention", slots, attrs, (*q[:3], v[3]), key="y")
@@ -321,6 +325,13 @@ def read_grouped_attention(view: View) -> list[Step]:
     attrs["align"] = (None, None, None, *given.values())
     y = Step("attention", (*names.values(), *given), attrs, (*q[:3], v[3]), key="y")
     return [*steps, y, *_merged(view, y.shape)]
+
+
+def embedded(view: View) -> list[tuple[Shape, str]]:
+    """EmbedLayerNormalization: tokens as vectors, the number of tokens, the vectors before the norm."""
+    ids, table = view.shape(0), view.tensor(2, "table")
+    vectors = ((*ids, table.shape[-1]), table.dtype)
+    return [vectors, (ids[:1], "int32"), vectors]
 
 
 def _along_batch(view: View, slot: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from cmrc.hosts import onnx_fused as fused
 from cmrc.hosts import onnx_layout as layout
 from cmrc.hosts import onnx_rows as rows
 from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept
-from cmrc.ir import Array
+from cmrc.ir import Array, Shape
 
 Reader = Callable[[View], "Step | list[Step]"]
 
@@ -153,6 +153,11 @@ EVALUATED: dict[str, Callable[[View], Array]] = {
     # constants that are made from constants
     "ConstantOfShape": lambda view: layout.filled(view),
     "Range": lambda view: np.arange(*(layout.number(view, i) for i in range(3))),
+}
+
+OPAQUE: dict[str, Callable[[View], list[tuple[Shape, str]]]] = {
+    # the shapes and dtypes of onnxruntime's own ops that stay whole, which nobody else infers
+    "com.microsoft::EmbedLayerNormalization": fused.embedded,
 }
 
 ROWS: dict[str, Row] = {

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
+from cmrc.axes import product
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx_names import name_values, unique_origins
-from cmrc.hosts.onnx_ops import EVALUATED, ROWS
+from cmrc.hosts.onnx_ops import EVALUATED, OPAQUE, ROWS
 from cmrc.hosts.onnx_shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx_sizes import Sizes
-from cmrc.hosts.onnx_view import Opaque, Step, View, contents_of
+from cmrc.hosts.onnx_view import Opaque, Step, View, contents_of, times
 from cmrc.ir import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import POINTWISE, materialise
 
@@ -58,6 +59,7 @@ class _Reader:
     nodes: list[Node] = field(default_factory=list)
     slots: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
+    bound: dict[str, int] = field(default_factory=dict)
     open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
     contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     sizes: Sizes = field(init=False)
@@ -93,6 +95,9 @@ class _Reader:
         for value in graph.outputs:
             if value.name in self.tensors:
                 self._constant_output(value)
+        if self.bound:
+            self._apply_bounds()
+            inputs = [replace(value, shape=self._bound(value.shape) or ()) for value in inputs]
         self._settle_shapes()
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
@@ -119,7 +124,7 @@ class _Reader:
             operand = None if not name else self.tensors.get(name, name)
             operands.append(operand)
             if isinstance(operand, str):
-                shapes.append(self.shapes.get(operand))
+                shapes.append(self._bound(self.shapes.get(operand)))
             else:
                 shapes.append(None if operand is None else operand.shape)
         return View(
@@ -131,7 +136,23 @@ class _Reader:
             contents=tuple(self._contents(operand) for operand in operands),
             used=tuple(bool(v.uses()) or v.is_graph_output() for v in node.outputs),
             unknown=lambda: next(self.symbols),
+            bind=self.bound.__setitem__,
         )
+
+    def _bound(self, shape: Shape | None) -> Shape | None:
+        """A shape with the sizes that were found out since."""
+        if not self.bound or shape is None or not any(isinstance(n, str) for n in shape):
+            return shape
+        return tuple(_size(n, self.bound) if isinstance(n, str) else n for n in shape)
+
+    def _apply_bounds(self) -> None:
+        """Put the sizes that were found out on the way into everything that was read before."""
+        for name, shape in self.shapes.items():
+            self.shapes[name] = self._bound(shape)
+        for i, node in enumerate(self.nodes):
+            outputs = tuple(replace(value, shape=self._bound(value.shape) or ()) for value in node.outputs)
+            if outputs != node.outputs:
+                self.nodes[i] = replace(node, outputs=outputs)
 
     def _contents(self, operand: Operand) -> tuple[Dim, ...] | None:
         """The entries of a small operand of integers."""
@@ -205,9 +226,9 @@ class _Reader:
 
     def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
-        outputs = [
-            self._value(v.name, shape) for v, shape in zip(view.node.outputs, view.inferred, strict=True) if v.name
-        ]
+        known = OPAQUE.get(f"{view.node.domain}::{view.node.op_type}")
+        made = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
+        outputs = [self._value(v.name, *told) for v, told in zip(view.node.outputs, made, strict=False) if v.name]
         self.slots[outputs[0].name] = tuple(range(len(view.operands)))
         inputs = (*view.operands, *captured)
         self.nodes.append(Node("opaque", inputs, tuple(outputs), {"host_op": view.node.op_type, **attrs}, origin, path))
@@ -244,6 +265,15 @@ class _Reader:
             else:
                 self.nodes[at] = replace(node, inputs=(), attrs={"host_op": "Shape"})
                 self.slots[node.name] = ()
+
+
+def _size(size: str, bound: Mapping[str, int]) -> Dim:
+    """A size, a symbol or a product of them, with the symbols that are known."""
+    number, symbols = product((size,))
+    if not any(symbol in bound for symbol in symbols):
+        return size
+    found = times([number, *(bound.get(symbol, symbol) for symbol in symbols.elements())])
+    return size if found is None else found
 
 
 def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:

@@ -54,8 +54,8 @@ def read_gemm(view: View) -> Step:
 
 
 def _linear(view: View, slots: tuple[int, ...], attrs: dict[str, Any]) -> Step:
-    shape, weight = view.shape(slots[0]), view.tensor(slots[1], "weight")
-    axis = attrs["axis"]
+    axis, weight = attrs["axis"], view.tensor(slots[1], "weight")
+    shape = view.fitted(slots[0], axis, weight.shape[attrs["w_in"]])
     if not shape or shape[axis] != weight.shape[attrs["w_in"]]:
         raise Opaque(f"its weight takes {weight.shape[attrs['w_in']]} units, the size of its input is not known to fit")
     return Step("linear", slots, attrs, (*shape[:axis], weight.shape[attrs["w_out"]], *shape[axis + 1 :]))
@@ -70,7 +70,7 @@ def read_conv_transpose(view: View) -> Step:
 
 
 def _conv(view: View, *, transposed: bool) -> Step:
-    shape, weight = view.shape(0), view.tensor(1, "weight")
+    weight = view.tensor(1, "weight")
     if not isinstance(view.operand(0), str):
         raise Opaque("its input is a constant")
     if view.operand(2) is not None:
@@ -80,6 +80,7 @@ def _conv(view: View, *, transposed: bool) -> Step:
     ins, outs = weight.shape[1] * groups, weight.shape[0]
     if transposed:
         ins, outs = weight.shape[0], weight.shape[1] * groups
+    shape = view.fitted(0, 1, ins)
     if len(shape) != rank + 2 or shape[1] != ins:
         raise Opaque(f"its weight takes {ins} channels and the size of its input is not known to fit")
     attrs: dict[str, Any] = {

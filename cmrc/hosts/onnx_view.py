@@ -62,6 +62,8 @@ class View:
     """Whether anything reads each output."""
     unknown: Callable[[], str]
     """A new symbol for a size that nothing is known of."""
+    bind: Callable[[str, int], None]
+    """Say what a size must be, wherever its symbol stands."""
 
     def attr(self, name: str, default: T) -> T:
         found = self.node.attributes.get(name)
@@ -77,6 +79,15 @@ class View:
         shape = self.shapes[slot] if slot < len(self.shapes) else None
         if shape is None:
             raise Opaque("it reads a value whose number of axes is not known")
+        return shape
+
+    def fitted(self, slot: int, axis: int, size: int) -> Shape:
+        """The shape of an input, whose size along an axis a parameter of the op implies."""
+        shape = self.shape(slot)
+        known = shape[axis] if -len(shape) <= axis < len(shape) else None
+        if isinstance(known, str) and "*" not in known:
+            self.bind(known, size)
+            return tuple(size if n == known else n for n in shape)
         return shape
 
     def tensor(self, slot: int, what: str) -> Tensor:

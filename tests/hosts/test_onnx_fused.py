@@ -286,6 +286,12 @@ CASES: dict[str, Case] = {
         "a", heads(1, 2), {"w": random(WIDTH, 3 * WIDTH), "b": random(3 * WIDTH), **OUT}, tokens(5, WIDTH, m=mask),
         {"w": (WIDTH, 6 * SIZE), "b": (6 * SIZE,), "o": (2 * SIZE, WIDTH)}, {"num_heads": 2},
     ),
+    "Attention, com.microsoft, lengths": Case(
+        "a = com.microsoft.Attention<num_heads=4>(x, w, b, m)\ny = MatMul(a, o)",
+        "a", heads(1, 2), {"w": random(WIDTH, 3 * WIDTH), "b": random(3 * WIDTH), **OUT},
+        tokens(5, WIDTH, m=lambda n: (3 + np.arange(n) % 3).astype(np.int32)),
+        {"w": (WIDTH, 6 * SIZE), "b": (6 * SIZE,), "o": (2 * SIZE, WIDTH)}, {"num_heads": 2},
+    ),
     "Attention, com.microsoft, units of a value": Case(
         "a = com.microsoft.Attention<num_heads=4, unidirectional=1>(x, w, b)\ny = MatMul(a, o)",
         "a", [head * SIZE + i for head in range(HEADS) for i in (1, 5)],
@@ -504,8 +510,8 @@ FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
         "a, b, c = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)\nd = Relu(b)", {},
     ),
     "lengths": (
-        "its mask counts keys by a length, or has an axis of heads",
-        "a = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v, , w)", {"w": np.array([3, 4], dtype=np.int32)},
+        "its mask counts keys from both ends, or has an axis of heads",
+        "a = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v, , w)", {"w": np.array([3, 4, 0, 0], dtype=np.int32)},
     ),
     "rotary inside": (
         "it keeps a cache, or turns by positions", "a = com.microsoft.Attention<num_heads=4, do_rotary=1>(q, w)",
