@@ -327,11 +327,11 @@ def read_grouped_attention(view: View) -> list[Step]:
     return [*steps, y, *_merged(view, y.shape)]
 
 
-def embedded(view: View) -> list[tuple[Shape, str]]:
+def embedded(view: View) -> list[tuple[Shape | None, str]]:
     """EmbedLayerNormalization: tokens as vectors, the number of tokens, the vectors before the norm."""
     ids, table = view.shape(0), view.tensor(2, "table")
-    vectors = ((*ids, table.shape[-1]), table.dtype)
-    return [vectors, (ids[:1], "int32"), vectors]
+    vectors = (*ids, table.shape[-1])
+    return [(vectors, table.dtype), (ids[:1], "int32"), (vectors, table.dtype)]
 
 
 def _along_batch(view: View, slot: int) -> tuple[int, ...]:

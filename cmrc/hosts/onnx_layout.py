@@ -17,7 +17,7 @@ def read_gather(view: View) -> Step:
     data, index = view.operand(0), view.operand(1)
     axis = view.axis(view.attr("axis", 0))
     shape = view.shape(0)
-    if not isinstance(data, str) and isinstance(index, str):
+    if not isinstance(data, str) and (isinstance(index, str) or len(view.shape(1)) > 1):
         if len(shape) != 2 or axis != 0:
             raise Opaque("it picks from a constant that is not a table of rows")
         return Step("embedding", (1, 0), {}, view.out([*view.shape(1), shape[1]]))
@@ -32,6 +32,22 @@ def read_gather(view: View) -> Step:
     if not isinstance(size, int):
         return Step("along", (0,), {"fn": "slice", "axes": (axis,)}, kept(view, (axis,)))
     return select(view, axis, [int(i) % size for i in found])
+
+
+def gathered(view: View) -> list[tuple[Shape | None, str]]:
+    """What a Gather that stays whole gives: the index in place of the axis."""
+    data, index = view.shapes[:2]
+    if data is None or index is None:
+        return [(view.inferred[0], "unknown")]
+    axis = view.axis(view.attr("axis", 0))
+    return [((*data[:axis], *index, *data[axis + 1 :]), "unknown")]
+
+
+def counted(view: View) -> list[tuple[Shape | None, str]]:
+    """`Range(0, n, 1)`, of a size that the model reads from itself, has n entries."""
+    start, limit, step = view.contents
+    known = start == (0,) and step == (1,) and limit is not None
+    return [(limit if known else view.inferred[0], "unknown")]
 
 
 def select(view: View, axis: int, keep: Sequence[int], output: int = 0) -> Step:

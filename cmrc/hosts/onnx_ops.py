@@ -155,8 +155,11 @@ EVALUATED: dict[str, Callable[[View], Array]] = {
     "Range": lambda view: np.arange(*(layout.number(view, i) for i in range(3))),
 }
 
-OPAQUE: dict[str, Callable[[View], list[tuple[Shape, str]]]] = {
-    # the shapes and dtypes of onnxruntime's own ops that stay whole, which nobody else infers
+OPAQUE: dict[str, Callable[[View], list[tuple[Shape | None, str]]]] = {
+    # the shapes and dtypes of ops that stay whole, where they say more than shape inference finds
+    "Gather": layout.gathered,
+    "GatherElements": lambda view: [(view.shapes[1], "unknown")],
+    "Range": layout.counted,
     "com.microsoft::EmbedLayerNormalization": fused.embedded,
 }
 

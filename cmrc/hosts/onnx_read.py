@@ -89,9 +89,9 @@ class _Reader:
             if any(output.name not in self.tensors for output in node.outputs):
                 view = self._view(node)
                 self._read_node(view, *origins[node])
-                content = contents_of(view)
-                if content is not None:
-                    self.contents[node.outputs[0].name or ""] = content
+                for output, content in zip(node.outputs, contents_of(view), strict=False):
+                    if content is not None:
+                        self.contents[output.name or ""] = content
         for value in graph.outputs:
             if value.name in self.tensors:
                 self._constant_output(value)
@@ -166,7 +166,7 @@ class _Reader:
         node = view.node
         if node.op_type in ("Shape", "Size") and not node.domain:
             return self._read_sizes(view, origin, path)
-        row = ROWS.get(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+        row = ROWS.get(row_name(node))
         try:
             if self.sizes.fix_picked(node):
                 return None
@@ -226,7 +226,7 @@ class _Reader:
 
     def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
-        known = OPAQUE.get(f"{view.node.domain}::{view.node.op_type}")
+        known = OPAQUE.get(row_name(view.node))
         made = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
         outputs = [self._value(v.name, *told) for v, told in zip(view.node.outputs, made, strict=False) if v.name]
         self.slots[outputs[0].name] = tuple(range(len(view.operands)))
@@ -265,6 +265,11 @@ class _Reader:
             else:
                 self.nodes[at] = replace(node, inputs=(), attrs={"host_op": "Shape"})
                 self.slots[node.name] = ()
+
+
+def row_name(node: onnx_ir.Node) -> str:
+    """What the tables call the op of a node."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def _size(size: str, bound: Mapping[str, int]) -> Dim:

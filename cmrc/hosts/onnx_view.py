@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx_ir
 
 from cmrc.axes import product
@@ -166,8 +168,21 @@ def kept(view: View, axes: Sequence[int], *, drop: bool = False) -> Shape:
     return view.out([None if i in axes else n for i, n in enumerate(shape)])
 
 
-def contents_of(view: View) -> tuple[Dim, ...] | None:
-    """What the output of a node that moves or multiplies sizes holds, where that is known: `(N, 197, 3*C)`."""
+def contents_of(view: View) -> list[tuple[Dim, ...] | None]:
+    """What the outputs of a node that moves or multiplies sizes hold, where that is known: `(N, 197, 3*C)`."""
+    first = view.contents[0] if view.contents else None
+    if view.node.op_type == "Split" and first is not None:
+        each = (
+            view.contents[1]
+            if len(view.contents) > 1
+            else (len(first) // len(view.node.outputs),) * len(view.node.outputs)
+        )
+        ends = np.cumsum([n for n in each or () if isinstance(n, int)]).tolist()
+        return [first[start:end] for start, end in pairwise((0, *ends))] if ends and ends[-1] == len(first) else []
+    return [_content_of(view)]
+
+
+def _content_of(view: View) -> tuple[Dim, ...] | None:
     node, first = view.node, view.contents[0] if view.contents else None
     if node.domain:
         return None

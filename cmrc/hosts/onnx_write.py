@@ -23,7 +23,7 @@ from cmrc.errors import HostError
 from cmrc.hosts.onnx_insert import INSERTED, insert_like
 from cmrc.hosts.onnx_ops import ROWS
 from cmrc.hosts.onnx_patch import WRITERS, rewire, write_fused, write_target
-from cmrc.hosts.onnx_read import Reading, subgraphs
+from cmrc.hosts.onnx_read import Reading, row_name, subgraphs
 from cmrc.ir import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import apply, materialise
 from cmrc.passes.fused import differs
@@ -132,7 +132,7 @@ class Patch:
         is_fused = any("inside" in node.attrs for node in before)
         if is_fused:
             write_fused(self, host, nodes, before)
-        row = ROWS.get(f"{host.domain}::{host.op_type}" if host.domain else host.op_type)
+        row = ROWS.get(row_name(host))
         writer = WRITERS.get(row.write) if row is not None and nodes[0].op != "opaque" else None
         if writer is not None:
             writer(self, host, nodes, before)
