@@ -101,6 +101,7 @@ class Writer:
         if len(self.graph.nodes) != len(self.old) or self.graph.outputs != self.host.graph.outputs or self.untied:
             return False
         forms = {name: form for form, name in self.tensors}
+        nodes = {node.name: node for node in self.host.lifted.nodes}
         for node in self.graph.nodes:
             before = self.old.get(node.name)
             if before is None or not node.origin:
@@ -109,10 +110,11 @@ class Writer:
                 continue
             if before.attrs != node.attrs or len(before.inputs) != len(node.inputs):
                 return False
-            if node.op in SHAPED and node.output.shape != before.output.shape:
+            resized = node.op in SHAPED and node.output.shape != before.output.shape
+            if resized and _new_sizes(before, node, nodes[node.origin]) is not None:
                 return False
             for was, now in zip(before.inputs, node.inputs, strict=True):
-                if was is not now and was != now and not (isinstance(was, Leaf) and forms.get(was.name) is now):
+                if was is not now and was != now and not (isinstance(was, Leaf) and forms.get(was.name) == now):
                     return False
         return not self.host.annotations()
 
@@ -282,20 +284,11 @@ class Writer:
 
     def _patch_attributes(self, before: Node, node: Node, target: fx.Node, values: list[Any]) -> bool:
         """Numbers that the exporter baked in: sizes of views, groups of convolutions, bounds of slices."""
-        if node.op in ("reshape", "expand") and node.output.shape != before.output.shape:
-            position = SIZES_ARGUMENT.get(opname(target))
-            if position is None:
-                return False
-            sizes = list(values[position])
-            offset = Arguments(target).dims(1)[0] if position == 2 else 0
-            for i, size in enumerate(sizes):
-                new, old = node.output.shape[i + offset], before.output.shape[i + offset]
-                if isinstance(size, int) and size != -1 and size != new:
-                    sizes[i] = new
-                elif isinstance(size, fx.Node) and new != old:  # samples merged with units: torch works it out
-                    sizes[i] = -1
-            values[position] = sizes
-            return True
+        if node.op in SHAPED and node.output.shape != before.output.shape:
+            sizes = _new_sizes(before, node, target)
+            if sizes is not None:
+                values[SIZES_ARGUMENT[opname(target)]] = sizes
+            return sizes is not None
         if node.op == "conv" and node.attrs["groups"] != before.attrs["groups"]:
             position = GROUPS_ARGUMENT.get(opname(target), 6)
             values[position] = node.attrs["groups"]
@@ -502,6 +495,22 @@ class Writer:
                 gone.add(target)
         self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
         self.state = {n: t for n, t in self.state.items() if n not in gone}
+
+
+def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
+    """The sizes of a view or expand for another shape; None where they say it already, by -1."""
+    position = SIZES_ARGUMENT.get(opname(target))
+    if position is None:
+        return None
+    sizes = list(arguments(target)[position])
+    offset = Arguments(target).dims(1)[0] if position == 2 else 0
+    for i, size in enumerate(sizes):
+        new, old = node.output.shape[i + offset], before.output.shape[i + offset]
+        if isinstance(size, int) and size != -1 and size != new:
+            sizes[i] = new
+        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: torch works it out
+            sizes[i] = -1
+    return sizes if sizes != list(arguments(target)[position]) else None
 
 
 def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:
