@@ -59,7 +59,8 @@ class Writer:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     specs: list[InputSpec] = field(default_factory=list)
     placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
-    tensors: list[tuple[Tensor, str]] = field(default_factory=list)  # what was made of an expression, and its name
+    tensors: dict[Tensor, list[str]] = field(default_factory=dict)  # the names of what was made of an expression
+    taken: set[str] = field(default_factory=set)  # names of tensors, and of the modules that hold them
     untied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class Writer:
         """Whether every node reads what it read, if under a new form, and computes what it computed."""
         if len(self.graph.nodes) != len(self.old) or self.graph.outputs != self.host.graph.outputs or self.untied:
             return False
-        forms = {name: form for form, name in self.tensors}
+        forms = {name: form for form, names in self.tensors.items() for name in names}
         nodes = {node.name: node for node in self.host.lifted.nodes}
         for node in self.graph.nodes:
             before = self.old.get(node.name)
@@ -123,6 +124,7 @@ class Writer:
         self.made = {node.name: node for node in self.lifted.nodes}
         self.values = self.host.graph.values()
         self.specs = list(self.host.specs)
+        self.taken = {part for name in (*self.state, *self.host.exported.state_dict) for part in _and_owners(name)}
         kinds = {spec.arg.name: spec for spec in self.specs}
         for node in self.lifted.nodes:
             spec = kinds.get(node.name) if node.op == "placeholder" else None
@@ -163,7 +165,7 @@ class Writer:
                 tensor = self._tensor(form, like=old)
                 tied.setdefault(owner, (plain, tensor))
             self.state[name] = tensor
-            self.tensors.append((form, name))
+            self.tensors.setdefault(form, []).append(name)
         for name, tensor in self.host.state.items():
             owner = first[id(tensor)]
             if owner != name and self.state[owner] is not self.state[name]:
@@ -186,10 +188,10 @@ class Writer:
     def _constant(self, tensor: torch.Tensor, base: str, *, parameter: bool = False) -> fx.Node:
         """A new parameter or buffer as an input of the lifted graph."""
         name, count = base, 0
-        taken = set(self.state) | set(self.host.exported.state_dict)
-        while name in taken or any(other.startswith(f"{name}.") for other in taken):
+        while name in self.taken:
             count += 1
             name = f"{base}_{count}"
+        self.taken.update(_and_owners(name))
         kind = InputKind.PARAMETER if parameter else InputKind.BUFFER
         self.state[name] = torch.nn.Parameter(tensor) if parameter and tensor.dtype.is_floating_point else tensor
         first = next(iter(self.lifted.nodes))
@@ -211,8 +213,8 @@ class Writer:
             return self.placeholders[operand.name]
         if isinstance(operand, Literal) and operand.array.ndim == 0 and node.origin:
             return operand.array.item()
-        for seen, name in self.tensors:
-            if seen == operand and (self.state[name].dtype == dtype or not dtype.is_floating_point):
+        for name in self.tensors.get(operand, ()):
+            if self.state[name].dtype == dtype or not dtype.is_floating_point:
                 return self.placeholders[name]
         there = self.made.get(self.host._read.computed.get(operand, ""))
         if there is not None and node.origin and there < self.made[node.origin]:
@@ -230,7 +232,7 @@ class Writer:
             base = self._named(operand) or base
             trained = any(isinstance(self.host.state[leaf.name], torch.nn.Parameter) for leaf in leaves_of(operand))
         made = self._constant(tensor, base, parameter=trained)
-        self.tensors.append((operand, next(n for n, p in self.placeholders.items() if p is made)))
+        self.tensors.setdefault(operand, []).append(next(reversed(self.placeholders)))
         return made
 
     # ------------------------------------------------------------ nodes of the model
@@ -495,6 +497,12 @@ class Writer:
                 gone.add(target)
         self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
         self.state = {n: t for n, t in self.state.items() if n not in gone}
+
+
+def _and_owners(name: str) -> list[str]:
+    """a.b.c, a.b and a."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
 def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
