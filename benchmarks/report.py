@@ -47,6 +47,12 @@ ONNX file. The process may allocate only twice the largest weight that changes a
 its imports: the kernel enforces it. *own* memory is anonymous, *with mapped files* counts the pages of the data file that
 are mapped at that moment, one weight at a time, which the kernel may drop at will.
 """,
+    "depth": """## How the cost grows with depth
+
+Narrow models of growing depth: DeiT-like on the torch host (half of every FFN), Llama-like on the ONNX host (a quarter of
+every FFN). Medians of the CPU time of the thread; the exponent is the slope of log time over log nodes, and up to {linear} counts
+as linear.
+""",
 }
 
 
@@ -119,6 +125,21 @@ def large(record: Mapping[str, Any]) -> str:
     return table(("what", ""), numbers) + "\n" + table(("step", "time", "own memory", "with mapped files"), stages)
 
 
+def growth(record: Mapping[str, Any]) -> str:
+    parts = []
+    for host, found in record["growth"].items():
+        nodes = found["nodes"]
+        rows = []
+        for step, told in found["steps"].items():
+            times = [show(told["seconds"][depth]) for depth in nodes]
+            each = [told["seconds"][depth] / count for depth, count in nodes.items()]
+            verdict = "yes" if told["met"] else "**no**"
+            rows.append((step, *times, f"{show(each[0])} to {show(each[-1])}", f"{told['exponent']:.2f}", verdict))
+        depths = [f"{depth} layers, {count} nodes" for depth, count in nodes.items()]
+        parts.append(f"{host}:\n\n" + table(("step", *depths, "a node", "exponent", "linear"), rows))
+    return "\n".join(parts)
+
+
 def megabytes(count: int) -> str:
     return f"{count / 1e6:.0f} MB"
 
@@ -148,6 +169,8 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
             parts.append(ratios(record["ratios"]))
         if "size" in record:
             parts.append(large(record))
+        if "growth" in record:
+            parts.append(growth(record))
         if "parts" in record:
             parts.append(spent(record["parts"]))
         if "memory" in record:

@@ -14,4 +14,5 @@ fi
 python -m benchmarks.compile_cost --json "$records/compile_cost.json" "$@"
 python -m benchmarks.latency --json "$records/latency.json" "$@"
 python -m benchmarks.llm_size --json "$records/llm_size.json" "$@"
+python -m benchmarks.depth --json "$records/depth.json" "$@"
 python -m benchmarks.report --records "$records" --out "$page"
