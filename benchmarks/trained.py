@@ -153,8 +153,8 @@ TRAININGS = {
         epochs=10, rate=4e-3, decay=1e-2, augment=True,
     ),
     "vit": Training(
-        "vit-cifar10", lambda: DeiT((384,) * 4, width=96, heads=3, size=32, patch=4, classes=10), cifar10,
-        tuple(f"blocks.{i}.mlp.act" for i in range(4)), epochs=8, rate=1e-3, decay=5e-2, augment=True,
+        "vit-cifar10", lambda: DeiT((256,) * 4, width=64, heads=2, size=32, patch=4, classes=10), cifar10,
+        tuple(f"blocks.{i}.mlp.act" for i in range(4)), epochs=5, rate=2e-3, decay=5e-2, augment=True,
     ),
 }  # fmt: skip
 

@@ -53,6 +53,7 @@ PRESETS: dict[str, Method] = {
     "reconstruction": Method("logit", "joint", "mean"),
     "merge": Method("logit", "bottom", "merge"),
     "joint": Method("logit", "joint", "affine"),
+    "joint-task": Method("task", "joint", "affine"),
     "joint-interchange": Method("logit", "joint", "affine", interchange=0.5),
     "heads-remove": Method("removal", "bottom", "zero"),
     "heads-constant": Method("task", "bottom", "optimal"),

@@ -1,0 +1,129 @@
+"""The diagnostics: bounds hold, norms are right, predictions are measured by clamping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from nets import Net, Tokens, activations, data, mlp, seeded, traced
+from tolerances import EXACT_F64, distance
+from torch import nn
+from torch.nn import functional
+
+import cmrc
+from cmrc import diagnose
+from cmrc.errors import StatsError
+from cmrc.objectives import constant_risk, optimal_constant
+from cmrc.recipe import make_recipe
+
+NEEDS = ("curvature", "range", "coupling")
+
+
+def test_the_off_diagonal_ratio_bounds_what_adding_up_leaves_out() -> None:
+    rng = np.random.default_rng(0)
+    factor = rng.normal(size=(12, 8))
+    curvature = factor.T @ factor
+    for units in ([0, 3, 5], [1, 2, 4, 6, 7]):
+        found = diagnose.coupling_of(curvature, units)
+        block = curvature[np.ix_(units, units)]
+        assert found.ratio == pytest.approx(np.linalg.norm(block - np.diag(np.diag(block))) / np.linalg.norm(block))
+        assert found.smallest == pytest.approx(np.linalg.eigvalsh(block)[0])
+        for _ in range(200):
+            delta = rng.normal(size=len(units))
+            apart = abs(0.5 * delta @ block @ delta - 0.5 * delta @ (block.diagonal() * delta))
+            assert apart <= found.bound(delta) * (1 + 1e-12)
+            assert apart <= found.relative * (0.5 * delta @ block @ delta) * (1 + 1e-12)
+    assert diagnose.coupling_of(np.diag([1.0, 2.0]), [0, 1]).ratio == 0.0
+    assert diagnose.coupling_of(np.zeros((2, 2)), [0, 1]).ratio == 0.0
+    assert diagnose.coupling_of(np.ones((2, 2)), [0, 1]).relative == np.inf
+
+
+def test_blocks_of_a_site_are_taken_from_its_curvature() -> None:
+    program, (x, y) = mlp(), data(50, 5)
+    stats = cmrc.calibrate(program, [(x, y)], sites="acts.1", need=NEEDS)["acts.1"]
+    weight = program.graph.leaves()["layers.2.weight"].load()
+    p = torch.from_numpy(program.run([x])[0]).softmax(1).numpy()
+    middle = np.diag(p.mean(0)) - p.T @ p / 50
+    found = diagnose.coupling(stats, size=4, blocks=3)
+    assert len(found) == 3
+    for block in found:
+        expected = diagnose.coupling_of(weight.T @ middle @ weight, block.units)
+        assert block.ratio == pytest.approx(expected.ratio)
+
+
+def test_power_iteration_finds_the_spectral_norm() -> None:
+    rng = np.random.default_rng(0)
+    for shape in ((4, 9), (9, 4), (30, 30)):
+        matrix = rng.normal(size=shape)
+        assert diagnose.spectral_norm(matrix, steps=5000) == pytest.approx(np.linalg.norm(matrix, 2), rel=1e-8)
+
+
+def test_kappa_bounds_the_third_derivative_of_cross_entropy_and_is_reached() -> None:
+    rng, largest = np.random.default_rng(0), 0.0
+    for _ in range(3000):
+        z, v = 3 * rng.normal(size=3), rng.normal(size=3)
+        v /= np.linalg.norm(v)
+        p = np.exp(z) / np.exp(z).sum()
+        largest = max(largest, abs(p @ (v - p @ v) ** 3))
+    assert 0.8 * diagnose.KAPPA["cross-entropy"] < largest <= diagnose.KAPPA["cross-entropy"]
+
+
+@pytest.mark.parametrize("site", ["acts.0", "acts.1"])
+def test_the_remainder_stays_within_its_bound(site: str) -> None:
+    """Small perturbations, so that no segment crosses a kink: there the bound must hold for every unit."""
+    model = seeded(Net((5, 7, 6, 4)), 1)
+    with torch.no_grad():  # far from every kink
+        model.layers[0].bias += 6.0
+        model.layers[1].bias += 40.0
+    program, (x, y) = traced(model, 5), data(40, 5)
+    x = 0.2 * x
+    stats = cmrc.calibrate(program, [(x, y)], sites=site, need=NEEDS)[site]
+    constants, _ = optimal_constant(stats)
+    bound = diagnose.remainder(program, stats, constants)
+    assert list(bound.norms) == (["layers.2"] if site == "acts.0" else [])
+    predicted = constant_risk(stats, constants)
+
+    def loss(host: object) -> float:
+        z = torch.from_numpy(host.run([x])[0])  # type: ignore[attr-defined]
+        return float(functional.cross_entropy(z, torch.from_numpy(y)))
+
+    assert (activations(program, x, site) > 0).all()
+    for unit, c in enumerate(constants):
+        plan = cmrc.Plan(program).do(site, units=[unit], constant=c)
+        error = abs(loss(program.clamped(plan)) - loss(program.host) - predicted[unit])
+        assert error <= bound.bound[unit]
+        assert error > 0
+
+
+def test_the_bound_is_refused_where_it_does_not_hold() -> None:
+    program, (x, y) = traced(seeded(Net((5, 7, 6, 4), nn.GELU)), 5), data(20, 5)
+    stats = cmrc.calibrate(program, [(x, y)], sites="acts.0", need=NEEDS)["acts.0"]
+    with pytest.raises(StatsError, match="the bound is for ReLU networks without branches"):
+        diagnose.remainder(program, stats, stats.mean)
+    tokens = traced(seeded(Tokens()), 3, 6)
+    stats = cmrc.calibrate(tokens, [data(5, 3, 6)[0]], sites="head")["head"]
+    with pytest.raises(StatsError, match="the bound is for units that one linear op reads"):
+        diagnose.remainder(tokens, stats, stats.mean)
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "kl", "logit", "squared-error"])
+def test_predictions_are_compared_with_what_clamping_does(loss: str) -> None:
+    program, (x, y) = mlp(), data(300, 5)
+    targets = y if loss != "squared-error" else data(300, 4, seed=4)[0]
+    stats = cmrc.calibrate(program, [(x, targets)], sites="acts.1", need=NEEDS, loss=loss)
+    found = diagnose.predictions(program, stats, "acts.1", [(x, targets)], loss=loss)
+    assert found.units == tuple(range(6))
+    assert found.correlation > 0.9
+    exact = loss in ("logit", "squared-error")  # quadratic in the unit
+    assert distance(found.predicted, found.measured) < (EXACT_F64 if exact else 0.1)
+    if loss == "cross-entropy":
+        with pytest.raises(StatsError, match="the data have no labels"):
+            diagnose.predictions(program, stats, "acts.1", [x])
+
+
+def test_more_data_bring_the_kept_set_closer() -> None:
+    program, (x, y) = mlp((5, 16, 12, 4)), data(800, 5)
+    parts = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 800, 20)]
+    found = diagnose.sensitivity(program, parts, "acts.0", make_recipe(preset="joint"), parts=(0.025, 0.5))
+    assert [s.samples for s in found] == [20, 400, 800]
+    assert found[0].jaccard < found[1].jaccard <= found[2].jaccard == 1.0
