@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from cmrc.ir import Graph, Node, verify
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph, fused
-from cmrc.passes.rewriter import Action, Log, is_affine_do, is_constant_do, unread
+from cmrc.passes.rewriter import Action, Log, idle_nodes, is_affine_do, is_constant_do
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
@@ -67,7 +67,7 @@ def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, grap
 
 
 def _pipeline(graph: Graph, watch: Callable[[str, Graph], None]) -> Result:
-    log, seconds = Log(idle=unread(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
+    log, seconds = Log(idle=idle_nodes(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
     verify(graph)
     for _ in range(ROUNDS):
         moved = False

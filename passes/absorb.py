@@ -155,13 +155,27 @@ def fold_into_conv(
         add_after(sweep, smaller, apply("conv", (ones, bundle), plain, shape, weight.dtype))
         return f"constants into an added {list(shape)} buffer, exact at the zero-padded border"
     # A batch of one suffices: the plane is the same for every sample.
-    plane = Value(sweep.fresh(x, "plane"), (*lead, 1, *spatial_dims), sweep.values[x].dtype)
-    seen_x = smaller.inputs[0]
-    sweep.emit(Node("plane", (seen_x,), (plane,), {"axis": axis}, path=node.path))
+    plane = plane_of_ones(sweep, node, x)
     border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *node.output.shape[axis + 1 :]), node.output.dtype)
-    sweep.emit(Node("conv", (plane.name, bundle, None), (border,), plain, path=node.path))
+    sweep.emit(Node("conv", (plane, bundle, None), (border,), plain, path=node.path))
     add_after(sweep, smaller, border.name)
     return "constants into a run-time plane, exact at the zero-padded border of any size"
+
+
+def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
+    """Ones of the spatial size of x, a batch of one. The size is read where it first appears, so that x itself may go."""
+    axis, shape = node.attrs["axis"], sweep.values[x].shape
+    source: str | None = x
+    while source is not None:
+        earliest = source
+        maker = sweep.producers.get(source)
+        operands = () if maker is None else maker.values()
+        source = next(
+            (o for o in operands if len(s := sweep.shape(o)) == len(shape) and s[axis + 1 :] == shape[axis + 1 :]), None
+        )
+    plane = Value(sweep.fresh(x, "plane"), (*(1,) * (axis + 1), *shape[axis + 1 :]), node.output.dtype)
+    sweep.emit(Node("plane", (earliest,), (plane,), {"axis": axis}, path=node.path))
+    return plane.name
 
 
 def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: int) -> Tensor:

@@ -30,6 +30,7 @@ from cmrc.passes.rewriter import (
     Sweep,
     is_constant_do,
     operand_axis,
+    others_give_shape,
     parameter_axis,
     resized,
     result_axis,
@@ -38,6 +39,7 @@ from cmrc.passes.rewriter import (
 Rule = Callable[[Sweep, Node, Facts], Declined | str]
 
 
+CONSTANT_OUTPUT = "every unit of this output is constant, so nothing of the model would be left"
 NOT_FINITE = "its result for these constants is infinite or not a number"
 
 
@@ -65,7 +67,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     whole = [i for i, fact in facts.items() if len(fact.units) == size]
     altogether = len(whole) == len(facts) and not unknown
-    whole = [] if altogether else [i for i in whole if _others_give_shape(sweep, node, i)]
+    whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i)]
     part = {i: fact for i, fact in facts.items() if i not in whole}
     agreed = set.intersection(*(set(f.units) for f in part.values())) if part and not unknown else set[int]()
     zeros = _zero_units(facts) - agreed if node.attrs["fn"] == "mul" else set[int]()
@@ -83,6 +85,10 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     inputs = list(node.inputs)
     for i, fact in facts.items():
         inputs[i] = _rest_of_operand(sweep, node, i, fact, agreed | zeros, i in whole)
+    kept = None if agreed or zeros else _summand_beside_zero(sweep, node, inputs)
+    if kept is not None:
+        sweep.redirected[node.name] = kept
+        return "nothing to add, the constants are 0"
     sweep.emit(replace(node, inputs=tuple(inputs)))
     if not agreed and not zeros:
         return "a constant operand"
@@ -100,16 +106,16 @@ def _zero_units(facts: Facts) -> set[int]:
     return found
 
 
-def _others_give_shape(sweep: Sweep, node: Node, position: int) -> bool:
-    """Whether the result keeps its shape when this operand becomes a tensor that has one position along every other axis."""
-    own = sweep.shape(node.inputs[position])
-    shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
-    return all(
-        n == 1
-        or (operand_axis(node, position, own, axis) is None)
-        or any(operand_axis(node, i, shape, axis) is not None for i, shape in shapes)
-        for axis, n in enumerate(node.output.shape)
-    )
+def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
+    """x of x + 0, 0 + x and x - 0, where it is the whole result."""
+    for position in {"add": (0, 1), "sub": (0,)}.get(node.attrs["fn"], ()):
+        x, other = inputs[position], inputs[1 - position]
+        nothing = isinstance(other, Tensor) and not np.any(constant(other))
+        scaled = position == 1 and node.attrs.get("alpha", 1.0) != 1.0
+        if isinstance(x, str) and nothing and not scaled:
+            value = sweep.values[x]
+            return x if (value.shape, value.dtype) == (node.output.shape, node.output.dtype) else None
+    return None
 
 
 def _rest_of_operand(sweep: Sweep, node: Node, position: int, fact: Known, gone: set[int], whole: bool) -> Operand:
@@ -466,7 +472,9 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     for name in graph.outputs:
         seen = sweep.redirected.get(name, name)
         if is_constant_do(sweep.producers.get(seen)):
-            log.reasons[seen, "output"] = "it is an output of the model"
+            do = sweep.producers[seen]
+            whole = len(do.attrs["units"]) == do.output.shape[do.attrs["axis"]]
+            log.reasons[seen, "output"] = CONSTANT_OUTPUT if whole else "it is an output of the model"
     return sweep.finish(), sweep.changed
 
 

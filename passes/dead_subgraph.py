@@ -20,7 +20,7 @@ import numpy as np
 from cmrc.axes import move
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
-from cmrc.passes.rewriter import Declined, Keep, Log, narrowed, operand_axis, parameter_axis, period_of, unread
+from cmrc.passes.rewriter import Declined, Keep, Log, idle_nodes, narrowed, operand_axis, parameter_axis, period_of
 
 
 @dataclass(slots=True)
@@ -382,12 +382,12 @@ def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], read
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Raise every select as far as it goes, and drop what nobody reads any more."""
     rise = Rise(graph, log)
-    idle = unread(graph) if log.idle is None else log.idle
+    idle = _idle_and_whole(graph, idle_nodes(graph) if log.idle is None else log.idle)
     stack = list(graph.nodes)
     while stack:
         node = stack.pop()
         dead = not any(rise.uses[value.name] or value.name in graph.outputs for value in node.outputs)
-        if dead and not (node.origin and node.name in idle) and not node.attrs.get("effect"):
+        if dead and node.name not in idle and not node.attrs.get("effect"):
             rise.changed = rise.changed or bool(node.origin)
             if node.origin:
                 rise.lost_readers.update(node.values())
@@ -421,6 +421,16 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             if rise.settled[user].op == "select":
                 log.reasons.setdefault((value.name, user), "it is an input of the model")
     return result, rise.changed
+
+
+def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
+    """The host's idle nodes that read nothing which only they hold alive now: those stay as they were."""
+    lost = idle_nodes(graph) - idle
+    makers = {value.name: node.name for node in graph.nodes for value in node.outputs}
+    for node in graph.nodes:
+        if node.name in idle and any(makers.get(operand) in lost for operand in node.values()):
+            lost |= {node.name}
+    return set(idle - lost)
 
 
 def _replace_by_operand(rise: Rise, node: Node) -> None:

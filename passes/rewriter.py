@@ -39,7 +39,7 @@ class Log:
 
     actions: list[Action] = field(default_factory=list)
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
-    # Nodes that nobody read before the first pass: they are the host's own, and stay.
+    # Nodes that nobody needed before the first pass: they are the host's own, and stay with what they read.
     idle: frozenset[str] | None = None
 
     def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
@@ -129,10 +129,16 @@ def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[No
     return tuple(reversed(kept))
 
 
-def unread(graph: Graph) -> frozenset[str]:
-    """The nodes whose results nobody reads."""
-    read = {operand for node in graph.nodes for operand in node.values()} | set(graph.outputs)
-    return frozenset(node.name for node in graph.nodes if not any(value.name in read for value in node.outputs))
+def idle_nodes(graph: Graph) -> frozenset[str]:
+    """The host's own nodes on which no output and no effect depends."""
+    needed = set(graph.outputs)
+    idle = set()
+    for node in reversed(graph.nodes):
+        if node.attrs.get("effect") or not node.origin or any(value.name in needed for value in node.outputs):
+            needed.update(node.values())
+        else:
+            idle.add(node.name)
+    return frozenset(idle)
 
 
 class Keep(tuple[int, ...]):
@@ -206,3 +212,15 @@ def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     align = node.attrs.get("align")
     dims = align[position] if align else None
     return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
+
+
+def others_give_shape(sweep: Sweep, node: Node, position: int) -> bool:
+    """Whether the result keeps its shape when this operand becomes a tensor that has one position along every other axis."""
+    own = sweep.shape(node.inputs[position])
+    shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
+    return all(
+        n == 1
+        or (operand_axis(node, position, own, axis) is None)
+        or any(operand_axis(node, i, shape, axis) is not None for i, shape in shapes)
+        for axis, n in enumerate(node.output.shape)
+    )

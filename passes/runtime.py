@@ -19,9 +19,18 @@ import numpy as np
 from cmrc.axes import segments
 from cmrc.ir import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ops import take
-from cmrc.passes.absorb import add_after, conv_columns, kernel_of_constants, pure_conv
+from cmrc.passes.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.known import Facts, Known, bare, sources_of
-from cmrc.passes.rewriter import Declined, Sweep, complement, operand_axis, parameter_axis, resized, result_axis
+from cmrc.passes.rewriter import (
+    Declined,
+    Sweep,
+    complement,
+    operand_axis,
+    others_give_shape,
+    parameter_axis,
+    resized,
+    result_axis,
+)
 
 Rule = Callable[[Sweep, Node, Facts], Declined | str]
 
@@ -56,14 +65,12 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
     )
     small = small.with_attrs(groups=len(gone))
     bundle = kernel_of_constants(small, range(len(inputs)), fact.at(inputs).reshape(-1), len(rows))
-    spatial = sweep.shape(fact.source)[axis + 1 :]
-    plane = Value(sweep.fresh(fact.source, "plane"), ((1,) * (axis + 1)) + spatial, node.output.dtype)
-    sweep.emit(Node("plane", (fact.source,), (plane,), {"axis": axis}, path=node.path))
+    plane = plane_of_ones(sweep, node, fact.source)
     shape = (*((1,) * axis), len(rows), *node.output.shape[axis + 1 :])
     known = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
     shift = None if bias is None else take(bias, 0, rows)
     attrs = {**pure_conv(node), "groups": 1}
-    sweep.emit(Node("conv", (plane.name, bundle, shift), (known,), attrs, path=node.path))
+    sweep.emit(Node("conv", (plane, bundle, shift), (known,), attrs, path=node.path))
     return sink(sweep, node, facts, axis, rows, known.name)
 
 
@@ -71,7 +78,7 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
 
 
 def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    """f(x_S := v, y_S := b) -> do(f(x, y), S := f(v, b))."""
+    """f(x_S := v, y_S := b) -> do(f(x, y), S := f(v, b)); f(x := v, y) -> f(v, y)."""
     rank = len(node.output.shape)
     axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
     if len(axes) > 1:
@@ -80,6 +87,12 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     if any(sweep.shape(fact.source)[fact.axis] != node.output.shape[axis] for fact in facts.values()):
         return Declined("the replaced axis is broadcast here")
     unknown = [o for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
+    if unknown and all(
+        len(f.units) == node.output.shape[axis] and others_give_shape(sweep, node, i) for i, f in facts.items()
+    ):
+        known = {i: part_of(sweep, fact, range(len(fact.units))) for i, fact in facts.items()}
+        sweep.emit(replace(node, inputs=tuple(known.get(i, o) for i, o in enumerate(node.inputs))))
+        return "a value of run time as an operand"
     if unknown:
         replaced = facts[sorted(facts)[0]].source
         return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
@@ -189,6 +202,20 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     return sink(sweep, node, facts, axis, [i for i, _ in left], value)
 
 
+def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Along the units: positions shift, the value stays as it is."""
+    (position, fact), *others = facts.items()
+    if others:
+        return Declined("several of its parts are replaced, one by values of run time")
+    if fact.axis != node.attrs["axis"]:
+        return Declined("another part of the concatenation is not replaced")
+    sizes = [sweep.shape(operand)[fact.axis] for operand in node.inputs[:position]]
+    if not all(isinstance(n, int) for n in sizes):
+        return Declined("a part has a size known only at run time")
+    offset = sum(int(n) for n in sizes)
+    return sink(sweep, node, facts, fact.axis, [offset + u for u in fact.units], fact.runtime)
+
+
 def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """W x with x_S := v -> W_K x_K + W_S v."""
     _, weight, bias = (*node.inputs, None)[:3]
@@ -264,6 +291,7 @@ RULES: dict[str, Rule] = {
     "along": sink_along_other_axes,
     "reshape": sink_through_reshape,
     "transpose": sink_through_transpose,
+    "concat": sink_through_concat,
     "select": sink_through_select,
     "plane": read_shape_only,
 }

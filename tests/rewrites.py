@@ -192,6 +192,23 @@ def pointwise_gate() -> Graph:
     return done(net, Do(h, 1, (2, 0, 1), [0.0, 0.0, 0.5]))
 
 
+def pointwise_beside_zero() -> Graph:
+    """x + 0 is x, and so is x - 0."""
+    net, h = vector()
+    other = net.linear("x", 4)
+    net.linear(net.pointwise("sub", net.pointwise("add", h, other), h), 2)
+    return done(net, Do(h, 1, (0, 1, 2, 3), 0.0))
+
+
+def pointwise_minus_from_zero() -> Graph:
+    """0 - x is not x, and neither is 0 + 2x."""
+    net, h = vector()
+    other = net.linear("x", 4)
+    turned = net.pointwise("sub", h, other)
+    net.linear(net.pointwise("add", h, turned, alpha=2.0), 2)
+    return done(net, Do(h, 1, (0, 1, 2, 3), 0.0))
+
+
 def pointwise_disjoint_zeros() -> Graph:
     """One factor is 0 in two units, the other is replaced in two others."""
     net, h = vector()
@@ -377,6 +394,8 @@ CONSTANT: dict[str, Example] = {
     "pointwise-batch-norm": pointwise_batch_norm,
     "pointwise-residual": pointwise_residual,
     "pointwise-gate": pointwise_gate,
+    "pointwise-beside-zero": pointwise_beside_zero,
+    "pointwise-minus-from-zero": pointwise_minus_from_zero,
     "pointwise-disjoint-zeros": pointwise_disjoint_zeros,
     "pointwise-known-operand": pointwise_known_operand,
     "pointwise-known-altogether": pointwise_known_altogether,
@@ -461,6 +480,19 @@ def run_time_pointwise_without_scale() -> Graph:
     return at_run_time(net)
 
 
+def run_time_pointwise_altogether() -> Graph:
+    """Every unit of one summand is known: the value takes its place."""
+    net, h = known_at_run_time(2)
+    net.conv(net.pointwise("add", net.conv("x", 2, (1, 1)), h), 2, (1, 1))
+    return done(net, Do("conv_1", 1, (1, 0), *TWO))
+
+
+def run_time_concat() -> Graph:
+    net, h = known_at_run_time()
+    net.conv(net.concat(net.conv("x", 3, (1, 1)), h, axis=1), 2, (1, 1))
+    return at_run_time(net)
+
+
 def run_time_along() -> Graph:
     net, h = known_at_run_time()
     net.linear(net.along("amax", h, (2, 3), drop=True), 2)
@@ -519,6 +551,8 @@ RUN_TIME: dict[str, Example] = {
     "conv-in-groups": run_time_conv_in_groups,
     "pointwise": run_time_pointwise,
     "pointwise-without-scale": run_time_pointwise_without_scale,
+    "pointwise-altogether": run_time_pointwise_altogether,
+    "concat": run_time_concat,
     "along": run_time_along,
     "along-norm": run_time_along_norm,
     "reshape": run_time_reshape,

@@ -486,15 +486,21 @@ class Writer:
         old = list(self.host.lifted.nodes)
         unread_before = {n.name for n in old if not n.users}
         read_before = {n.name for n in old} - unread_before
+        dropped = set(self.old) - {node.name for node in self.graph.nodes}
         for node in reversed(list(self.lifted.nodes)):
-            if node.users or node.name in unread_before or node.op in ("output", "placeholder") or node.is_impure():
-                continue
-            self.lifted.erase_node(node)
+            idle = node.name in unread_before or node.op in ("output", "placeholder") or node.is_impure()
+            if not node.users and (node.name in dropped or not idle):
+                self.lifted.erase_node(node)
         gone: set[str] = set()
         for target, node in list(self.placeholders.items()):
             if not node.users and (node.name in read_before or target not in self.host.state):
-                self.lifted.erase_node(node)
                 gone.add(target)
+        # With the last of what a module reads goes what it only keeps: the counter of a batch norm.
+        left = {target.rpartition(".")[0] for target, node in self.placeholders.items() if node.users}
+        owners = {target.rpartition(".")[0] for target in gone} - left
+        gone.update(t for t, n in self.placeholders.items() if not n.users and t.rpartition(".")[0] in owners)
+        for target in gone:
+            self.lifted.erase_node(self.placeholders[target])
         self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
         self.state = {n: t for n, t in self.state.items() if n not in gone}
 

@@ -85,7 +85,7 @@ case(
     lambda: two_convs(padding=1),
     ("n", 3, 6, 5),
     Ask("act", "all", 0.7),
-    stops="it is an output of the model",
+    stops="every unit of this output is constant, so nothing of the model would be left",
 )
 case("conv2d_preactivation", lambda: two_convs(padding=1), ("n", 3, "h", "w"), const("a", [0, 3]), dynamic=("", "hnw"))
 

@@ -51,7 +51,13 @@ case(
     const("a", [1, 2]),
     affine("b", [3], [0, 5]),
 )
-case("everything_constant", mlp, ("n", 6), Ask("act", "all", 0.7), stops="it is an output of the model")
+case(
+    "everything_constant",
+    mlp,
+    ("n", 6),
+    Ask("act", "all", 0.7),
+    stops="every unit of this output is constant, so nothing of the model would be left",
+)
 case("slab_tokens", mlp, ("n", 3, 6), const("act", [1, 4], np.linspace(-2, 2, 6).reshape(1, 3, 2)))
 
 # ---------------------------------------------------------------- ways to write a product

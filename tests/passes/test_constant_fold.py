@@ -458,7 +458,26 @@ def rt_uneven_groups() -> Graph:
 
 def rt_another_op() -> Graph:
     net, h = known_at_run_time()
-    net.concat(h, h, axis=1)
+    net.node("matmul", (h, h), ("N", 4, "H", "W"))
+    return at_run_time(net)
+
+
+def rt_two_parts() -> Graph:
+    net, h = known_at_run_time()
+    other = net.conv("x", 4, (1, 1))
+    net.concat(h, other, axis=1)
+    return at_run_time(net, Do(other, 1, (2, 0), *TWO))
+
+
+def rt_joined_along_another_axis() -> Graph:
+    net, h = known_at_run_time(width=4)
+    net.concat(h, net.conv("x", 4, (1, 1)), axis=3)
+    return at_run_time(net)
+
+
+def rt_part_of_any_size() -> Graph:
+    net, h = known_at_run_time()
+    net.node("concat", (net.input("N", "C", "H", "W", name="other"), h), ("N", "C+4", "H", "W"), axis=1)
     return at_run_time(net)
 
 
@@ -480,7 +499,10 @@ DECLINES_AT_RUN_TIME: list[tuple[Callable[[], Graph], str]] = [
     (rt_another_axis, "it acts along another axis than the replacement"),
     (rt_mixed_positions, "it mixes positions along the replaced axis"),
     (rt_uneven_groups, "its groups would keep different numbers of channels"),
-    (rt_another_op, "concat cannot take constants that exist only at run time"),
+    (rt_another_op, "matmul cannot take constants that exist only at run time"),
+    (rt_two_parts, "several of its parts are replaced, one by values of run time"),
+    (rt_joined_along_another_axis, "another part of the concatenation is not replaced"),
+    (rt_part_of_any_size, "a part has a size known only at run time"),
 ]
 
 

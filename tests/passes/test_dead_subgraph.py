@@ -12,7 +12,7 @@ from rules import before_and_after, reasons, untested
 
 from cmrc.ir import Graph, Node, Value, literal
 from cmrc.passes import dead_subgraph, run
-from cmrc.passes.rewriter import Log
+from cmrc.passes.rewriter import Log, idle_nodes
 from cmrc.text import to_text
 
 
@@ -247,6 +247,22 @@ def test_the_hosts_own_idle_nodes_stay() -> None:
     net, h = vector()
     net.pointwise("relu", h)
     unchanged(done(net, output=h))
+
+
+def test_idle_nodes_go_with_what_they_read() -> None:
+    """A node that nobody ever read does not hold a dead branch alive."""
+    net, h = vector()
+    net.pointwise("tanh", net.pointwise("relu", h))
+    kept = net.pointwise("sigmoid", net.linear("x", 3))
+    out = net.linear("x", 2)
+    net.output(net.pointwise("mul", out, net.linear(h, 2)))
+    before = net.graph()
+    idle = idle_nodes(before)
+    assert idle == {"relu_1", "tanh_1", "linear_2", kept}
+    folded = replace(before, nodes=before.nodes[:-1], outputs=(out,))  # as if the product had become its first factor
+    after, changed = dead_subgraph.run(folded, Log(idle=idle))
+    assert changed
+    assert [node.name for node in after.nodes] == ["linear_2", kept, out]
 
 
 def test_a_plane_keeps_the_positions_it_counts() -> None:
