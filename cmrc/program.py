@@ -349,7 +349,7 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int])
 
 
 # Ops that replacements pass: the dry run follows them from a site to where a do is taken in or stops.
-PASSING = {"pointwise", "along", "reshape", "transpose", "expand", "concat", "select"}
+PASSING = {"pointwise", "along", "reshape", "transpose", "expand", "concat", "select", "matmul", "attention"}
 
 
 def describe_folds(graph: Graph, value: str, axis: int) -> str:
@@ -405,7 +405,7 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
         node = producers[name]
         wanted[node.name] = node
         grouped = node.op == "conv" and node.attrs["groups"] > 1
-        if node.op in PASSING or grouped or node.op in ("attention", "matmul"):
+        if node.op in PASSING or grouped:
             up.extend(node.values())
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     made = {v.name for node in nodes for v in node.outputs}

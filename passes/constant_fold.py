@@ -23,7 +23,8 @@ from cmrc.ir import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes import runtime
 from cmrc.passes.absorb import add_tensors, conv_shape, fold_into_conv, fold_into_linear, has_border, position_free
-from cmrc.passes.known import Facts, Known, bare, known_of, sources_of
+from cmrc.passes.contract import sink_through_attention, sink_through_matmul, zero_units
+from cmrc.passes.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
 from cmrc.passes.rewriter import (
     Declined,
     Log,
@@ -40,17 +41,6 @@ Rule = Callable[[Sweep, Node, Facts], Declined | str]
 
 
 CONSTANT_OUTPUT = "every unit of this output is constant, so nothing of the model would be left"
-NOT_FINITE = "its result for these constants is infinite or not a number"
-
-
-def _sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> Declined | str:
-    if not np.all(np.isfinite(slab)):
-        return Declined(NOT_FINITE)
-    sweep.emit(bare(node, facts))
-    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
-    return "past"
-
-
 # ---------------------------------------------------------------- rules
 
 
@@ -70,7 +60,9 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i)]
     part = {i: fact for i, fact in facts.items() if i not in whole}
     agreed = set.intersection(*(set(f.units) for f in part.values())) if part and not unknown else set[int]()
-    zeros = _zero_units(facts) - agreed if node.attrs["fn"] == "mul" else set[int]()
+    zeros = set[int]()
+    if node.attrs["fn"] == "mul":
+        zeros = set.union(*(zero_units(fact) for fact in facts.values())) - agreed
     if not agreed and not zeros and not whole:
         if unknown:
             replaced = facts[min(facts)].source
@@ -95,15 +87,6 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     units, slab = [*sorted(agreed), *sorted(zeros)], np.concatenate([slab, nothing], axis=axis)
     sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
     return "past" if all(inputs[i] == fact.source for i, fact in facts.items()) else "past, in part"
-
-
-def _zero_units(facts: Facts) -> set[int]:
-    """The units that some operand has at 0 in every position."""
-    found: set[int] = set()
-    for fact in facts.values():
-        flat = np.moveaxis(fact.full(), fact.axis, 0).reshape(len(fact.units), -1)
-        found |= {unit for unit, row in zip(fact.units, flat, strict=True) if not row.any()}
-    return found
 
 
 def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
@@ -165,7 +148,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))
     if flat and (keeps_constants(attrs) or same_pad):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
-        return _sink(sweep, node, facts, axis, fact.units, result)
+        return sink(sweep, node, facts, axis, fact.units, result)
     if fn not in ALONG:
         return Declined(f"what {fn} does to a constant is not known")
     if not (flat and fn in ("layer_norm", "instance_norm", "rms_norm")):
@@ -184,7 +167,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
         parameters.append(
             None if operand is None else constant(operand if local is None else take(operand, local, fact.units))
         )
-    return _sink(sweep, node, facts, axis, fact.units, MEANINGS["along"](attrs, slab, *parameters))
+    return sink(sweep, node, facts, axis, fact.units, MEANINGS["along"](attrs, slab, *parameters))
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -198,13 +181,13 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
     slab = move_slab(before, after, fact.axis, units, moved, fact.at(units))
     if isinstance(slab, str):
         return Declined(slab)
-    return _sink(sweep, node, facts, moved.axis, moved.index, slab)
+    return sink(sweep, node, facts, moved.axis, moved.index, slab)
 
 
 def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """transpose(do(x)) -> do(transpose(x)), the axis permuted."""
     fact, perm = facts[0], node.attrs["perm"]
-    return _sink(sweep, node, facts, perm.index(fact.axis), fact.units, np.transpose(fact.full(), perm))
+    return sink(sweep, node, facts, perm.index(fact.axis), fact.units, np.transpose(fact.full(), perm))
 
 
 def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -213,7 +196,7 @@ def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     lead = len(node.output.shape) - len(sweep.shape(fact.source))
     if node.output.shape[fact.axis + lead] != sweep.shape(fact.source)[fact.axis]:
         return Declined("it repeats the units")
-    return _sink(sweep, node, facts, fact.axis + lead, fact.units, fact.full().reshape((1,) * lead + fact.full().shape))
+    return sink(sweep, node, facts, fact.axis + lead, fact.units, fact.full().reshape((1,) * lead + fact.full().shape))
 
 
 def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -236,7 +219,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
             offset += size
         shape = [max(s.shape[d] for s in slabs) for d in range(rank)]
         parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(rank)]) for s in slabs]
-        return _sink(sweep, node, facts, axis, units, np.concatenate(parts, axis=axis))
+        return sink(sweep, node, facts, axis, units, np.concatenate(parts, axis=axis))
     tensors = {i: o for i, o in enumerate(node.inputs) if o is not None and not isinstance(o, str)}
     if len(facts) + len(tensors) < len(node.inputs):
         return Declined("another part of the concatenation is not replaced")
@@ -248,7 +231,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
         slabs.append(facts[i].at(common) if i in facts else constant(take(tensors[i], axis, common)))
         sizes.append(sweep.shape(operand)[along])
     if all(s.shape[along] == 1 for s in slabs) and all(np.array_equal(s, slabs[0]) for s in slabs):
-        return _sink(sweep, node, facts, axis, common, slabs[0])
+        return sink(sweep, node, facts, axis, common, slabs[0])
     if not all(isinstance(n, int) for n in sizes):
         return Declined("the constants differ between parts whose sizes are known only at run time")
     shape = [max(s.shape[d] for s in slabs) for d in range(rank)]
@@ -257,7 +240,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
         target = list(shape)
         target[along] = int(n)
         full.append(np.broadcast_to(slab, target))
-    return _sink(sweep, node, facts, axis, common, np.concatenate(full, axis=along))
+    return sink(sweep, node, facts, axis, common, np.concatenate(full, axis=along))
 
 
 def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -266,13 +249,13 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     if axis != fact.axis:
         slab = fact.full()
         slab = slab if slab.shape[axis] == 1 else np.take(slab, keep, axis=axis)
-        return _sink(sweep, node, facts, fact.axis, fact.units, slab)
+        return sink(sweep, node, facts, fact.axis, fact.units, slab)
     known = set(fact.units)
     left = [(i, u) for i, u in enumerate(keep) if u in known]
     if not left:
         sweep.emit(bare(node, facts))
         return "past, none of the units is read here"
-    return _sink(sweep, node, facts, axis, [i for i, _ in left], fact.at([u for _, u in left]))
+    return sink(sweep, node, facts, axis, [i for i, _ in left], fact.at([u for _, u in left]))
 
 
 def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -340,7 +323,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
         return Declined("its bias is computed at run time")
     result = MEANINGS["linear"](node.attrs, slab, constant(weight), None if bias is None else constant(bias))
     units = range(int(node.output.shape[axis])) if fact.axis == axis else fact.units
-    return _sink(sweep, node, facts, fact.axis, tuple(units), result)
+    return sink(sweep, node, facts, fact.axis, tuple(units), result)
 
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -368,7 +351,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if slab is None:
         return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
     units = [int(g) * outs + i for g in gone for i in range(outs)]
-    return _sink(sweep, node, facts, axis, units, slab)
+    return sink(sweep, node, facts, axis, units, slab)
 
 
 def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array | None:
@@ -416,6 +399,8 @@ RULES: dict[str, Rule] = {
     "concat": sink_through_concat,
     "select": sink_through_select,
     "do": sink_through_do,
+    "matmul": sink_through_matmul,
+    "attention": sink_through_attention,
     "plane": runtime.read_shape_only,
 }
 

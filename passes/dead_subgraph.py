@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cmrc.axes import move
+from cmrc.axes import move, segments
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
 from cmrc.passes.rewriter import Declined, Keep, Log, idle_nodes, narrowed, operand_axis, parameter_axis, period_of
@@ -36,11 +36,13 @@ class Rise:
     pending: list[Node] = field(default_factory=list)
     # Values that a dropped node read: the host's own selects may rise.
     lost_readers: set[str] = field(default_factory=set)
+    makers: dict[str, Node] = field(default_factory=dict)  # as they were
     changed: bool = False
     _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
     def __post_init__(self) -> None:
         self.values = self.graph.values()
+        self.makers = {value.name: node for node in self.graph.nodes for value in node.outputs}
         self.uses = {name: [] for name in self.values}
 
     def shape(self, operand: Operand) -> Shape:
@@ -174,8 +176,31 @@ def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...
     x = node.inputs[0]
     moved = move(node.output.shape, rise.shape(x), axis, keep, period_of(keep))
     if isinstance(moved, str):
-        return Declined(moved)
+        return _rise_to_copies(rise, node, axis, keep) or Declined(moved)
     return _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
+
+
+SHARED = "query heads that share a key-value head go together, or equally many of every such group"
+
+
+def _rise_to_copies(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node | None:
+    """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are alike, so any n of each of some groups will do."""
+    x = node.inputs[0]
+    maker = rise.makers.get(str(x))
+    if maker is None or maker.op != "expand" or period_of(keep):
+        return None
+    before, source = rise.shape(x), rise.shape(maker.inputs[0])
+    segment = next(s for s in segments(before, node.output.shape) if s.after[0] <= axis < s.after[1])
+    wide = [d for d in range(*segment.before) if before[d] != 1]
+    lead = len(before) - len(source)
+    if len(wide) != 2 or wide[1] < lead or source[wide[1] - lead] != 1:
+        return None
+    group, copy = wide
+    groups = shared_heads(keep, int(node.output.shape[axis]), int(before[group]))
+    if groups is None:
+        return Declined(SHARED)
+    some = rise.select(x, copy, range(len(keep) // len(groups)))
+    return _shrunk(node, (rise.select(some, group, groups),), axis, keep)
 
 
 def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
@@ -289,7 +314,7 @@ def rise_through_attention(rise: Rise, node: Node, axis: int, keep: tuple[int, .
         return _shrunk(node, [*(rise.select(x, axis, keep) for x in (q, k, v)), *masks], axis, keep)
     groups = shared_heads(keep, int(heads), int(served))
     if groups is None:
-        return Declined("query heads that share a key-value head go together, or equally many of every such group")
+        return Declined(SHARED)
     shared = (rise.select(k, axis, groups), rise.select(v, axis, groups))
     return _shrunk(node, (rise.select(q, axis, keep), *shared, *masks), axis, keep)
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cmrc.axes import compress
 from cmrc.ir import Array, Node, Tensor
 from cmrc.ops import constant, slab_of
+from cmrc.passes.rewriter import Declined, Sweep
 
 NOTHING = np.zeros(())
+NOT_FINITE = "its result for these constants is infinite or not a number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,12 @@ def bare(node: Node, facts: Facts) -> Node:
 
 def sources_of(facts: Facts) -> tuple[int, ...]:
     return tuple(sorted({s for fact in facts.values() for s in fact.sources}))
+
+
+def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> Declined | str:
+    """The op on its operands as they were, and what its units become behind it."""
+    if not np.all(np.isfinite(slab)):
+        return Declined(NOT_FINITE)
+    sweep.emit(bare(node, facts))
+    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
+    return "past"

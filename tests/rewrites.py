@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from graphs import Do, Net, with_do
 
-from cmrc.ir import Graph, literal
+from cmrc.ir import Graph, Operand, literal
 
 Example = Callable[[], Graph]
 
@@ -368,6 +368,90 @@ def plane() -> Graph:
     return done(net, Do(h, 1, (2, 0), *TWO))
 
 
+def three_heads(net: Net, shared: int = 2) -> tuple[str, str, str]:
+    """Queries, keys and values of two heads with three units; with `shared` = 1 one key-value head serves both."""
+    return tuple(
+        net.transpose(net.reshape(net.linear("x", count * 3), "N", 3, count, 3), 0, 2, 1, 3)
+        for count in (2, shared, shared)
+    )  # type: ignore[return-value]
+
+
+def attend(net: Net, *operands: Operand, **attrs: object) -> str:
+    """Attention, and a linear map of what every head found."""
+    made = net.node("attention", operands, net.shape(operands[0]), scale=0.7, **attrs)
+    shape = net.shape(made)
+    return net.linear(net.reshape(net.transpose(made, 0, 2, 1, 3), "N", shape[2], int(shape[1]) * int(shape[3])), 2)
+
+
+def attention_values() -> Graph:
+    """The rows of softmax sum to 1: a constant value unit is that constant behind it."""
+    net, _ = sequence()
+    q, k, v = three_heads(net)
+    attend(net, q, k, v, causal=True)
+    return done(net, Do(v, 3, (2, 0), *TWO))
+
+
+def attention_values_of_shared_heads() -> Graph:
+    net, _ = sequence()
+    q, k, v = three_heads(net, shared=1)
+    attend(net, q, k, v, literal([[1, 0, 0], [1, 1, 0], [0, 1, 1]], "bool"))
+    return done(net, Do(v, 1, (0,), np.array([0.5, -1.0, 0.25]).reshape(1, 1, 1, 3)))
+
+
+def attention_queries() -> Graph:
+    """What is 0 in the queries adds nothing to the scores."""
+    net, _ = sequence()
+    q, k, v = three_heads(net)
+    attend(net, q, k, v)
+    return done(net, Do(q, 3, (1,), 0.0))
+
+
+def attention_keys() -> Graph:
+    """What is the same for every key does not change the softmax over keys."""
+    net, _ = sequence()
+    q, k, v = three_heads(net)
+    attend(net, q, k, v, net.leaf(3, 3))
+    return done(net, Do(k, 3, (2, 0), *TWO))
+
+
+def matmul() -> Graph:
+    """What is 0 in the left rows meets nothing in the right ones."""
+    net, _ = sequence()
+    q, k, _ = three_heads(net)
+    net.matmul(q, net.transpose(k, 0, 1, 3, 2))
+    return done(net, Do(q, 3, (1,), 0.0))
+
+
+def matmul_of_a_softmax() -> Graph:
+    net, _ = sequence()
+    q, k, v = three_heads(net)
+    weights = net.along("softmax", net.matmul(q, net.transpose(k, 0, 1, 3, 2)), (3,))
+    net.linear(net.matmul(net.pointwise("identity", weights), v), 2)
+    return done(net, Do(v, 3, (2, 0), *TWO))
+
+
+def matmul_of_zero_rows() -> Graph:
+    net, _ = sequence()
+    q, k, _ = three_heads(net)
+    net.linear(net.matmul(q, net.transpose(k, 0, 1, 3, 2)), 2, axis=1)
+    return done(net, Do(q, 1, (1,), 0.0))
+
+
+def matmul_of_stacked_weights() -> Graph:
+    """Every expert has its own weight: the constants of its units become its own bias."""
+    net = Net()
+    h = net.node("matmul", (net.input(2, "N", 3), net.leaf(2, 3, 4)), (2, "N", 4))
+    net.node("matmul", (net.pointwise("relu", h), net.leaf(2, 4, 2)), (2, "N", 2))
+    return done(net, Do(h, 2, (2, 0), *TWO))
+
+
+def matmul_of_a_weight_in_front() -> Graph:
+    net = Net()
+    h = net.node("matmul", (net.leaf(2, 4, 3), net.input(2, 3, "N")), (2, 4, "N"))
+    net.node("matmul", (net.leaf(2, 2, 4), h), (2, 2, "N"))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
 CONSTANT: dict[str, Example] = {
     "linear": linear,
     "linear-without-bias": linear_without_bias,
@@ -414,6 +498,15 @@ CONSTANT: dict[str, Example] = {
     "select": select,
     "select-along-another-axis": select_along_another_axis,
     "select-misses-the-units": select_misses_the_units,
+    "attention": attention_values,
+    "attention-values-of-shared-heads": attention_values_of_shared_heads,
+    "attention-queries": attention_queries,
+    "attention-keys": attention_keys,
+    "matmul": matmul,
+    "matmul-of-a-softmax": matmul_of_a_softmax,
+    "matmul-of-zero-rows": matmul_of_zero_rows,
+    "matmul-of-stacked-weights": matmul_of_stacked_weights,
+    "matmul-of-a-weight-in-front": matmul_of_a_weight_in_front,
     "do": do,
     "do-before-an-affine-one": do_before_an_affine_one,
     "do-of-parents": do_of_parents,
@@ -931,6 +1024,13 @@ def dead_attention_with_shared_heads() -> Graph:
     return read(net, net.node("attention", (q, k, v, net.leaf(4, 1, 1)), net.shape(q), scale=0.7), (2, 3))
 
 
+def dead_reshape_of_copies() -> Graph:
+    """Two key-value heads, each copied for three query heads: the second and third of one, the first and last of the other."""
+    net, _ = sequence()
+    k = net.reshape(heads(net, 2), "N", 2, 1, 3, 2)
+    return read(net, net.reshape(net.expand(k, "N", 2, 3, 3, 2), "N", 6, 3, 2), (1, 2, 3, 5))
+
+
 def dead_embedding() -> Graph:
     net = Net()
     return read(net, net.embedding(net.input("N", 3, name="ids", dtype="int64"), 5, 4), (1, 3), axis=2)
@@ -999,6 +1099,7 @@ DEAD: dict[str, Example] = {
     "matmul": dead_matmul,
     "matmul-rows": dead_matmul_rows,
     "matmul-columns": dead_matmul_columns,
+    "reshape-of-copies": dead_reshape_of_copies,
     "attention": dead_attention,
     "attention-units": dead_attention_units,
     "attention-queries": dead_attention_queries,

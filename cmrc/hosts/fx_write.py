@@ -291,6 +291,9 @@ class Writer:
             if sizes is not None:
                 values[SIZES_ARGUMENT[opname(target)]] = sizes
             return sizes is not None
+        if node.op == "attention" and node.attrs.get("narrowed"):
+            values[6] = node.attrs["scale"]  # torch would take it from the width that is left
+            return True
         if node.op == "conv" and node.attrs["groups"] != before.attrs["groups"]:
             position = GROUPS_ARGUMENT.get(opname(target), 6)
             values[position] = node.attrs["groups"]

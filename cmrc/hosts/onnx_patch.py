@@ -116,6 +116,10 @@ def write_heads(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: lis
     """The number of heads that are left, and the sizes of what is packed together."""
     parts = {node.name.rpartition("::")[2]: node for node in nodes if "inside" in node.attrs}
     attention = next((node for node in nodes if node.op == "attention"), None)
+    if attention is not None and attention.attrs.get(
+        "narrowed"
+    ):  # the default would follow from the width that is left
+        host.attributes["scale"] = onnx_ir.AttrFloat32("scale", attention.attrs["scale"])
     if len(nodes) == 1:
         return rewire(patch, host, nodes[0], before[0])
     if attention is None:
@@ -228,7 +232,7 @@ def _changed_pieces(
         if len(size) != 1 or not isinstance(size[0], int):
             return None
         here = [axis for axis in changed if start <= axis < start + size[0]]
-        if tensor is None and size[0] != 1:
+        if here and tensor is None and size[0] != 1:
             return None
         if here:
             entries = [0] if tensor is None else [int(n) for n in materialise(tensor)]

@@ -131,6 +131,12 @@ def uneven_heads() -> Graph:
     return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7), (0, 2, 3))
 
 
+def uneven_copies() -> Graph:
+    net, _ = sequence()
+    k = net.reshape(heads(net, 2), "N", 2, 1, 3, 2)
+    return read(net, net.reshape(net.expand(k, "N", 2, 3, 3, 2), "N", 6, 3, 2), (0, 2, 3))
+
+
 def causal_queries() -> Graph:
     net, _ = sequence()
     q, k, v = heads(net, 2), heads(net, 2), heads(net, 2)
@@ -177,6 +183,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (affine_do_of_blocks, "an affine replacement of blocks stays here"),
     (vector_operand, "one of its operands is a vector"),
     (uneven_heads, "query heads that share a key-value head go together, or equally many of every such group"),
+    (uneven_copies, "query heads that share a key-value head go together, or equally many of every such group"),
     (causal_queries, "it counts positions from the first query"),
     (values_as_wide_as_queries, "its values have the size of its queries"),
     (another_op, "sort makes all of its units at once"),
