@@ -33,7 +33,7 @@ def zero_units(fact: Known) -> set[int]:
 
 
 def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    """See the module: query and key units leave, values pass."""
+    """Constant value units pass, for rows of softmax sum to 1. Query units at 0 and constant key units leave the scores."""
     if max(facts) > 2:
         return Declined("its mask is replaced")
     if 0 in facts or 1 in facts:
@@ -109,7 +109,7 @@ def every_query_sees(node: Node) -> bool:
 
 
 def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    """See the module. Along what is contracted units leave both operands; elsewhere 0 stays 0, and averages keep constants."""
+    """Contracted units leave both operands where they are 0, or become a sum beside a parameter. Elsewhere 0 stays 0."""
     shapes = [sweep.shape(operand) for operand in node.inputs]
     if min(len(shape) for shape in shapes) < 2:
         return Declined("one of its operands is a vector")
