@@ -57,7 +57,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     whole = [i for i, fact in facts.items() if len(fact.units) == size]
     altogether = len(whole) == len(facts) and not unknown
-    whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i)]
+    whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i, facts[i].full().shape)]
     part = {i: fact for i, fact in facts.items() if i not in whole}
     agreed = set.intersection(*(set(f.units) for f in part.values())) if part and not unknown else set[int]()
     zeros = set[int]()

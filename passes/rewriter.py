@@ -214,13 +214,14 @@ def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 
 
-def others_give_shape(sweep: Sweep, node: Node, position: int) -> bool:
-    """Whether the result keeps its shape when this operand becomes a tensor that has one position along every other axis."""
+def others_give_shape(sweep: Sweep, node: Node, position: int, held: Shape) -> bool:
+    """Whether the result keeps its shape when this operand becomes something of shape `held`, mostly of one position."""
     own = sweep.shape(node.inputs[position])
     shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
     return all(
         n == 1
-        or (operand_axis(node, position, own, axis) is None)
+        or (local := operand_axis(node, position, own, axis)) is None
+        or held[local] == own[local]
         or any(operand_axis(node, i, shape, axis) is not None for i, shape in shapes)
         for axis, n in enumerate(node.output.shape)
     )

@@ -88,7 +88,9 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
         return Declined("the replaced axis is broadcast here")
     unknown = [o for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     if unknown and all(
-        len(f.units) == node.output.shape[axis] and others_give_shape(sweep, node, i) for i, f in facts.items()
+        len(f.units) == node.output.shape[axis]
+        and others_give_shape(sweep, node, i, sweep.shape(f.runtime) if f.runtime else f.full().shape)
+        for i, f in facts.items()
     ):
         known = {i: part_of(sweep, fact, range(len(fact.units))) for i, fact in facts.items()}
         sweep.emit(replace(node, inputs=tuple(known.get(i, o) for i, o in enumerate(node.inputs))))

@@ -24,8 +24,11 @@ def read_matmul(view: View) -> Step:
         batch = broadcast(left[:-2], right[:-2])
         return Step("matmul", (0, 1), {}, view.out([*batch, left[-2], right[-1]]))
     x, w = (1, 0) if known[0] else (0, 1)
-    if len(view.shape(w)) != 2:
-        raise Opaque(f"its constant operand has {len(view.shape(w))} axes, not 2")
+    if len(view.shape(w)) < 2 or (len(view.shape(w)) > 2 and len(view.shape(x)) < 2):
+        raise Opaque("one of its operands is a vector")
+    if len(view.shape(w)) > 2:  # a matrix for each expert
+        batch = broadcast(left[:-2], right[:-2])
+        return Step("matmul", (0, 1), {}, view.out([*batch, left[-2], right[-1]]))
     shape = view.shape(x)
     axis = max(len(shape) - 2, 0) if x == 1 else len(shape) - 1
     w_in, w_out = (0, 1) if x == 0 else (1, 0)
