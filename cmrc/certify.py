@@ -20,7 +20,7 @@ is chosen on the first fifth of the swaps and the bound is made of the rest. ‖
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,7 +198,7 @@ class Search:
     decisions: tuple[Decision, ...]
 
 
-def smallest(candidates: Sequence[Any], test: Callable[[Any], Decision]) -> Search:
+def smallest(candidates: Iterable[Any], test: Callable[[Any], Decision]) -> Search:
     """Test candidates from the largest to the smallest, and stop at the first that is not certified.
 
     The order is fixed before any data are seen, and a candidate is tested only if all larger ones were certified: then the

@@ -434,6 +434,11 @@ def plan_make(
     ] = None,
     sites: SiteNames = None,
     seed: Annotated[int | None, typer.Option(help="For what is drawn.")] = None,
+    certify: Annotated[
+        str | None, typer.Option(help="Instead of keep: the smallest plan of which this is certified, 'iia>=0.95'.")
+    ] = None,
+    held_out: Annotated[Path | None, typer.Option(help="Data to certify on, apart from those of calibration.")] = None,
+    delta: Annotated[float, typer.Option(help="The certificate may fail with this probability.")] = 0.05,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the scores of every site, with the cut, to this file.")
     ] = None,
@@ -449,7 +454,10 @@ def plan_make(
             options["budget"] = {"of": of, "amount": as_amount(amount)}
         options = {name: value for name, value in options.items() if value is not None}
         known = Stats.load(stats) if stats is not None else None
-        made = make_plan(trace(model), known, data=data, recipe=recipe, watch=bar, **options)
+        made = make_plan(
+            trace(model), known, data=data, recipe=recipe, watch=bar, certify=certify, held_out=held_out, delta=delta,
+            **options,
+        )  # fmt: skip
         made.save(output)
         if plot is not None:
             plot_scores(made, plot)
@@ -477,6 +485,13 @@ def show_made(plan: Plan) -> None:
             remark += f"; the mean for {told['mean instead of c*']} columns without a c*"
         table.add_row(site, str(told["units"]), str(told["kept"]), f"{told['predicted']:.4g}", remark)
     out.print(table)
+    certificate = plan.made.get("certificate")
+    if certificate:
+        out.print(
+            f"{certificate['target']} is certified with probability {1 - certificate['delta']:g} at keep {certificate['keep']}, "
+            f"the smallest of {len(certificate['tests'])} tested",
+            markup=False,
+        )
 
 
 @plan_app.command("diff")

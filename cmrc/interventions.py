@@ -106,15 +106,15 @@ def _part(array: Array, rows: slice) -> Array:
 
 
 def blend(value: Array, other: Array, mask: Array) -> Array:
-    """value := other where the mask is set, in place.
+    """value := other where the mask is set, in place; `other` is used up.
 
-    As v ^ ((v ^ o) & −m) on the bits: `np.where` and `np.copyto` branch on every element, which costs four times as much on
-    a random mask.
+    As v ^ ((v ^ o) · m) on the bits: `np.where` and `np.copyto` branch on every element, which costs five times as much on a
+    random mask.
     """
     bits = np.dtype(f"u{value.dtype.itemsize}")
-    ours = value.view(bits)
-    change = ours ^ other.view(bits)
-    change &= np.negative(mask.astype(bits))
+    ours, change = value.view(bits), other.view(bits)
+    change = np.bitwise_xor(change, ours, out=change if change.shape == ours.shape else None)
+    change *= mask
     ours ^= change
     return value
 

@@ -20,6 +20,7 @@ import numpy as np
 from cmrc import replace as fits
 from cmrc.allocate import Curve, allocate
 from cmrc.calibrate import Watch, calibrate, choose
+from cmrc.certified import KEEPS, Certify, certified
 from cmrc.errors import ObjectiveError, RecipeError, StatsError
 from cmrc.ir import Array
 from cmrc.objectives import Context, Scores, gram, optimal_constant, score
@@ -51,15 +52,27 @@ def plan(
     data: Any = None,
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     watch: Watch = lambda found, count: found,
+    certify: str | None = None,
+    delta: float = 0.05,
+    held_out: Any = None,
+    keeps: Sequence[int | float] = KEEPS,
+    reading: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
     """A plan by a recipe (or a preset and options of its own: `preset="joint", keep=0.5`).
 
     `stats` come from `cmrc.calibrate`; without them, and for a schedule or `recompute`, `data` are calibrated on here.
+
+    With `certify="iia>=0.95"` it is the smallest plan, over the shares to keep of `keeps` from large to small, of which that is
+    certified at level 1 − `delta` on `held_out` data; `reading` holds arguments of `cmrc.verify` (`site`, `output`, `tolerance`).
     """
     chosen = make_recipe(recipe, **options)
     sites = _sites(program, chosen)
     made = stats if stats is not None else _calibrate(program, data, chosen, [s.value for s in sites], None, watch)
+    if certify is not None:
+        asked = Certify(certify, held_out, delta, seed=chosen.seed, keeps=keeps, reading=reading or {})
+        given = {"recipe": chosen, "data": data, "watch": watch}
+        return certified(program, made, lambda keep: plan(program, made, **given, keep=keep), asked)
     if made.fingerprint is not None:
         made.fingerprint.require(program.fingerprint, "statistics")
     ranked = [rank(program, site, made[site.value], chosen, ()) for site in sites]

@@ -9,7 +9,7 @@ The reduced model is a `Lowered`, a traced program beside its plan, or a plan al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cmrc.batches import as_array, batches
+from cmrc.batches import Batch, as_array, batches
 from cmrc.certify import Decision, Search, Target, decide, smallest
 from cmrc.errors import CertifyError, VerifyError
 from cmrc.evidence import Evidence, Reading, compare
@@ -99,9 +99,15 @@ class Draw:
     ) -> Draw:
         """`count` swaps. Several rates take turns. Masks are over all units, so that plans can be compared on one draw."""
         base, source = rng.integers(rows, size=(2, count))
-        rates = np.resize(np.asarray(p, dtype=np.float64), count)
-        least = np.round(rates[:, None] * 2**16).astype(np.uint32)  # 16 bits decide: a rate is met to 2^-17
-        masks = {value: rng.integers(2**16, size=(count, n), dtype=np.uint16) < least for value, n in sizes.items()}
+        rates = np.asarray(p, dtype=np.float64)[np.arange(count) % len(p)]
+        least = np.minimum(np.round(rates * 2**16), 2**16 - 1).astype(
+            np.uint16
+        )  # 16 bits decide: a rate is met to 2^-17
+        masks = {
+            value: rng.integers(2**16, size=(count, n), dtype=np.uint16) < least[:, None] for value, n in sizes.items()
+        }
+        for mask in masks.values():
+            mask[rates == 1.0] = True
         return cls(base, source, masks, rates)
 
     @classmethod
@@ -121,7 +127,10 @@ class Data:
 
     @classmethod
     def collect(cls, data: Any, names: Sequence[str], counted: npt.ArrayLike | str | None) -> Data:
-        parts = list(batches(data, names))
+        return cls.of(list(batches(data, names)), names, counted)
+
+    @classmethod
+    def of(cls, parts: Sequence[Batch], names: Sequence[str], counted: npt.ArrayLike | str | None) -> Data:
         inputs = {name: np.concatenate([as_array(part.inputs[name]) for part in parts]) for name in names}
         labels = None if parts[0].labels is None else np.concatenate([as_array(part.labels) for part in parts])
         tokens = np.concatenate([part.mask(counted) for part in parts]) if isinstance(counted, str) else counted
@@ -317,7 +326,7 @@ def run(
     """The protocol on a verifier that is ready."""
     rng = np.random.default_rng(seed)
     target = Target.parse(until) if isinstance(until, str) else until
-    evidence, decision, draws = _gather(verifier, rng, swaps, p, target, delta)
+    evidence, decision, draws = gather(verifier, rng, swaps, p, target, delta)
     found: dict[str, Evidence] = {}
     if controls:
         side = np.random.default_rng([seed, 1])
@@ -338,7 +347,7 @@ def run(
     return Verification(keep, evidence, verifier.plain(), found, decision, delta, setting)
 
 
-def _gather(
+def gather(
     verifier: Verifier,
     rng: np.random.Generator,
     swaps: int,
@@ -346,6 +355,7 @@ def _gather(
     target: Target | None,
     delta: float,
 ) -> tuple[Evidence, Decision | None, list[Draw]]:
+    """Swap until the target is decided, at most so often; without a target, so often."""
     parts: list[Evidence] = []
     draws: list[Draw] = []
     decision: Decision | None = None
@@ -358,7 +368,7 @@ def _gather(
 
 def smallest_certified(
     program: Program,
-    plans: Sequence[Plan],
+    plans: Iterable[Plan],
     data: Any,
     target: str | Target,
     *,
@@ -371,17 +381,19 @@ def smallest_certified(
     """The last of these plans, from the one that keeps most to the one that keeps least, whose target is certified.
 
     `data` must be disjoint from what the plans were calibrated on. `certify.smallest` says why the search needs no further
-    correction. Each plan is taken literally, on swaps of its own.
+    correction. Each plan is taken literally, on swaps of its own; plans behind the first that fails are not asked for.
     """
-    if not plans:
-        raise CertifyError("there are no plans to choose from", fix="give plans from large to small")
     wanted = Target.parse(target) if isinstance(target, str) else target
-    held = Data.collect(data, program.host.inputs, reading.pop("counted", None))
-    rngs = iter(np.random.default_rng(seed).spawn(len(plans)))
+    counted = reading.pop("counted", None)
+    held = data if isinstance(data, Data) else Data.collect(data, program.host.inputs, counted)
+    rng = np.random.default_rng(seed)
 
     def test(plan: Plan) -> Decision:
-        _, decision, _ = _gather(Verifier(program, plan, held, **reading), next(rngs), swaps, p, wanted, delta)
+        _, decision, _ = gather(Verifier(program, plan, held, **reading), rng.spawn(1)[0], swaps, p, wanted, delta)
         assert decision is not None
         return decision
 
-    return smallest(plans, test)
+    found = smallest(plans, test)
+    if not found.decisions:
+        raise CertifyError("there are no plans to choose from", fix="give plans from large to small")
+    return found

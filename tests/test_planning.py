@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import cmrc
 from cmrc.cli import app
-from cmrc.errors import HostError, ObjectiveError, RecipeError, StatsError
+from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, StatsError
 from cmrc.recipe import PRESETS, json_schema, make_recipe
 from cmrc.select import complement
 
@@ -340,3 +340,62 @@ def test_plans_that_differ_in_values_or_kind_are_told_apart(program: cmrc.Progra
     assert difference(first, second)[0]["values"] == 0.5
     assert difference(first, third)[0]["values"] is None
     assert difference(third, fourth)[0]["values"] == 0.25
+
+
+# ---------------------------------------------------------------- certified plans
+
+
+def digits_program() -> tuple[cmrc.Program, list[tuple[np.ndarray, ...]], list[tuple[np.ndarray, ...]]]:
+    train, test = (np.load(DIGITS / f"digits_{part}.npz") for part in ("train", "test"))
+    sets = [[(part["images"], part["labels"])] for part in (train, test)]
+    return cmrc.trace(DIGITS / "digits.onnx"), sets[0], sets[1]
+
+
+def test_the_smallest_plan_of_which_a_target_is_certified(tmp_path: Path) -> None:
+    program, train, test = digits_program()
+    stats = cmrc.calibrate(program, train, sites="act4")
+    given = {"sites": ["act4"], "certify": "iia>=0.9", "held_out": test, "keeps": [0.9, 0.75, 0.5, 0.25]}
+    plan = cmrc.plan(program, stats, **given)
+    told = plan.made["certificate"]
+    assert told["keep"] in (0.9, 0.75, 0.5)
+    assert [t["holds"] for t in told["tests"]] == [True] * (len(told["tests"]) - 1) + [told["tests"][-1]["holds"]]
+    assert told["tests"][-1]["holds"] is not True
+    assert plan.made["sites"]["act4"]["kept"] == round(told["keep"] * 64)
+    assert cmrc.verify(program, cmrc.lower(program, plan), test, seed=7, controls=False).iia.high > 0.9
+    plan.save(tmp_path / "plan.json")
+    assert cmrc.Plan.load(tmp_path / "plan.json").made["certificate"] == told
+    assert cmrc.plan(program, stats, **given).made["certificate"] == told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "there are no held-out data to certify on"),
+        ({"held_out": "train"}, "the held-out data are those of the calibration"),
+        ({"held_out": "test", "keeps": [0.5, 0.9]}, "the shares to keep do not go from large to small"),
+        ({"held_out": "test", "keeps": [1]}, "iia>=0.99 is not certified with 1 of the units kept"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused(options: dict[str, object], told: str) -> None:
+    program, train, test = digits_program()
+    given = {
+        **options,
+        **({"held_out": {"train": train, "test": test}[options["held_out"]]} if "held_out" in options else {}),
+    }
+    with pytest.raises(CertifyError, match=told):
+        cmrc.plan(program, data=train, sites=["act4"], certify="iia>=0.99", **given)
+
+
+def test_certified_plans_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):
+        held = np.load(DIGITS / f"digits_{part}.npz")
+        np.savez(f"{part}.npz", image=held["images"], labels=held["labels"])
+    call = ["plan", str(DIGITS / "digits.onnx"), "--data", "train.npz", "--sites", "act4", "-o", "plan.json", "--json"]
+    done = CliRunner().invoke(app, [*call, "--certify", "iia>=0.9", "--held-out", "test.npz", "--delta", "0.1"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["certificate"]
+    assert (told["target"], told["delta"]) == ("iia>=0.9", 0.1)
+    assert cmrc.Plan.load("plan.json").made["certificate"] == told
+    shown = CliRunner().invoke(app, ["plan", "show", "plan.json"])
+    assert "iia>=0.9 is certified with probability 0.9 at keep" in shown.stdout
