@@ -13,6 +13,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CmrcError, InterventionError, SiteError
+from cmrc.plan import Do
 
 # model, site, where the units lie when the batch comes first, groups of the mask
 SITES = [
@@ -314,7 +315,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InterventionError, match="base and source differ in shape"):
         interpreter.interchange((draw(4, 1),), (torch.zeros(4, 7),), "act", np.ones((4, 8), dtype=bool))
     with pytest.raises(InterventionError, match="its units lie along the batch"):
-        interpreter.intervene((draw(4, 1),), cmrc.plan.Do("act", "gelu", 0, (0,), np.zeros(1)))
+        interpreter.intervene((draw(4, 1),), Do("act", "gelu", 0, (0,), np.zeros(1)))
     with pytest.raises(InterventionError, match="the array of values has shape"):
         interpreter.patch((draw(4, 1),), "act", np.zeros((4, 3)))
 
