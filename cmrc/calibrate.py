@@ -61,7 +61,7 @@ def calibrate(
     where a token counts), or "each" (every position has columns of its own); a mapping gives it by site.
     `loss` and `curvature` are what `need=["curvature"]` differentiates, and how. `shard=(i, n)` takes every n-th batch
     from the i-th on; `Stats.merge` puts shards together. `host` runs another form of the model (one with earlier
-    replacements in place). `watch` wraps the batches, for a progress bar.
+    replacements in place; `need=["drift"]` compares it with the model itself). `watch` wraps the batches, for a progress bar.
     """
     wanted = frozenset([need] if isinstance(need, str) else need) | {"moments"}
     if curvature not in CURVATURES:
@@ -178,21 +178,25 @@ def _add(
     number: int,
 ) -> None:
     taps = list(found)
+    origins: list[Array | None] = [None] * len(taps)
+    if "drift" in wanted:
+        plain = program.host.run(batch.inputs, taps)[-len(taps) :]
+        origins = [rows_of(s.columns, value, batch) for s, value in zip(found.values(), plain, strict=True)]
     if not wanted & BY_DERIVATIVES:
         arrays = host.run(batch.inputs, taps)
-        for stats, value in zip(found.values(), arrays[-len(taps) :], strict=True):
-            stats.add(rows_of(stats.columns, value, batch), samples=len(batch))
+        for stats, value, origin in zip(found.values(), arrays[-len(taps) :], origins, strict=True):
+            stats.add(rows_of(stats.columns, value, batch), samples=len(batch), origin=origin)
         return
     columns = [stats.columns for stats in found.values()]
     made: list[Derivatives] = derivatives(program, host, batch, columns, options, number, "coupling" in wanted)
-    for stats, d in zip(found.values(), made, strict=True):
+    for stats, d, origin in zip(found.values(), made, origins, strict=True):
         stats.how = d.how
         given = {"rows": d.value, "gradient": d.gradient, "curvature": d.curvature}
         rows = {name: rows_of(stats.columns, array, batch) for name, array in given.items()}
         factors = None
         if "coupling" in wanted:
             factors = np.stack([rows_of(stats.columns, part, batch) for part in d.factors], axis=1)
-        stats.add(rows.pop("rows"), samples=len(batch), factors=factors, **rows)
+        stats.add(rows.pop("rows"), samples=len(batch), factors=factors, origin=origin, **rows)
 
 
 __all__ = ["Batch", "as_array", "calibrate", "choose", "columns_of", "rows_of"]

@@ -74,6 +74,11 @@ def _merge(mine: SiteStats) -> SiteStats:
     made = {"mean": mean, "squares": _reduce(held("squares") + mine.count * apart**2, operation.SUM)}
     if "scatter" in shapes:
         made["scatter"] = _reduce(held("scatter") + mine.count * np.outer(apart, apart), operation.SUM)
+    if "cross" in shapes:
+        origin = _reduce(mine.count * held("origin"), operation.SUM) / count
+        moved = held("origin") - origin if mine.count else np.zeros_like(origin)
+        made["origin"] = origin
+        made["cross"] = _reduce(held("cross") + mine.count * np.outer(apart, moved), operation.SUM)
     made |= {name: _reduce(held(name), operation.SUM) for name in SUMS if name in shapes}
     for name in EXTREMES:
         if name in shapes:

@@ -8,6 +8,7 @@ The plan records the recipe, the seed, the data's fingerprint and every unit's s
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ class Ranked:
     stats: SiteStats
     scores: Scores
     order: Order
+    gram: Array | None  # for what affine maps are fitted
 
 
 def plan(
@@ -79,15 +81,16 @@ def plan(
     wanted = _counts(program, ranked, chosen)
     result = Plan(program)
     replaced: dict[str, dict[int, Array]] = {site.value: {} for site in sites}
-    steps = [*_steps(chosen, ranked), wanted]
-    for number, counts in enumerate(steps):
+    for number, counts in enumerate([*_steps(chosen, ranked), wanted]):
+        if number:
+            made = _calibrate(program, data, chosen, [s.value for s in sites], result, watch)
+            ranked = [rank(program, r.site, made[r.site.value], chosen, tuple(replaced[r.site.value])) for r in ranked]
         for i, site in enumerate(sites):
-            anew = (number > 0 and i == 0) or (chosen.recompute and i > 0) or (number > 0 and chosen.recompute)
-            if anew:
-                again = [site.value] if chosen.recompute else [s.value for s in sites]
-                made = _calibrate(program, data, chosen, again, result, watch)
-            if anew or number:
-                ranked[i] = rank(program, site, made[site.value], chosen, tuple(replaced[site.value]))
+            if i and chosen.recompute != "never":
+                moved = _calibrate(program, data, chosen, [site.value], result, watch, drift=True)[site.value]
+                if chosen.recompute == "all":
+                    ranked[i] = rank(program, site, moved, chosen, tuple(replaced[site.value]))
+                ranked[i] = dataclasses.replace(ranked[i], stats=moved)
             result = _put(program, ranked[i], counts[i], chosen, result, replaced[site.value])
     result.made = _record(chosen, made if stats is None else stats, ranked, wanted)
     result.scores = {r.site.name: r.scores.score for r in ranked}
@@ -103,7 +106,14 @@ def _sites(program: Program, recipe: Recipe) -> list[Site]:
 
 
 def _calibrate(
-    program: Program, data: Any, recipe: Recipe, sites: Sequence[str], so_far: Plan | None, watch: Watch
+    program: Program,
+    data: Any,
+    recipe: Recipe,
+    sites: Sequence[str],
+    so_far: Plan | None,
+    watch: Watch,
+    *,
+    drift: bool = False,
 ) -> Stats:
     if data is None:
         raise StatsError(
@@ -111,8 +121,11 @@ def _calibrate(
             fix="give data=, or stats= and neither a schedule nor recompute",
         )
     host = None if so_far is None or not len(so_far) else program.clamped(so_far)
+    need = recipe.needs
+    if drift and recipe.method.replace == "affine":
+        need = need | {"drift"} if recipe.recompute == "all" else need - {"curvature", "coupling", "range"} | {"drift"}
     return calibrate(
-        program, data, sites=list(sites), need=recipe.needs, positions=recipe.positions, loss=recipe.loss,
+        program, data, sites=list(sites), need=need, positions=recipe.positions, loss=recipe.loss,
         curvature=recipe.curvature, draws=recipe.draws, seed=recipe.seed, size=recipe.batch, host=host, watch=watch,
     )  # fmt: skip
 
@@ -130,20 +143,27 @@ def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: S
         found = np.array(scores.score)
         found[list(gone)] = -np.inf
         order = bottom(found)
-        return Ranked(site, stats, scores, Order(order.units, scores.score[order.units]))
+        return Ranked(site, stats, scores, Order(order.units, scores.score[order.units]), _fit_gram(context, recipe))
     if columns.features > 1:
         raise ObjectiveError(
             "joint selection is for units of one number each", node=site.name, fix="use select: bottom for heads"
         )
     weight, covariance = gram(method.objective, context), stats.covariance
     if method.replace in CONSTANT:
-        return Ranked(site, stats, scores, greedy(weight, covariance, first=gone))
+        return Ranked(site, stats, scores, greedy(weight, covariance, first=gone), None)
     ridge = 1e-6 if method.ridge == "loo" else max(float(method.ridge), 1e-9)
     if method.interchange:
         order = eliminate_for_interchange(weight, covariance, method.interchange, ridge=ridge, first=gone)
     else:
         order = eliminate(weight, covariance, ridge=ridge, first=gone)
-    return Ranked(site, stats, scores, order)
+    return Ranked(site, stats, scores, order, _fit_gram(context, recipe))
+
+
+def _fit_gram(context: Context, recipe: Recipe) -> Array | None:
+    """How errors of the rebuilt units are weighed where the fit depends on it: by the loss if its curvature is known."""
+    if recipe.method.replace != "affine" or (recipe.method.ridge != "loo" and recipe.recompute == "never"):
+        return None
+    return gram("task" if "H" in context.stats.arrays else "logit", context)
 
 
 # ---------------------------------------------------------------- how many
@@ -270,11 +290,7 @@ def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -
         return fits.wls(
             stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, output=output, seed=recipe.seed
         )
-    weigh = None
-    if method.ridge == "loo":
-        objective = method.objective if method.objective in ("logit", "variance") else "logit"
-        weigh = gram(objective, Context(program, stats))
-    return fits.affine(stats, units, ridge=method.ridge, interchange=method.interchange, gram=weigh)
+    return fits.affine(stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram)
 
 
 def shape_constants(stats: SiteStats, constants: Array, site: Site) -> Array:

@@ -93,7 +93,8 @@ class Recipe:
     minimum: int | float = 1  # of a site's units, likewise
     multiple_of: int | dict[str, int] | None = None  # 8 for channels of convolutions, 1 elsewhere
     schedule: list[int | float] = field(default_factory=list)  # what is kept at earlier steps, each scored anew
-    recompute: bool = False  # score every site after the replacements upstream of it
+    # after the replacements upstream of a site: fit it anew (affine maps towards the original), or score it anew too
+    recompute: Literal["never", "fits", "all"] = "never"
 
     seed: int = 0
     loss: str = "cross-entropy"

@@ -24,6 +24,7 @@ from cmrc.select import complement, root_of
 from cmrc.stats import SiteStats
 
 RIDGES = tuple(10.0**e for e in range(-8, 2))  # what leave-one-out chooses from
+GRAM_RIDGE = 1e-2  # of G_SS, which is singular where there are fewer outputs than units
 CHUNK = 32  # units whose weighted systems are formed at a time
 
 
@@ -71,6 +72,9 @@ def affine(
 ) -> Fit:
     """Every unit from all that stay: B = C_SK (C_KK + λ diag C_KK)⁻¹, one Cholesky factorisation for all.
 
+    Where the statistics know the drift, the model's earlier replacements have moved a to a' here, and what is matched is the
+    next op's original input W a: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW that is a regression of
+    a_S + G_SS⁻¹ G_SK (a_K − a'_K) on a'_K: replaced units also make up for what the units that stay have drifted.
     `interchange=p` fits for swaps of each kept unit with probability p: see `swapped`. `ridge="loo"` takes the λ with the
     least leave-one-out error of the sampled rows, weighed by `gram`.
     """
@@ -83,11 +87,27 @@ def affine(
     covariance = stats.covariance
     chosen = leave_one_out(stats, replaced, keep, gram) if ridge == "loo" else float(ridge)
     among, cross = covariance[np.ix_(keep, keep)], covariance[np.ix_(keep, replaced)]
+    mean = stats.mean[replaced]
+    if "cross" in stats.arrays:
+        cross, mean = _undrifted(stats, replaced, keep, gram)
     if interchange is not None:
         among, cross = swapped(among, cross, interchange)
     weight = solve_ridge(among, cross, chosen).T
-    bias = stats.mean[replaced] - weight @ stats.mean[keep]
+    bias = mean - weight @ stats.mean[keep]
     return Fit(bias, tuple(int(k) for k in keep), weight, chosen)
+
+
+def _undrifted(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None) -> tuple[Array, Array]:
+    """Cov(a'_K, t) and E[t] of t = a_S + M (a_K − a'_K), M = G_SS⁻¹ G_SK (0 without G)."""
+    crossed, origin = stats.arrays["cross"] / stats.count, stats.arrays["origin"]
+    cross, mean = crossed[np.ix_(keep, replaced)], origin[replaced]
+    if gram is None:
+        return cross, mean
+    own = gram[np.ix_(replaced, replaced)]
+    damped = own + np.diag(GRAM_RIDGE * own.diagonal() + np.finfo(np.float64).tiny)
+    makeup = scipy.linalg.solve(damped, gram[np.ix_(replaced, keep)], assume_a="pos")
+    moved = crossed[np.ix_(keep, keep)] - stats.covariance[np.ix_(keep, keep)]
+    return cross + moved @ makeup.T, mean + makeup @ (origin[keep] - stats.mean[keep])
 
 
 def swapped(among: Array, cross: Array, p: float) -> tuple[Array, Array]:

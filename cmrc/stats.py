@@ -8,6 +8,7 @@ heads, an element of a unit's vector). With a the row, g and h the loss's first 
     scatter     Σ(a−ā)(a−ā)ᵀ                   need="scatter"   merged by Chan's formula
     curvature   Σg, Σh, Σga, Σha, Σha², Σ|ga|  need="curvature"
     coupling    ΣH, ΣHA, ΣAHA (A = diag a)     need="coupling"  H the Gauss-Newton matrix of a sample
+    drift       ã, Σ(a−ā)(ã−mean ã)ᵀ           need="drift"     ã the same rows before earlier replacements
     rows        at most `ROWS` rows of a, g, h need="rows"      those of smallest hash: a sample that merges
 """
 
@@ -30,7 +31,7 @@ from cmrc.fingerprint import Fingerprint
 from cmrc.ir import Array
 
 FORMAT = "cmrc-stats-1"
-NEEDS = ("moments", "range", "scatter", "curvature", "coupling", "rows")
+NEEDS = ("moments", "range", "scatter", "curvature", "coupling", "drift", "rows")
 ROWS = 4096
 BLOCK = 64  # rows that are widened to float64 at a time, so that they stay in the cache
 
@@ -106,8 +107,12 @@ class SiteStats:
         gradient: Array | None = None,
         curvature: Array | None = None,
         factors: Array | None = None,
+        origin: Array | None = None,
     ) -> None:
-        """Add rows [n, columns] of some samples, g and h of the same shape, and factors B [n, k, columns] of H = BᵀB."""
+        """Add rows [n, columns] of some samples, g and h of the same shape, and factors B [n, k, columns] of H = BᵀB.
+
+        `origin` are the same rows in the model without earlier replacements.
+        """
         if not len(rows):
             return
         told = float(len(rows) if samples is None else samples)
@@ -117,6 +122,9 @@ class SiteStats:
         if "scatter" in self.needs:
             centred = rows - part.arrays["mean"]
             part.arrays["scatter"] = centred.T @ centred
+        if origin is not None:
+            part.arrays["origin"] = origin.mean(0, dtype=np.float64)
+            part.arrays["cross"] = (rows - part.arrays["mean"]).T @ (origin - part.arrays["origin"])
         wide = rows.astype(np.float64) if self.needs & {"curvature", "coupling", "rows"} else rows
         if gradient is not None and curvature is not None:
             g, h = gradient.astype(np.float64), curvature.astype(np.float64)
@@ -159,6 +167,10 @@ class SiteStats:
         made["squares"] = mine["squares"] + theirs["squares"] + apart**2 * weight
         if "scatter" in mine:
             made["scatter"] = mine["scatter"] + theirs["scatter"] + np.outer(apart, apart) * weight
+        if "cross" in mine:
+            moved = theirs["origin"] - mine["origin"]
+            made["origin"] = mine["origin"] + moved * (other.count / total)
+            made["cross"] = mine["cross"] + theirs["cross"] + np.outer(apart, moved) * weight
         made |= {name: mine[name] + theirs[name] for name in SUMS if name in mine}
         made |= {name: of(mine[name], theirs[name]) for name, of in EXTREMES.items() if name in mine}
         self.count, self.samples, self.arrays = total, self.samples + other.samples, made

@@ -72,6 +72,21 @@ def test_shards_give_the_result_of_one_pass(shards: int, tmp_path: Path) -> None
             assert distance(other.arrays[key], array) < SHARDS, key
 
 
+def test_drift_is_the_covariance_with_the_model_as_it_was() -> None:
+    program, (x, _) = mlp(), data(40, 5)
+    changed = program.clamped(cmrc.Plan(program).do("acts.0", units=[0, 1, 4], constant=0.3))
+    parts = [
+        cmrc.calibrate(program, [x[i : i + 10]], sites="acts.1", need="drift", host=changed) for i in range(0, 40, 10)
+    ]
+    found = parts[0].merge(parts[1]).merge(parts[2]).merge(parts[3])["acts.1"]
+    value = program.find("acts.1")[0].value
+    after, before = changed.run([x], [value])[-1], activations(program, x, "acts.1")
+    expected = (after - after.mean(0)).T @ (before - before.mean(0))
+    assert distance(found.arrays["cross"], expected) < EXACT_F64
+    assert distance(found.arrays["origin"], before.mean(0)) < EXACT_F64
+    assert distance(found.mean, after.mean(0)) < EXACT_F64
+
+
 def test_the_sample_of_rows_is_bounded_and_does_not_depend_on_shards() -> None:
     rows = np.random.default_rng(0).normal(size=(3 * ROWS, 2))
     found = []

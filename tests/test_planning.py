@@ -165,7 +165,7 @@ def test_a_schedule_scores_anew_and_keeps_what_is_gone(program: cmrc.Program) ->
 def test_recomputed_statistics_are_those_after_the_replacements_upstream(program: cmrc.Program) -> None:
     x, y = data(150, 5)
     plain = cmrc.plan(program, data=[(x, y)], preset="cmr-logit", keep=0.25)
-    anew = cmrc.plan(program, data=[(x, y)], preset="cmr-logit", keep=0.25, recompute=True)
+    anew = cmrc.plan(program, data=[(x, y)], preset="cmr-logit", keep=0.25, recompute="all")
     first, second = anew.entries
     assert np.array_equal(first.constant, plain.entries[0].constant)
     upstream = cmrc.Plan(program, [first])
@@ -173,6 +173,29 @@ def test_recomputed_statistics_are_those_after_the_replacements_upstream(program
     seen = program.clamped(upstream).run([x], [value])[-1]
     assert distance(second.constant, seen.mean(0)[list(second.units)]) < EXACT_F64
     assert distance(second.constant, activations(program, x, "acts.1").mean(0)[list(second.units)]) > 1e-3
+
+
+def test_affine_maps_that_are_fitted_anew_make_up_for_the_drift_upstream(program: cmrc.Program) -> None:
+    """The fit against its definition: least squares of W a − W_K a'_K by W_S (B a'_K + β), up to the ridge of G."""
+    x, y = data(300, 5)
+    once = cmrc.plan(program, data=[(x, y)], preset="joint", keep=4)
+    anew = cmrc.plan(program, data=[(x[:100], y[:100]), (x[100:], y[100:])], preset="joint", keep=4, recompute="fits")
+    assert [e.units for e in once.entries] == [e.units for e in anew.entries]
+    z = program.run([x])[0]
+    errors = [float(((cmrc.lower(program, plan).host.run([x])[0] - z) ** 2).mean()) for plan in (once, anew)]
+    assert errors[1] < errors[0]
+    first, second = anew.entries
+    value, weight = program.find("acts.1")[0].value, program.graph.leaves()["layers.2.weight"].load()
+    moved, a = program.clamped(cmrc.Plan(program, [first])).run([x], [value])[-1], activations(program, x, "acts.1")
+    units, keep = list(second.units), list(second.parents)
+    gram = weight.T @ weight
+    own = gram[np.ix_(units, units)]
+    makeup = np.linalg.solve(own + 0.01 * np.diag(own.diagonal()), gram[np.ix_(units, keep)])
+    target = a[:, units] + (a[:, keep] - moved[:, keep]) @ makeup.T
+    design = np.concatenate([np.ones((300, 1)), moved[:, keep]], axis=1)
+    theta = np.linalg.lstsq(design, target, rcond=None)[0]
+    rebuilt = moved[:, keep] @ second.weight.T + second.constant
+    assert distance(rebuilt, design @ theta) < 1e-4  # the ridge of the fit itself
 
 
 def test_joint_selection_with_affine_folds_distorts_least(program: cmrc.Program) -> None:
