@@ -1,0 +1,114 @@
+"""What calibrating, selecting and fitting cost.
+
+python -m benchmarks.calibration [--quick]
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import cmrc
+from benchmarks import models
+from benchmarks.measure import Ratio, arguments, compare, write_record
+from cmrc import replace
+from cmrc.select import complement, eliminate
+from cmrc.stats import Columns, SiteStats
+
+Step = Callable[[], Callable[[], object]]
+
+
+def first_order(case: models.Case, batch: int, pairs: int) -> Ratio:
+    """Means and variances of every FFN against the forward pass alone."""
+    x = case.inputs(batch)
+    program = cmrc.trace(case.original(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program.fingerprint  # noqa: B018  (of the model, once)
+    data = [x.numpy()]
+
+    def ours() -> Callable[[], object]:
+        return lambda: cmrc.calibrate(program, data, sites=list(case.sites))
+
+    def theirs() -> Callable[[], object]:
+        return lambda: program.run(data)
+
+    return compare(
+        f"{case.name}, {len(case.sites)} sites, batch {batch}", ("calibrate", ours), ("forward", theirs), pairs=pairs,
+        target=1.15,
+    )  # fmt: skip
+
+
+def memory(case: models.Case, batch: int) -> dict[str, Any]:
+    """The peak of what Python and numpy allocate, for little and for four times as much data."""
+    x = case.inputs(batch)
+    program = cmrc.trace(case.original(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    need = ("scatter", "range")
+    found = {}
+    for count in (2, 8):
+        tracemalloc.start()
+        cmrc.calibrate(program, (x.numpy() for _ in range(count)), sites=list(case.sites)[:2], need=need)
+        found[count * batch] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    few, many = found.values()
+    return {"samples to bytes": found, "grows by": many / few, "met": many <= 1.1 * few}
+
+
+def site(units: int, samples: int) -> SiteStats:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(samples, units // 4)) @ rng.normal(size=(units // 4, units)) / units**0.5
+    rows = np.maximum(rows + 0.5 * rng.normal(size=rows.shape), 0.0)
+    found = SiteStats(Columns("site", "site", 1, units), frozenset({"moments", "scatter", "rows"}))
+    found.add(rows)
+    return found
+
+
+def selection(units: int) -> dict[str, Any]:
+    """Half of the units by backward elimination, with 768 outputs."""
+    stats = site(units, 2 * units)
+    weight = np.random.default_rng(1).normal(size=(units // 4, units))
+    matrix, covariance = weight.T @ weight, stats.covariance
+    start, used = time.perf_counter(), time.process_time()
+    order = eliminate(matrix, covariance, count=units // 2)
+    return {"units": units, "removed": units // 2, "seconds": time.perf_counter() - start,
+            "processor seconds": time.process_time() - used, "risk": float(order.added[: units // 2].sum())}  # fmt: skip
+
+
+def one_factorisation(units: int, samples: int, pairs: int) -> Ratio:
+    """All replaced units against one factorisation, or each against its own."""
+    stats = site(units, samples)
+    replaced = list(range(units // 2))
+    keep = complement(replaced, units)
+    covariance = stats.covariance
+
+    def ours() -> Callable[[], object]:
+        return lambda: replace.affine(stats, replaced)
+
+    def theirs() -> Callable[[], object]:
+        def each() -> list[np.ndarray]:
+            among = covariance[np.ix_(keep, keep)]
+            return [replace.solve_ridge(among, covariance[np.ix_(keep, [unit])], 1e-6) for unit in replaced]
+
+        return each
+
+    name = f"affine maps of {len(replaced)} of {units} units, {samples} samples"
+    return compare(name, ("one factorisation", ours), ("unit by unit", theirs), pairs=pairs, target=0.2)
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0], "calibration.json")
+    torch.set_num_threads(options.threads)
+    case = models.deit(2, size=64) if options.quick else models.deit()
+    pairs = 3 if options.quick else 11
+    ratios = [first_order(case, 8, pairs), one_factorisation(128 if options.quick else 512, 2000, pairs)]
+    told = memory(models.deit(2, size=64), 8)
+    chosen = selection(512 if options.quick else 3072)
+    write_record(options.json, "calibration", ratios, options, calibration_memory=told, elimination=chosen)
+    print(f"memory: {told}\nselection: {chosen}")
+
+
+if __name__ == "__main__":
+    main()

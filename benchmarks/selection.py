@@ -1,0 +1,242 @@
+"""What selection and replacement do to trained networks, without fine-tuning.
+
+python -m benchmarks.selection [--quick] [mnist] [resnet] [vit]
+
+mnist     784-512-512-10, the last hidden layer: accuracy by what is kept, and logit distortion under interchange
+resnet    CIFAR-10, half of the inner channels of every block: the same affine folds for every selector, and Torch-Pruning
+vit       CIFAR-10, half of the units of every FFN: the same
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch_pruning as tp
+from torch import nn
+from torch.nn import functional
+
+import cmrc
+from benchmarks.measure import RECORDS, write_record
+from benchmarks.trained import TRAININGS, Training, accuracy, logits
+from cmrc.select import complement
+
+KEEPS = (256, 128, 64)
+
+
+def log_softmax(z: np.ndarray) -> np.ndarray:
+    z = z.astype(np.float64) - z.max(1, keepdims=True)
+    return z - np.log(np.exp(z).sum(1, keepdims=True))
+
+
+def divergence(plain: np.ndarray, other: np.ndarray) -> float:
+    """KL of the model's own answers to those of the smaller one."""
+    p, q = log_softmax(plain), log_softmax(other)
+    return float((np.exp(p) * (p - q)).sum(1).mean())
+
+
+def traced(training: Training) -> cmrc.Program:
+    example = torch.from_numpy(training.data.train[:2])
+    return cmrc.trace(training.model(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def calibration(training: Training, samples: int, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches of training images, without labels where none are needed."""
+    chosen = np.random.default_rng(0).permutation(len(training.data.train))[:samples]
+    x, y = training.data.train[chosen], training.data.train_labels[chosen]
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, samples, size)]
+
+
+# ---------------------------------------------------------------- MNIST
+
+
+def mnist(quick: bool) -> dict[str, Any]:
+    training = TRAININGS["mlp"]
+    program, images = traced(training), training.data
+    batches = calibration(training, 2000 if quick else 10_000, 500)
+    need = ("scatter", "range", "curvature", "coupling", "rows")
+    stats = cmrc.calibrate(program, batches, sites="acts.1", need=need)
+    site, weight = stats["acts.1"], training.model().layers[-1].weight.detach().double().numpy()
+    plain = program.run([images.test])[0]
+    a = program.run([images.test], [site.columns.value])[-1].astype(np.float64)
+    methods = {
+        "constant: cmr-logit": {"preset": "cmr-logit"},
+        "constant: reconstruction": {"preset": "reconstruction"},
+        "constant: cmr-logit, refitted": {"preset": "cmr-logit", "replace": "refit"},
+        "constant: reconstruction, refitted": {"preset": "reconstruction", "replace": "refit"},
+        "affine: cmr-logit": {"preset": "cmr-logit", "replace": "affine"},
+        "affine: joint": {"preset": "joint"},
+        "affine for interchange: joint-interchange": {"preset": "joint-interchange"},
+    }
+    rows: list[dict[str, Any]] = []
+    for keep in KEEPS:
+        for name, options in methods.items():
+            plan = cmrc.plan(program, stats, sites=["acts.1"], keep=keep, **options)
+            found = cmrc.lower(program, plan).host.run([images.test])[0]
+            rows.append(
+                {"keep": keep, "method": name, "accuracy": accuracy(found, images.test_labels),
+                 "kl": divergence(plain, found), "d2": swapped_distortion(plan.entries[0], a, weight)}
+            )  # fmt: skip
+            print(json.dumps(rows[-1]), flush=True)
+
+    def of(keep: int, name: str, key: str) -> float:
+        return float(next(row[key] for row in rows if (row["keep"], row["method"]) == (keep, name)))
+
+    constants = [name for name in methods if name.startswith("constant")]
+    swaps = "affine for interchange: joint-interchange"
+    ratios = {keep: of(keep, swaps, "d2") / min(of(keep, n, "d2") for n in constants) for keep in KEEPS}
+    claims = [
+        claim("constant replacement at keep 64, accuracy", max(of(64, n, "accuracy") for n in constants), ">=", 0.83),
+        claim("affine/logit at keep 64, accuracy", of(64, "affine: cmr-logit", "accuracy"), ">=", 0.977),
+        claim("joint selection at keep 64, accuracy", of(64, "affine: joint", "accuracy"), ">=", 0.978),
+        claim("interchange-fitted D2 over the best constant's, worst keep", max(ratios.values()), "<=", 0.6),
+    ]
+    return {"baseline": accuracy(plain, images.test_labels), "rows": rows, "claims": claims}
+
+
+def swapped_distortion(entry: Any, a: np.ndarray, weight: np.ndarray, p: float = 0.5) -> float:
+    """E‖z_H − z_L‖² where every kept unit is swapped with that of another sample with probability p."""
+    rng, units = np.random.default_rng(0), list(entry.units)
+    keep = complement(units, a.shape[1])
+    mixed = a.copy()
+    mixed[:, keep] = np.where(rng.random((len(a), len(keep))) < p, a[rng.permutation(len(a))][:, keep], a[:, keep])
+    rebuilt = entry.constant + (mixed[:, list(entry.parents)] @ entry.weight.T if entry.weight is not None else 0.0)
+    return float((((rebuilt - mixed[:, units]) @ weight[:, units].T) ** 2).sum(1).mean())
+
+
+# ---------------------------------------------------------------- CIFAR-10
+
+
+SELECTORS = {
+    "joint": {"preset": "joint-task"},
+    "joint, next layer only": {"preset": "joint"},
+    "CMR-Const": {"preset": "cmr-const", "replace": "affine"},
+    "CMR-Logit": {"preset": "cmr-logit", "replace": "affine"},
+    "VBP": {"preset": "vbp", "replace": "affine"},
+    "L2": {"preset": "magnitude", "replace": "affine"},
+    "Taylor": {"preset": "taylor", "replace": "affine"},
+    "random": {"preset": "random", "replace": "affine"},
+}
+RIVALS = ("CMR-Logit", "VBP", "L2", "Taylor", "random")
+
+
+def cifar(name: str, quick: bool) -> dict[str, Any]:
+    training = TRAININGS[name]
+    program, images, sites = traced(training), training.data, list(training.sites)
+    count = 200 if quick else 600
+    batches = calibration(training, count, 50)
+    need = ("scatter", "range", "curvature", "coupling")
+    stats = cmrc.calibrate(program, batches, sites=sites, need=need, loss="kl")
+    labelled = cmrc.calibrate(
+        program, batches, sites=sites, need=("scatter", "curvature"), curvature="monte-carlo", draws=1
+    )
+    for value, found in stats.sites.items():  # Taylor needs the gradient of the task
+        found.arrays["abs_ga"] = labelled.sites[value].arrays["abs_ga"]
+    test, labels = images.test[: 500 if quick else 4000], images.test_labels[: 500 if quick else 4000]
+    plain = logits(training.model(), test)
+    rows = []
+
+    def add(method: str, folds: str, found: np.ndarray) -> None:
+        apart = float(np.linalg.norm(found - plain) / np.linalg.norm(plain))
+        rows.append({"method": method, "folds": folds, "accuracy": accuracy(found, labels),
+                     "kl": divergence(plain, found), "error": apart})  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+
+    for label, options in SELECTORS.items():
+        seeds = range(3) if label == "random" else range(1)
+        for seed in seeds:
+            plan = cmrc.plan(
+                program,
+                stats,
+                data=batches,
+                sites=sites,
+                keep=0.5,
+                multiple_of=1,
+                recompute="fits",
+                seed=seed,
+                **options,
+            )
+            lowered = cmrc.lower(program, plan)
+            add(label, "affine", logits(lowered.module.eval(), test))
+    for label, found in torch_pruning(training, batches, test):
+        add(f"Torch-Pruning {label}", "zero", found)
+
+    def of(label: str, key: str) -> list[float]:
+        return [float(row[key]) for row in rows if row["method"] == label]
+
+    best = min(float(row["kl"]) for row in rows if row["folds"] == "zero")
+    others = [k for rival in RIVALS for k in of(rival, "kl")]
+    claims = [
+        claim("KL of joint selection over the best other selector's", of("joint", "kl")[0] / min(others), "<", 1.0),
+        claim("accuracy of joint selection less the best other selector's",
+              of("joint", "accuracy")[0] - max(a for rival in RIVALS for a in of(rival, "accuracy")), ">", 0.0),
+        claim("KL of joint selection over Torch-Pruning's best", of("joint", "kl")[0] / best, "<=", 1 / 3),
+    ]  # fmt: skip
+    return {"baseline": accuracy(plain, labels), "rows": rows, "claims": claims, "samples": count}
+
+
+def torch_pruning(training: Training, batches: list[Any], test: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The same layers cut to half by Torch-Pruning, by each criterion that it has."""
+    criteria: dict[str, Any] = {
+        "L1": tp.importance.MagnitudeImportance(p=1),
+        "L2": tp.importance.MagnitudeImportance(p=2),
+        "LAMP": tp.importance.LAMPImportance(p=2),
+        "FPGM": tp.importance.FPGMImportance(p=2),
+        "Taylor": tp.importance.TaylorImportance(),
+        "random": tp.importance.RandomImportance(),
+    }
+    if training.name.startswith("resnet"):
+        criteria["BN scale"] = tp.importance.BNScaleImportance()
+    for label, criterion in criteria.items():
+        torch.manual_seed(0)
+        model = copy.deepcopy(training.model())
+        for parameter in model.parameters():
+            parameter.requires_grad_()
+        for x, y in batches:
+            functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = tp.DependencyGraph().build_dependency(model, example_inputs=torch.from_numpy(test[:2]))
+        for site in training.sites:
+            block = model.get_submodule(site.rpartition(".")[0])
+            layer: nn.Module = block.conv1 if hasattr(block, "conv1") else block.fc1
+            prune = tp.prune_conv_out_channels if isinstance(layer, nn.Conv2d) else tp.prune_linear_out_channels
+            width = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+            scores = criterion(graph.get_pruning_group(layer, prune, idxs=list(range(width))))
+            gone = torch.argsort(scores)[: width // 2].tolist()
+            graph.get_pruning_group(layer, prune, idxs=gone).prune()
+        yield label, logits(model.eval(), test)
+
+
+def claim(name: str, value: float, relation: str, target: float) -> dict[str, Any]:
+    held = {">=": value >= target, "<=": value <= target, "<": value < target, ">": value > target}[relation]
+    return {"name": name, "value": value, "relation": relation, "target": target, "met": bool(held)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="mnist, resnet, vit; all of them if absent")
+    parser.add_argument("--quick", action="store_true", help="little data, to see that it runs")
+    parser.add_argument("--json", type=Path, default=RECORDS / "selection.json", metavar="OUT")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    parts = options.parts or ["mnist", "resnet", "vit"]
+    before = json.loads(options.json.read_text())["networks"] if options.json.exists() and not options.quick else {}
+    measured = {part: mnist(options.quick) if part == "mnist" else cifar(part, options.quick) for part in parts}
+    write_record(options.json, "selection", [], options, networks={**before, **measured})
+    for part in parts:
+        for told in measured[part]["claims"]:
+            verdict = "yes" if told["met"] else "NO"
+            print(f"{part}: {told['name']}: {told['value']:.4f} {told['relation']} {told['target']:.4f}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
