@@ -86,6 +86,27 @@ def fold_into_linear(
     return f"constants that differ by position into an added {list(shape)} buffer"
 
 
+def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], slab: Array) -> str:
+    """mean(x) over C units of which those in S are c -> mean(x_K) · |K| / C + Σ c / C; a sum likewise, without the factor."""
+    size, out = int(sweep.values[x].shape[axis]), node.output
+    keep = complement(units, size)
+    mean = node.attrs["fn"] == "mean"
+    sweep.emit(replace(node, inputs=(sweep.select(x, axis, keep), *node.inputs[1:])))
+    if mean:
+        scaled = Value(sweep.fresh(out.name, "scaled"), out.shape, out.dtype)
+        sweep.emit(Node("pointwise", (out.name, literal(len(keep) / size)), (scaled,), {"fn": "mul"}, path=node.path))
+        sweep.redirected[out.name], out = scaled.name, scaled
+    if not np.any(slab):
+        return "nothing to add, the constants are 0"
+    added = slab.sum(axis=axis, keepdims=not node.attrs.get("drop")) / (size if mean else 1)
+    total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
+    attrs = {"fn": "add", "addend": True}
+    addend = add_tensors(None, literal(added), dtype=out.dtype)
+    sweep.emit(Node("pointwise", (out.name, addend), (total,), attrs, path=node.path))
+    sweep.redirected[node.output.name] = total.name
+    return "constants into an added number"
+
+
 def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
     """The spatial size of a convolution's result."""
     weight = node.inputs[1]

@@ -22,7 +22,15 @@ from cmrc.axes import compress, move, move_slab
 from cmrc.ir import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes import runtime
-from cmrc.passes.absorb import add_tensors, conv_shape, fold_into_conv, fold_into_linear, has_border, position_free
+from cmrc.passes.absorb import (
+    add_tensors,
+    conv_shape,
+    fold_into_conv,
+    fold_into_linear,
+    fold_into_mean,
+    has_border,
+    position_free,
+)
 from cmrc.passes.contract import sink_through_attention, sink_through_matmul, zero_units
 from cmrc.passes.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
 from cmrc.passes.rewriter import (
@@ -135,13 +143,16 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units themselves it stops."""
+    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units only a mean or sum takes it in."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
     fact, attrs, fn = facts[0], node.attrs, node.attrs["fn"]
     axes = tuple(attrs["axes"])
     if fact.axis in axes:
-        return Declined("it mixes the units with each other")
+        whole = len(fact.units) == sweep.shape(fact.source)[fact.axis]
+        if fn not in ("mean", "sum") or len(axes) > 1 or whole:
+            return Declined("it mixes the units with each other")
+        return fold_into_mean(sweep, node, fact.source, fact.axis, fact.units, fact.full())
     axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)

@@ -368,6 +368,28 @@ def plane() -> Graph:
     return done(net, Do(h, 1, (2, 0), *TWO))
 
 
+def along_the_units() -> Graph:
+    """The mean square of units of which two are 0: an RMS norm, spelled out, of those that are left."""
+    net, h = vector()
+    scale = net.pointwise(
+        "rsqrt", net.pointwise("add", net.along("mean", net.pointwise("square", h), (1,)), literal(0.1))
+    )
+    net.linear(net.pointwise("mul", h, scale), 2)
+    return done(net, Do(h, 1, (2, 0), 0.0))
+
+
+def along_the_units_by_constants() -> Graph:
+    net, h = sequence()
+    net.linear(net.along("mean", h, (2,), drop=True), 2)
+    return done(net, Do(h, 2, (2, 0), *TWO))
+
+
+def along_the_units_as_a_sum() -> Graph:
+    net, h = sequence()
+    net.along("sum", h, (2,))
+    return done(net, Do(h, 2, (1,), np.arange(3.0).reshape(1, 3, 1)))
+
+
 def three_heads(net: Net, shared: int = 2) -> tuple[str, str, str]:
     """Queries, keys and values of two heads with three units; with `shared` = 1 one key-value head serves both."""
     return tuple(
@@ -498,6 +520,9 @@ CONSTANT: dict[str, Example] = {
     "select": select,
     "select-along-another-axis": select_along_another_axis,
     "select-misses-the-units": select_misses_the_units,
+    "along-the-units": along_the_units,
+    "along-the-units-by-constants": along_the_units_by_constants,
+    "along-the-units-as-a-sum": along_the_units_as_a_sum,
     "attention": attention_values,
     "attention-values-of-shared-heads": attention_values_of_shared_heads,
     "attention-queries": attention_queries,

@@ -95,6 +95,34 @@ def two_stems() -> nn.Module:
     return net(lambda m, x: m.out(x + m.a(x)), a=nn.Linear(6, 6), out=nn.Linear(6, 2))
 
 
+class Norm(nn.Module):
+    """An RMS norm as transformers spells it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.03))
+
+
+def normed() -> nn.Module:
+    """A residual stream that is only read through RMS norms."""
+
+    def forward(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = m.stem(x)
+        for block in m.blocks:
+            y = y + block(y)
+        return m.head(m.norm(y))
+
+    def block() -> nn.Module:
+        return chain(norm=Norm(6), up=nn.Linear(6, 8), act=nn.SiLU(), down=nn.Linear(8, 6))
+
+    return net(
+        forward, stem=nn.Linear(6, 6), blocks=nn.ModuleList([block(), block()]), norm=Norm(6), head=nn.Linear(6, 4)
+    )
+
+
 IMAGE, ROWS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.randn(3, 6)
 IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(1))
 MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
@@ -107,6 +135,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "residual": (residual, ROWS),
     "transformer": (transformer, IDS),
     "two_stems": (two_stems, ROWS),
+    "normed": (normed, ROWS),
 }
 
 
@@ -154,6 +183,7 @@ ASKED: list[tuple[str, str, list[int], object, list[int]]] = [
     ("resnext", "act1", [0, 3, 5, 6], [0.5, -0.7, 1.1, 0.9], [4]),
     ("resnext", "conv2", [0, 1], [0.5, 0.7], [6]),
     ("gated", "mul", [1, 4], 0.0, [6, 6]),
+    ("normed", "stem", [1, 4], 0.0, [4, 4, 4]),
     ("residual", "add", [1, 3], [0.5, -1.2], [3, 3]),
 ]
 

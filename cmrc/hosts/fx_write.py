@@ -410,6 +410,8 @@ class Writer:
             return self._call(aten.ones.default, [*([1] * (axis + 1)), *sizes], dtype=dtype, device=device)
         if node.attrs.get("like"):
             return self._emit_like(node, dtype)
+        if node.op == "pointwise" and node.attrs["fn"] == "mul" and isinstance(factor := node.inputs[1], Literal):
+            return self._call(aten.mul.Scalar, self.made[str(node.inputs[0])], factor.array.item())
         operands = [self._operand(o, node, i, dtype) for i, o in enumerate(node.inputs)]
         if node.op == "pointwise" and node.attrs["fn"] == "add":
             return self._call(aten.add.Tensor, *operands)

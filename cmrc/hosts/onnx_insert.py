@@ -161,6 +161,7 @@ def insert_pointwise(patch: Patch, node: Node) -> None:
 
 OPS = {
     "add": "Add",
+    "mul": "Mul",
     "identity": "Identity",
     "relu": "Relu",
     "sigmoid": "Sigmoid",
