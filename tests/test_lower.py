@@ -71,6 +71,11 @@ def test_the_report_says_what_folded_where() -> None:
     assert "act   gelu  8 -> 6  fc2 (linear): constants into the bias" in str(lowered.report)
 
 
+def test_the_report_names_who_takes_in_a_zero() -> None:
+    lowered = lowered_by(Mlp(), units=[1, 4], constant=0.0)
+    assert lowered.report.sites[0].folded == ("fc2 (linear): nothing to add, the constants are 0",)
+
+
 def test_load_into_writes_the_users_own_module() -> None:
     module = Mlp()
     lowered = lowered_by(module, units=[1, 4], constant=[0.5, -1.0])
