@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import cmrc
-from benchmarks.measure import RECORDS, ROOT, commit, machine, progress, versions
+from benchmarks.measure import RECORDS, ROOT, progress, write_record
 from cmrc.bounds import at_any_time
 from cmrc.certify import NAMES, indicator, ladder
 from cmrc.evidence import Evidence
@@ -71,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="20 repetitions, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the record")
+    parser.add_argument("--threads", type=int, default=1, help="recorded; onnxruntime decides by itself")
     options = parser.parse_args()
     repetitions = 20 if options.quick else 1000
     table = Table(
@@ -87,10 +86,8 @@ def main() -> None:
             table.add_row(str(replaced), name, shown, f"{100 * share:.1f} %", wide)
     Console(width=100).print(table)
     if not options.quick or options.json:
-        document = {"what": "coverage", "when": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(),
-                    "quick": options.quick, "machine": machine(), "versions": versions(), "delta": DELTA, "swaps": SWAPS,
-                    "repetitions": repetitions, "cases": found}  # fmt: skip
-        (options.json or RECORDS / "coverage.json").write_text(json.dumps(document, indent=1) + "\n")
+        told = {"delta": DELTA, "swaps": SWAPS, "repetitions": repetitions, "cases": found}
+        write_record(options.json or RECORDS / "coverage.json", "coverage", [], options, **told)
 
 
 if __name__ == "__main__":

@@ -173,6 +173,8 @@ def write_record(out: Path, what: str, ratios: Sequence[Ratio], options: argpars
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
+    if not ratios:
+        return
     table = Table("comparison", "ours", "theirs", "ratio", "95 % interval", "target", "met", title=what, box=None)
     for r in ratios:
         met = "" if r.met is None else "yes" if r.met else "no"

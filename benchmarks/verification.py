@@ -10,10 +10,8 @@ last lines are the differences that the paper tests, paired over seeds, by the b
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch import nn
 
 import cmrc
 from benchmarks.data import mnist
-from benchmarks.measure import RECORDS, commit, machine, progress, versions
+from benchmarks.measure import RECORDS, progress, write_record
 from benchmarks.models import MLP
 from benchmarks.trained import Training
 from cmrc.bounds import bootstrap
@@ -146,8 +144,9 @@ def main() -> None:
     parser.add_argument("table", choices=sorted(PAPER))
     parser.add_argument("--quick", action="store_true", help="two seeds, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the record")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     seeds = 2 if options.quick else {"boolean": 6, "mnist": 10}[options.table]
     cases = {"boolean": boolean, "mnist": digits}[options.table](seeds)
     keeps = {"boolean": [32, 16], "mnist": [384, 256]}[options.table]
@@ -179,10 +178,7 @@ def main() -> None:
                        "difference": estimate.to_json(), "holds": holds})  # fmt: skip
     if not options.quick or options.json:
         out = options.json or RECORDS / f"verification_{options.table}.json"
-        document = {"what": f"verification: {options.table}", "when": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "commit": commit(), "quick": options.quick, "machine": machine(), "versions": versions(),
-                    "rows": rows, "claims": claims}  # fmt: skip
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        write_record(out, f"verification, {options.table}", [], options, rows=rows, claims=claims)
 
 
 if __name__ == "__main__":

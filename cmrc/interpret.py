@@ -71,8 +71,8 @@ class Interpreter:
 
     def tap(self, inputs: Inputs, site: str) -> Array:
         """The value of a site, without any intervention."""
-        value = self.site(site).value
-        return self.hold(inputs, (value,)).tap(value)
+        found = self.site(site)
+        return self.hold(inputs, (found,)).tap(found.value)
 
     def patch(self, inputs: Inputs, site: str, values: npt.ArrayLike, mask: npt.ArrayLike | None = None) -> list[Array]:
         """The outputs with units of a site replaced by given values."""
@@ -93,7 +93,7 @@ class Interpreter:
         batches = [self.program.host.bind(base)]
         batches += [self.program.host.bind(step.source) for step in steps if isinstance(step, Swap)]
         pool, indices = distinct(batches)
-        held = self.hold(pool, [self.site_of(step).value for step in steps])
+        held = self.hold(pool, [self.site_of(step) for step in steps])
         rows = max([len(index) for index in indices] + [rows_of(step) for step in steps])
         for index in indices:
             if len(index) not in (1, rows):
@@ -109,8 +109,10 @@ class Interpreter:
 
     # ------------------------------------------------------------ parts
 
-    def site(self, name: str) -> Site:
+    def site(self, name: str | Site) -> Site:
         """The one site of a name; a glob that means several is an error here."""
+        if isinstance(name, Site):
+            return name
         found = self.program.find(name)
         if len(found) != 1:
             raise SiteError(f"{name!r} means {len(found)} sites", fix="one intervention is for one site: name it")
@@ -133,9 +135,10 @@ class Interpreter:
                 steps.append(step)
         return steps
 
-    def hold(self, inputs: Inputs, sites: Sequence[str]) -> Held:
-        """Run the prefix on every row: what any number of interventions at these values will start from."""
-        order = tuple(name for name in self.program.values if name in set(sites))
+    def hold(self, inputs: Inputs, sites: Sequence[str | Site]) -> Held:
+        """Run the prefix on every row: what any number of interventions at these sites will start from."""
+        chosen = {self.site(site).value for site in sites}
+        order = tuple(name for name in self.program.values if name in chosen)
         if order not in self._made:
             self._made[order] = Pieces.make(self.program, order)
         return Held(self, self._made[order], self.program.host.bind(inputs))

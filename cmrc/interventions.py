@@ -25,7 +25,7 @@ class Swap:
     the site's own axis unless another is given.
     """
 
-    site: str
+    site: str | Site
     source: Any
     mask: npt.ArrayLike
     group: int = 1
@@ -36,7 +36,7 @@ class Swap:
 class Patch:
     """Units where the mask is set (all without one) become `values`: a number, [units], [R, units], or whole values."""
 
-    site: str
+    site: str | Site
     values: npt.ArrayLike
     mask: npt.ArrayLike | None = None
     group: int = 1

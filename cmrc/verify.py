@@ -26,7 +26,7 @@ from cmrc.interventions import Swap
 from cmrc.ir import Array
 from cmrc.lower import Lowered
 from cmrc.plan import Do, Plan
-from cmrc.program import Program, trace
+from cmrc.program import Program, Site, trace
 from cmrc.verification import Plain, Verification
 
 LOOK = 250  # swaps between two looks at a target
@@ -169,11 +169,10 @@ class Verifier:
         self.data = data if isinstance(data, Data) else Data.collect(data, program.host.inputs, counted)
         self.variables = variables(program, self.plan, site)
         self.sizes = {v.value: v.units for v in self.variables}
-        values = list(self.sizes)
-        self.original = Interpreter(program, budget).hold(self.data.inputs, values)
+        self.original = self._hold(program, budget)
         small = Program(program.clamped(reduced) if isinstance(reduced, Plan) else reduced.host)
         self.whole = {v.value: _is_whole(small, v) for v in self.variables}  # whether it still has all units of a site
-        self.reduced = Interpreter(small, budget).hold(self.data.inputs, values)
+        self.reduced = self._hold(small, budget)
         self.output = _output(program, output)
         first = self.original.intervene(np.zeros(1, dtype=np.int64))[self.output]
         self.reading = Reading.of(first.shape, reads, class_axis, tolerance)
@@ -209,7 +208,7 @@ class Verifier:
                 value = np.moveaxis(self.original.tap(v.value).astype(np.float64), v.axis, -1).reshape(-1, v.units)
                 entries.append(Do(v.site, v.value, v.axis, tuple(gone.tolist()), value.mean(axis=0)[gone]))
         clamped = Program(self.program.clamped(Plan(self.program, entries)))
-        held = Interpreter(clamped, self.original.interpreter.budget).hold(self.data.inputs, list(self.sizes))
+        held = self._hold(clamped, self.original.interpreter.budget)
         return self._compare(draw, self._run(self.original, draw, chosen), self._run(held, draw, chosen))
 
     def plain(self) -> Plain:
@@ -231,11 +230,18 @@ class Verifier:
             )
         return Plain(evidence, *(evidence.mean(top == truth) for top in tops))
 
+    def _hold(self, program: Program, budget: int) -> Held:
+        return Interpreter(program, budget).hold(self.data.inputs, self._sites(program))
+
+    def _sites(self, program: Program) -> list[Site]:
+        """The sites by their values: a module may be called like the value of another."""
+        return [program.site_of(v.value, v.axis) for v in self.variables]
+
     def _run(self, held: Held, draw: Draw, chosen: Mapping[str, Array]) -> Array:
-        axes = {v.value: v.axis for v in self.variables}
         swaps = [
-            Swap(value, draw.source, self._with_positions(held, value, draw, mask), axis=axes[value])
-            for value, mask in chosen.items()
+            Swap(site, draw.source, self._with_positions(held, site.value, draw, chosen[site.value]))
+            for site in self._sites(held.interpreter.program)
+            if site.value in chosen
         ]
         return held.intervene(draw.base, swaps)[self.output]
 

@@ -320,6 +320,21 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         interpreter.patch((draw(4, 1),), "act", np.zeros((4, 3)))
 
 
+def test_what_is_held_serves_any_number_of_interventions() -> None:
+    draw = make("residual")[1]
+    interpreter, x = cmrc.interpret(program_of("residual", "fx")), draw(10, 1)
+    held = interpreter.hold((x,), ["act"])
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        base, source, mask = rng.integers(10, size=20), rng.integers(10, size=20), rng.random((20, 8)) < 0.5
+        found = held.intervene(base, [cmrc.Swap("act", source, mask)])[0]
+        assert distance(found, interpreter.interchange((x[base],), (x[source],), "act", mask)[0]) <= EXACT_F32
+    with pytest.raises(SiteError, match="what is held was not cut there"):
+        held.intervene(base, [cmrc.Swap("act2", source, mask)])
+    with pytest.raises(SiteError, match="no site is called 'acts'"):
+        interpreter.hold((x,), ["acts"])
+
+
 def test_an_input_without_a_batch_is_refused() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -99,6 +99,25 @@ def test_a_clamp_that_stays_is_verified_too() -> None:
     assert ours.d2.value > 1e-3
 
 
+def test_a_module_that_is_called_like_the_value_of_another() -> None:
+    class Confusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.linear, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.linear(self.first(x)))
+
+    torch.manual_seed(0)
+    program = traced(Confusing(), torch.zeros(2, 6), "fx")
+    assert (program.find("first")[0].value, program.find("linear")[0].value) == ("linear", "linear_1")
+    plan = cmrc.Plan(program).do("first", units=[0, 1], constant=0.5)
+    lowered = cmrc.lower(program, plan)
+    ours, literal = (cmrc.verify(program, m, data(), swaps=100, controls=False) for m in (lowered, plan))
+    assert ours.keep == {"first": (6, 8)}
+    assert np.allclose(ours.evidence.squared, literal.evidence.squared, rtol=1e-2, atol=1e-5)
+
+
 def test_a_saved_model_is_verified_beside_its_plan(tmp_path: object) -> None:
     program = program_of("onnx")
     plan = plan_of(program, "act2")
