@@ -78,12 +78,33 @@ def calibrate(
         recorded |= {"loss": loss, "curvature": curvature, "draws": draws}
     stats = Stats(found, program.fingerprint, options=recorded)
     running = program.host if host is None else host
+    taps = Taps(program.host, running, list(found))
     parts = batches(data, program.host.inputs, size=size, shard=shard)
     for number, batch in enumerate(watch(parts, length(data))):
         stats.see(batch.arrays())
         stats.samples += len(batch)
-        _add(program, running, batch, found, wanted, options, shard[0] + number * shard[1])
+        _add(program, running, taps, batch, found, wanted, options, shard[0] + number * shard[1])
     return stats
+
+
+class Taps:
+    """The values of some sites for a batch: only what they depend on is run, by the model itself and by the form in use."""
+
+    def __init__(self, plain: Host, host: Host, names: Sequence[str]) -> None:
+        self.plain, self.host, self.names = plain, host, list(names)
+        self._pieces: dict[int, Any] = {}
+
+    def original(self, batch: Batch) -> list[Array]:
+        return self._run(self.plain, batch)
+
+    def running(self, batch: Batch) -> list[Array]:
+        return self._run(self.host, batch)
+
+    def _run(self, host: Host, batch: Batch) -> list[Array]:
+        if id(host) not in self._pieces:
+            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], self.names)
+        made = self._pieces[id(host)].run(host.bind(batch.inputs))
+        return [made[name] for name in self.names]
 
 
 def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
@@ -171,20 +192,19 @@ def rows_of(columns: Columns, value: Array, batch: Batch | None = None) -> Array
 def _add(
     program: Program,
     host: Host,
+    taps: Taps,
     batch: Batch,
     found: Mapping[str, SiteStats],
     wanted: frozenset[str],
     options: Options,
     number: int,
 ) -> None:
-    taps = list(found)
-    origins: list[Array | None] = [None] * len(taps)
+    origins: list[Array | None] = [None] * len(found)
     if "drift" in wanted:
-        plain = program.host.run(batch.inputs, taps)[-len(taps) :]
+        plain = taps.original(batch)
         origins = [rows_of(s.columns, value, batch) for s, value in zip(found.values(), plain, strict=True)]
     if not wanted & BY_DERIVATIVES:
-        arrays = host.run(batch.inputs, taps)
-        for stats, value, origin in zip(found.values(), arrays[-len(taps) :], origins, strict=True):
+        for stats, value, origin in zip(found.values(), taps.running(batch), origins, strict=True):
             stats.add(rows_of(stats.columns, value, batch), samples=len(batch), origin=origin)
         return
     columns = [stats.columns for stats in found.values()]

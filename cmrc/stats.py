@@ -33,6 +33,7 @@ from cmrc.ir import Array
 FORMAT = "cmrc-stats-1"
 NEEDS = ("moments", "range", "scatter", "curvature", "coupling", "drift", "rows")
 ROWS = 4096
+LARGE = 100.0  # Σa² over Σ(a−ā)²: up to here the difference of sums keeps all but two of sixteen digits
 BLOCK = 64  # rows that are widened to float64 at a time, so that they stay in the cache
 
 # How the arrays of two parts become one. What stands in neither is merged by a formula of its own.
@@ -184,20 +185,32 @@ class SiteStats:
 
 
 def _moments(rows: Array) -> dict[str, Array]:
-    """n·mean and Σ(a−ā)² of some rows, about their first row so that a large mean costs no digits."""
+    """Mean and Σ(a−ā)² of some rows; about their first row where a mean is so large that digits would be lost."""
+    count = len(rows)
+    total, squares = _sums(rows, None)
+    spread = squares - total**2 / count
+    if (squares > LARGE * spread).any():
+        pivot = rows[0].astype(np.float64)
+        total, squares = _sums(rows, pivot)
+        return {"mean": pivot + total / count, "squares": np.maximum(squares - total**2 / count, 0.0)}
+    return {"mean": total / count, "squares": spread}
+
+
+def _sums(rows: Array, pivot: Array | None) -> tuple[Array, Array]:
+    """Σ(a−pivot) and Σ(a−pivot)², by blocks that stay in the cache."""
     count, width = rows.shape
-    pivot = rows[0].astype(np.float64)
     total, squares = np.zeros(width), np.zeros(width)
     held, ones = np.empty((min(BLOCK, count), width)), np.ones(min(BLOCK, count))
     for start in range(0, count, BLOCK):
         part = rows[start : start + BLOCK]
         block, one = held[: len(part)], ones[: len(part)]
         block[...] = part
-        block -= pivot
+        if pivot is not None:
+            block -= pivot
         total += one @ block
         np.multiply(block, block, out=block)
         squares += one @ block
-    return {"mean": pivot + total / count, "squares": np.maximum(squares - total**2 / count, 0.0)}
+    return total, squares
 
 
 def _hashes(rows: Array) -> Array:
