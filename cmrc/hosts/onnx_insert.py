@@ -216,10 +216,24 @@ def insert_conv(patch: Patch, node: Node) -> None:
     patch.insert("ConvTranspose" if attrs.get("transposed") else "Conv", inputs, node.output, attributes)
 
 
+NORMS = {"layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization"}
+
+
+def insert_norm(patch: Patch, node: Node) -> None:
+    """A normalisation that was part of a fused node."""
+    op = NORMS.get(node.attrs["fn"])
+    if op is None:
+        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+    inputs = [_source(patch, node), *(patch.value(operand, node.output.dtype) for operand in node.inputs[1:])]
+    attributes = [onnx_ir.AttrInt64("axis", min(node.attrs["axes"])), onnx_ir.AttrFloat32("epsilon", node.attrs["eps"])]
+    patch.insert(op, inputs, node.output, attributes)
+
+
 INSERTED: dict[str, Callable[[Patch, Node], None]] = {
     "do": insert_do,
     "select": insert_select,
     "pointwise": insert_pointwise,
+    "along": insert_norm,
     "plane": insert_plane,
     "conv": insert_conv,
 }

@@ -25,12 +25,12 @@ Reader = Callable[[View], "Step | list[Step]"]
 class Row:
     """How to read an op, and which kind of writing it needs besides its inputs (a key of `onnx_patch.WRITERS`).
 
-    A fused op is `separable` where `onnx_insert.py` can write each of its steps as a node.
+    A fused op is `separable` from the opset on that has an op for each of its steps, which `onnx_insert.py` writes.
     """
 
     read: Reader
     write: str = ""
-    separable: bool = False
+    separable: int | None = None
 
 
 def pointwise(fn: str, arity: int = 1, **options: float) -> Row:
@@ -276,7 +276,7 @@ ROWS: dict[str, Row] = {
     "com.microsoft::Attention": Row(fused.read_packed_attention, write="heads"),
     "com.microsoft::BiasGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu")),
     "com.microsoft::FastGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu_tanh")),
-    "com.microsoft::FusedConv": Row(fused.read_fused_conv, write="conv", separable=True),
+    "com.microsoft::FusedConv": Row(fused.read_fused_conv, write="conv", separable=7),
     "com.microsoft::FusedGemm": Row(fused.read_fused_gemm),
     "com.microsoft::FusedMatMul": Row(fused.read_fused_matmul),
     "com.microsoft::Gelu": pointwise("gelu"),
@@ -284,6 +284,10 @@ ROWS: dict[str, Row] = {
     "com.microsoft::MultiHeadAttention": Row(fused.read_multi_head_attention, write="heads"),
     "com.microsoft::QuickGelu": pointwise("quick_gelu", alpha=1.702),
     "com.microsoft::RotaryEmbedding": Row(lambda view: fused.read_rotary(view, 1, (2, 3)), write="heads"),
-    "com.microsoft::SkipLayerNormalization": Row(lambda view: fused.read_skip_norm(view, "layer_norm", 4)),
-    "com.microsoft::SkipSimplifiedLayerNormalization": Row(lambda view: fused.read_skip_norm(view, "rms_norm", 3)),
+    "com.microsoft::SkipLayerNormalization": Row(
+        lambda view: fused.read_skip_norm(view, "layer_norm", 4), separable=17
+    ),
+    "com.microsoft::SkipSimplifiedLayerNormalization": Row(
+        lambda view: fused.read_skip_norm(view, "rms_norm", 3), separable=23
+    ),
 }

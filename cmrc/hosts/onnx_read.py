@@ -180,8 +180,10 @@ class _Reader:
         except Opaque as opaque:
             return self._opaque(view, origin, path, {"why": opaque.reason} if opaque.reason else {})
         inner: dict[str, str] = {}
+        apart = row.separable is not None and self.opset >= row.separable
+        more = {"separable": True} if apart and isinstance(found, list) else {}
         for step in found if isinstance(found, list) else [found]:
-            self._emit(view, step, origin, path, inner, {"separable": True} if row.separable else {})
+            self._emit(view, step, origin, path, inner, more)
         return None
 
     def _evaluate(self, view: View) -> None:

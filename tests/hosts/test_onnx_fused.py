@@ -394,12 +394,44 @@ def test_a_replaced_query_stays_in_front_of_the_attention() -> None:
     assert [node.op for node in lowered.graph.nodes if node.origin == "a"] == ["opaque"]
 
 
-def test_both_sides_of_a_skip_norm_replaced_stay_in_front_of_it() -> None:
-    case = CASES["SkipLayerNormalization"]
-    lowered, reason = stopped(case, ("d", range(WIDTH)), ("x", range(WIDTH)))
+SKIPS = {
+    "layer norm": "n = com.microsoft.SkipLayerNormalization(d, x, gamma, beta, c)\ny = MatMul(n, up)",
+    "layer norm and sum": """n, "", "", s = com.microsoft.SkipLayerNormalization(d, x, gamma, beta, c)
+    y = Add(n, s)""",
+    "root mean square and sum": """n, "", "", s = com.microsoft.SkipSimplifiedLayerNormalization(d, x, gamma, c)
+    y = Add(n, s)""",
+}
+
+
+def skip(name: str, *, opset: int = 23) -> Case:
+    nodes = f"h = MatMul(x, up)\na = Relu(h)\nd = MatMul(a, down)\n{SKIPS[name]}"
+    arrays = {**FFN, **SCALES, "c": random(WIDTH, seed=6)}
+    return Case(nodes, "a", range(48), arrays, tokens(5, WIDTH), {}, opset=opset)
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_a_branch_that_became_a_constant_leaves_an_addition_before_the_norm(name: str) -> None:
+    lowered = proved(skip(name), constant=random(48, seed=9))
+    ops = [node.op_type for node in lowered.host.model.graph]  # type: ignore[attr-defined]
+    assert "down" not in sizes(lowered)
+    assert not [op for op in ops if op.startswith("Skip")]
+    norm = "RMSNormalization" if "root" in name else "LayerNormalization"
+    assert ops == (["Add", norm, "Add"] if "sum" in name else ["Add", norm, "MatMul"])
+
+
+def test_before_its_norm_was_an_op_a_skip_norm_stays_whole() -> None:
+    lowered, reason = stopped(skip("layer norm", opset=16))
     assert "%n (SkipLayerNormalization)" in reason
-    assert "it mixes the units with each other" in reason
+    assert "what is folded would have to be added inside it" in reason
     assert "SkipLayerNormalization" in {node.op_type for node in lowered.host.model.graph}  # type: ignore[attr-defined]
+
+
+def test_both_sides_of_a_skip_norm_replaced_stay_in_front_of_it() -> None:
+    for opset, op in ((16, "SkipLayerNormalization"), (17, "layer_norm")):
+        lowered, _ = stopped(skip("layer norm", opset=opset), ("d", [0, 1]), ("x", [0, 1]))
+        assert ("n", op, "it mixes the units with each other") in {
+            (residue.stopped_at, residue.stopped_op, residue.reason) for residue in lowered.result.residue
+        }
 
 
 def test_part_of_a_head_is_gathered_behind_the_attention() -> None:
