@@ -207,7 +207,7 @@ class _Reader:
                 name = f"{last}::{step.key}"
                 self.inside[name] = last
             inner[step.key] = name
-        if not name:
+        if not name or name in self.tensors:  # a part of a Split of sizes may be known
             return
         operands = tuple(
             self.tensors.get(inner[slot], inner[slot])

@@ -57,20 +57,38 @@ class Sizes:
             self.fixed.append(Fixed(name, source, dims, tensor))
 
     def follow(self, value: onnx_ir.Value, source: str, dims: tuple[int, ...]) -> None:
-        """Remember what a value holds, and its casts with it."""
+        """Remember what a value holds, and its casts and what is picked from it with it."""
         self.held[value.name or ""] = source, dims
         for use in value.uses():
-            if use.node.op_type in ("Cast", "Identity") and not use.node.domain:
-                self.follow(use.node.outputs[0], source, dims)
+            for output, part in self._parts(use.node, use.idx, dims):
+                self.follow(output, source, part)
+
+    def _parts(
+        self, node: onnx_ir.Node, slot: int, dims: tuple[int, ...]
+    ) -> list[tuple[onnx_ir.Value, tuple[int, ...]]]:
+        """What a node that only moves sizes holds in its outputs; nothing where that is not known."""
+        if node.domain or slot != 0:
+            return []
+        if node.op_type in ("Cast", "Identity"):
+            return [(node.outputs[0], dims)]
+        if node.op_type == "Split" and len(node.outputs) == len(dims):  # one size each
+            return [(output, (dim,)) for output, dim in zip(node.outputs, dims, strict=True)]
+        picked = self._picked(node, dims)
+        return [] if picked is None else [(node.outputs[0], picked)]
 
     def fix_picked(self, node: onnx_ir.Node) -> bool:
-        """A Gather or Slice of a Shape whose sizes are fixed is a tensor."""
+        """A Gather, Slice or Split of a Shape whose sizes are fixed is a tensor."""
         first = node.inputs[0] if node.inputs else None
         source = None if first is None else self.held.get(first.name or "")
         if source is None:
             return False
         name, dims = source
         picked, shape = self._picked(node, dims), self.shapes.get(name)
+        if node.op_type == "Split" and shape is not None and len(node.outputs) == len(dims):
+            for output, dim in zip(node.outputs, dims, strict=True):
+                if isinstance(shape[dim], int):
+                    self.fix(output.name or "", name, shape, (dim,))
+            return all(isinstance(shape[dim], int) for dim in dims)
         if picked is None or shape is None or not all(isinstance(shape[d], int) for d in picked):
             return False
         index = node.inputs[1]
@@ -83,19 +101,21 @@ class Sizes:
         shape = self.shapes[source]
         wanted: set[int] = set()
         for use in value.uses():
-            if use.node.op_type in ("Cast", "Identity") and not use.node.domain:
-                wanted.update(self.needed(use.node.outputs[0], source, dims))
-                continue
-            picked = self._picked(use.node, dims) if use.idx == 0 else None
-            if picked is not None and shape is not None and all(isinstance(shape[d], int) for d in picked):
+            parts = self._parts(use.node, use.idx, dims)
+            open_parts = [
+                (output, part)
+                for output, part in parts
+                if shape is None or not all(isinstance(shape[d], int) for d in part)
+            ]
+            if parts and not open_parts:
                 continue
             targets = self._targets(use.node, use.idx, source)
             if targets is not None:
                 self.targets.extend(Target(name, source) for name in targets)
-            elif picked is None:
+            elif not parts:
                 return dims
-            else:
-                wanted.update(picked)
+            for output, part in open_parts if targets is None else ():
+                wanted.update(self.needed(output, source, part))
         return dims if value.is_graph_output() else tuple(sorted(wanted))
 
     def _picked(self, node: onnx_ir.Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
