@@ -156,7 +156,9 @@ class Program:
         if not found:
             near = difflib.get_close_matches(pattern, list(names), n=5, cutoff=0.5)
             fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
-            raise SiteError(f"no site is called {pattern!r}", at=at, fix=fix)
+            within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.attrs.get("bodies")]
+            inside = f"; what lies inside the bodies of {', '.join(within)} is no site" if within else ""
+            raise SiteError(f"no site is called {pattern!r}{inside}", at=at, fix=fix)
         single = len(found) == 1 and pattern in names
         return [self.site_of(value, None, pattern if single else "", at=at) for value in found]
 

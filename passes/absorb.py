@@ -11,6 +11,7 @@ Folding is linear algebra in float64, cast once to the parameter's dtype: equal 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,10 @@ import numpy as np
 from cmrc.ir import Array, Node, Tensor, Value, literal
 from cmrc.ops import apply, constant, conv_pads, take
 from cmrc.passes.rewriter import Declined, Sweep, complement, resized
+
+# A plane of a fixed size is stored, unless it holds more than so many times the numbers of the weight it comes from, which would make
+# the model larger: then it is made from ones when the model runs. onnxruntime does that once, when it loads the model.
+STORED = 1
 
 
 def position_free(slab: Array, axis: int) -> bool:
@@ -169,9 +174,10 @@ def fold_into_conv(
         return "constants into the bias"
     lead = (1,) * axis
     plain = {**pure_conv(node), "groups": 1}
-    if all(isinstance(n, int) for n in spatial_dims):
-        spatial = tuple(int(n) for n in spatial_dims)
-        shape = (*lead, outs, *conv_shape(node, spatial))
+    fixed = all(isinstance(n, int) for n in spatial_dims)
+    spatial = tuple(int(n) for n in spatial_dims) if fixed else ()
+    shape = (*lead, outs, *conv_shape(node, spatial)) if fixed else ()
+    if fixed and math.prod(shape) <= STORED * math.prod(weight.shape):
         ones = literal(np.ones((*lead, 1, *spatial)))
         add_after(sweep, smaller, apply("conv", (ones, bundle), plain, shape, weight.dtype))
         return f"constants into an added {list(shape)} buffer, exact at the zero-padded border"

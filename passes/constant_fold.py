@@ -23,7 +23,6 @@ from cmrc.ir import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes import runtime
 from cmrc.passes.absorb import (
-    add_tensors,
     conv_shape,
     fold_into_conv,
     fold_into_linear,
@@ -31,6 +30,7 @@ from cmrc.passes.absorb import (
     has_border,
     position_free,
 )
+from cmrc.passes.addends import add_behind_batch_norm, merge_addends
 from cmrc.passes.contract import sink_through_attention, sink_through_matmul, zero_units
 from cmrc.passes.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
 from cmrc.passes.rewriter import (
@@ -416,35 +416,13 @@ RULES: dict[str, Rule] = {
 }
 
 
-def merge_addends(sweep: Sweep, node: Node) -> Node:
-    """(y + v) + p -> y + (p + v), where v came from folding and p is a parameter: no extra op at run time."""
-    if (
-        node.op != "pointwise"
-        or node.attrs["fn"] != "add"
-        or node.attrs.get("alpha", 1.0) != 1.0
-        or node.attrs.get("align")
-    ):
-        return node
-    for i, operand in enumerate(node.inputs):
-        made = sweep.producers.get(operand) if isinstance(operand, str) else None
-        other = node.inputs[1 - i]
-        if made is None or not made.attrs.get("addend") or other is None or isinstance(other, str):
-            continue
-        y, addend = made.inputs
-        assert isinstance(y, str) and addend is not None and not isinstance(addend, str)
-        if len(node.output.shape) != len(made.output.shape):
-            continue
-        total = add_tensors(other, addend, dtype=other.dtype)
-        sweep.changed = True
-        return replace(node, inputs=(y, total) if i == 0 else (total, y))
-    return node
-
-
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Sink every constant do as far as it goes."""
     sweep = Sweep(graph, log)
     for original in graph.nodes:
         node = merge_addends(sweep, sweep.arrive(original))
+        if add_behind_batch_norm(sweep, node):
+            continue
         facts = {
             i: known_of(sweep.producers[o])
             for i, o in enumerate(node.inputs)

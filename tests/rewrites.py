@@ -116,6 +116,26 @@ def conv_padded_at_any_size() -> Graph:
     return done(net, Do(h, 1, (2, 0), *TWO))
 
 
+def conv_padded_before_batch_norm() -> Graph:
+    """The plane is added behind the batch norm, scaled as it scales."""
+    net, h = image()
+    net.batch_norm(net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)), bias=False))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_padded_before_batch_norm_at_any_size() -> Graph:
+    net, h = image(height="H", width="W")
+    net.batch_norm(net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1))))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_padded_of_a_large_size() -> Graph:
+    """A stored plane would be much larger than the weight."""
+    net, h = image(height=40, width=70)
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
 def conv_padded_by_zero() -> Graph:
     net, h = image()
     net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
@@ -487,6 +507,9 @@ CONSTANT: dict[str, Example] = {
     "conv": conv,
     "conv-padded": conv_padded,
     "conv-padded-at-any-size": conv_padded_at_any_size,
+    "conv-padded-before-batch-norm": conv_padded_before_batch_norm,
+    "conv-padded-before-batch-norm-at-any-size": conv_padded_before_batch_norm_at_any_size,
+    "conv-padded-of-a-large-size": conv_padded_of_a_large_size,
     "conv-padded-by-zero": conv_padded_by_zero,
     "conv-by-position": conv_by_position,
     "conv-transposed": conv_transposed,

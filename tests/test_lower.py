@@ -185,3 +185,18 @@ def test_a_program_outlives_its_results_without_keeping_weights() -> None:
     gc.collect()
     assert held() is None
     assert small(X).shape == (X.shape[0], small.fc2.weight.shape[0])
+
+
+def test_units_are_followed_through_a_reshape_into_blocks() -> None:
+    """(N, 8, 4) to (N, 2, 16): a unit becomes the same unit of four blocks of the last axis."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Unflatten(1, (2, 4)), nn.Flatten(2), nn.Linear(16, 5))
+    program = cmrc.trace(model.eval(), (torch.randn(2, 8, 3),))
+    places = {site.shape: (site.axis, site.folds) for site in program.sites()}
+    assert places[2, 2, 16] == (
+        2,
+        "stops at 3 (reshape): the units are not whole positions of any axis of [2, 2, 4, 4]",
+    )
+    plan = cmrc.Plan(program).do("3", units=[1, 5, 9, 13], constant=0.4)
+    lowered = cmrc.lower(program, plan)
+    assert lowered.check((torch.randn(2, 8, 3),)).holds
+    assert lowered.module.get_parameter("0.weight").shape == (3, 3)

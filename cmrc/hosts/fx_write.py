@@ -405,7 +405,11 @@ class Writer:
         if node.op == "plane":
             x = self.made[str(node.inputs[0])]
             axis, rank = node.attrs["axis"], len(node.output.shape)
-            sizes = [self._call(aten.sym_size.int, x, d) for d in range(axis + 1, rank)]
+            known = node.output.shape
+            sizes = [
+                known[d] if isinstance(known[d], int) else self._call(aten.sym_size.int, x, d)
+                for d in range(axis + 1, rank)
+            ]
             device = next(iter(self.state.values())).device
             return self._call(aten.ones.default, [*([1] * (axis + 1)), *sizes], dtype=dtype, device=device)
         if node.attrs.get("like"):

@@ -173,7 +173,11 @@ OPS = {
 
 
 def insert_plane(patch: Patch, node: Node) -> None:
-    """Ones of the spatial size that the value has when the model runs."""
+    """Ones of the spatial size that the value has when the model runs; of a fixed size, a runtime makes them when it loads it."""
+    one = onnx_ir.AttrTensor("value", onnx_ir.tensor(np.ones(1, dtype=_numpy(node.output.dtype))))
+    if all(isinstance(n, int) for n in node.output.shape):
+        patch.insert("ConstantOfShape", [_ints(patch, *(int(n) for n in node.output.shape))], node.output, [one])
+        return
     x, first = _source(patch, node), node.attrs["axis"] + 1
     rank = len(patch.shapes[str(node.inputs[0])])
     shape = patch.insert("Shape", [x], f"{node.name}.shape")
@@ -185,8 +189,7 @@ def insert_plane(patch: Patch, node: Node) -> None:
         spatial = patch.insert("Slice", [shape], f"{node.name}.spatial", attributes)
     lead = _ints(patch, *(1,) * first)
     size = patch.insert("Concat", [lead, spatial], f"{node.name}.size", [onnx_ir.AttrInt64("axis", 0)])
-    one = onnx_ir.tensor(np.ones(1, dtype=_numpy(node.output.dtype)))
-    patch.insert("ConstantOfShape", [size], node.output, [onnx_ir.AttrTensor("value", one)])
+    patch.insert("ConstantOfShape", [size], node.output, [one])
 
 
 def insert_conv(patch: Patch, node: Node) -> None:

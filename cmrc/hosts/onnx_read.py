@@ -178,7 +178,8 @@ class _Reader:
                 raise Opaque("it reads a value whose number of axes is not known")
             found = row.read(view)
         except Opaque as opaque:
-            return self._opaque(view, origin, path, {"why": opaque.reason} if opaque.reason else {})
+            why = {"why": opaque.reason} if opaque.reason else {}
+            return self._opaque(view, origin, path, {**why, "bodies": True} if subgraphs(node) else why)
         inner: dict[str, str] = {}
         apart = row.separable is not None and self.opset >= row.separable
         more = {"separable": True} if apart and isinstance(found, list) else {}

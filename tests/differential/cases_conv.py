@@ -268,6 +268,38 @@ case(
     const("bn", [1, 4]),
 )
 case(
+    "padded_conv_before_bn",
+    lambda: chain(
+        a=nn.Conv2d(3, 6, 3),
+        act=nn.ReLU(),
+        b=nn.Conv2d(6, 4, 3, padding=1, bias=False),
+        bn=nn.BatchNorm2d(4),
+        last=nn.ReLU(),
+    ),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    dynamic=("", "hnw"),
+    save=True,
+)
+case(
+    "padded_conv_before_bn_without_scale",
+    lambda: chain(
+        a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1),
+        bn=nn.BatchNorm2d(4, affine=False), c=nn.Conv2d(4, 3, 1),
+    ),
+    ("n", 3, "h", "w"),
+    const("act", [1, 4]),
+    const("bn", [2]),
+    dynamic=("", "hnw"),
+)  # fmt: skip
+case(
+    "padded_conv_of_a_large_size",
+    lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.Conv2d(6, 4, 3, padding=1), last=nn.Tanh()),
+    ("n", 3, 62, 64),
+    const("act", [1, 4]),
+    save=True,
+)
+case(
     "before_bn",
     lambda: chain(a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), bn=nn.BatchNorm2d(6), b=nn.Conv2d(6, 4, 3, padding=1)),
     ("n", 3, "h", "w"),

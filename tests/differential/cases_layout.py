@@ -35,6 +35,12 @@ case(
     const("act", [1, 4], left=5),
     affine("act", [2], [0], left=5),
 )
+case(
+    "positions_in_blocks",
+    moved(lambda x: x.reshape(x.shape[0], 2, 24).transpose(1, 2).flatten(1), 48),
+    ("n", 6, 6),
+    const("act", [1, 4]),
+)
 case("unflatten", moved(lambda x: x.unflatten(-1, (2, 4)).flatten(2)), TOKENS, const("act", [4, 5, 6, 7]))
 case(
     "heads",

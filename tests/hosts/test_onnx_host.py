@@ -21,6 +21,8 @@ from cmrc.errors import CmrcError, HostError, TraceError
 from cmrc.hosts.onnx import OnnxHost
 from cmrc.ir import Array, Graph, Node, Tensor, Value, literal, verify
 from cmrc.ops import ALONG, MEANINGS, POINTWISE, materialise
+from cmrc.plan import Plan
+from cmrc.program import trace
 
 TOLERANCE = 1e-5  # of the output's scale: float32 sums in another order
 MOVED = 1000 * TOLERANCE  # what a do must change for a comparison to mean anything
@@ -1096,3 +1098,21 @@ host.run([numpy.ones((1, 5), numpy.float32)])
 assert "torch" not in sys.modules, "torch was imported"
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+def test_the_bodies_of_a_branch_hold_no_sites() -> None:
+    """Everything inside `If`, as some exporters write it: said so, and not taken for a misspelt name."""
+    body = parser.parse_graph("body () => (float[N] y) { y = Relu(x) }")
+    node = helper.make_node("If", ["flag"], ["z"], name="choice", then_branch=body, else_branch=body)
+    inputs = [
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N"]),
+    ]
+    output = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N"])
+    graph = helper.make_graph([node], "branch", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = trace(model)
+    assert program.sites() == []
+    with pytest.raises(CmrcError) as error:
+        Plan(program).do("relu", units=[0], constant=0.0)
+    assert "no site is called 'relu'; what lies inside the bodies of choice (If) is no site" in str(error.value)

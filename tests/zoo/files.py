@@ -76,10 +76,21 @@ def normal(name: str, *sizes: int, batch: int | None = None) -> Inputs:
     }
 
 
-def bytes_of_files(batch: int) -> dict[str, torch.Tensor]:
-    return {
-        "bytes": torch.randint(0, 257, (batch, 2048), generator=torch.Generator().manual_seed(batch), dtype=torch.int32)
-    }
+def text(batch: int) -> dict[str, torch.Tensor]:
+    """Words of random letters, as the bytes of a file."""
+    generator = torch.Generator().manual_seed(batch)
+    letters = torch.randint(97, 123, (batch, 2048), generator=generator)
+    spaces = torch.rand(batch, 2048, generator=generator) < 0.2
+    return {"bytes": torch.where(spaces, 32, letters).to(torch.int32)}
+
+
+def page(batch: int) -> dict[str, torch.Tensor]:
+    """Dark strokes in lines on a white page: on plain noise a detector of text finds nothing, and stays so."""
+    strokes = torch.rand(batch, 1, 6, 32, generator=torch.Generator().manual_seed(batch)) < 0.5
+    lines = torch.zeros(batch, 1, 12, 32, dtype=torch.bool)
+    lines[:, :, 2:5], lines[:, :, 7:10] = strokes[:, :, :3], strokes[:, :, 3:]
+    ink = lines.repeat_interleave(8, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1)
+    return {"x": torch.where(ink, -2.0, 2.0)}
 
 
 def speech(batch: int) -> dict[str, torch.Tensor]:
@@ -99,8 +110,8 @@ def from_package(package: tuple[str, str, str], file: str) -> Packaged:
     return Packaged(package[0], package[1], package[2] + file)
 
 
-packaged("magika", Packaged("magika", "1.0.3", "magika/models/standard_v3_3/model.onnx"), bytes_of_files)
-packaged("ppocr_det", from_package(OCR, "ch_PP-OCRv4_det_infer.onnx"), normal("x", 3, 96, 64))
+packaged("magika", Packaged("magika", "1.0.3", "magika/models/standard_v3_3/model.onnx"), text)
+packaged("ppocr_det", from_package(OCR, "ch_PP-OCRv4_det_infer.onnx"), page)
 packaged("ppocr_rec", from_package(OCR, "ch_PP-OCRv4_rec_infer.onnx"), normal("x", 3, 48, 96))
 packaged("ppocr_cls", from_package(OCR, "ch_ppocr_mobile_v2.0_cls_infer.onnx"), normal("x", 3, 48, 192))
 packaged(
