@@ -152,7 +152,6 @@ class Pieces:
     runners: tuple[Piece | None, ...]
     rows: dict[str, int]  # the axis of each value that depends on the inputs
     batch: Dim
-    sized: frozenset[str]  # values of which a later piece reads the size alone
 
     @classmethod
     def make(cls, program: Program, sites: tuple[str, ...]) -> Pieces:
@@ -175,11 +174,12 @@ class Pieces:
         for piece in reversed(made.pieces):  # a later piece says which sizes it wants of values of an earlier one
             inside = {value.name for node in piece.nodes for value in node.outputs}
             outputs = (*piece.outputs, *(n for n in sorted(sized) if n in inside and n not in piece.outputs))
-            runner = program.host.extract([v.name for v in piece.inputs], outputs) if outputs else None
+            beyond = program.values.keys() - inside - made.free
+            runner = program.host.extract([v.name for v in piece.inputs], outputs, beyond) if outputs else None
             sized.update(runner.sizes if runner else ())
             runners.insert(0, runner)
         rows = {value.name: _batch_axis(value, dim) for value in program.values.values()}
-        return cls(made, tuple(runners), rows, dim, frozenset(sized))
+        return cls(made, tuple(runners), rows, dim)
 
 
 def _batch_axis(value: Value, batch: Dim) -> int:
@@ -292,8 +292,6 @@ class Held:
         for name, array in runner.run(given).items():
             if name in self.pieces.cut.free:
                 self.constant[name] = array
-                if name in self.pieces.sized:
-                    self._note(name, array.ndim, array.shape[1:])
                 continue
             front = self._front(name, array, rows)
             if name in self.pieces.cut.pieces[level].outputs:
@@ -334,11 +332,8 @@ class Held:
                 node=self.interpreter.program.title(name),
                 fix="name another site, or trace the model for a batch of 1",
             )
-        self._note(name, array.ndim, front.shape[1:])
+        self._rank[name], self._row[name] = array.ndim, front.shape[1:]
         return front
-
-    def _note(self, name: str, rank: int, row: tuple[int, ...]) -> None:
-        self._rank[name], self._row[name] = rank, row
 
     def _back(self, name: str, array: Array) -> Array:
         if array.ndim > self._rank[name]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from interventions import MODELS, Attention, Images, Residual, floats, hooked, make, seen, traced
@@ -351,3 +352,30 @@ def test_an_input_without_a_batch_is_refused() -> None:
 
 def test_models_are_the_ones_meant() -> None:
     assert {type(make(n)[0]) for n in ("residual", "images", "attention")} == {Residual, Images, Attention}
+
+
+def test_sizes_of_what_no_input_reaches() -> None:
+    """A constant is made as long as the batch, and its own size is read on both sides of the cut."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        sizes (float[N,4] x) => (float[N,4] y)
+        <float[4,4] w = {1,2,0,0, 0,1,3,0, 0,0,1,-1, 2,0,0,1}, int64[1] one = {1}, float[1,1] half = {0.5}> {
+            rows = Shape <start = 0, end = 1> (x)
+            shape = Concat <axis = 0> (rows, one)
+            ones = ConstantOfShape <value = float[1] {1.0}> (shape)
+            again = Shape (ones)
+            halves = Expand (half, again)
+            h = MatMul (x, w)
+            shifted = Sub (h, halves)
+            act = Relu (shifted)
+            z = MatMul (act, w)
+            y = Add (z, halves)
+        }
+    """)
+    rng = np.random.default_rng(0)
+    base, source = rng.normal(size=(2, 5, 4)).astype(np.float32)
+    mask = rng.random((5, 4)) < 0.5
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    ours, theirs = (np.maximum(x @ weight - 0.5, 0) for x in (base, source))
+    found = cmrc.interpret(cmrc.trace(model), budget=200).interchange((base,), (source,), "act", mask)[0]
+    assert distance(found, np.where(mask, theirs, ours) @ weight + 0.5) <= EXACT_F32

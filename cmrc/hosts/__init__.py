@@ -6,7 +6,7 @@ A host reads its graph into the IR (`Host.graph`), writes a changed IR into a cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -54,8 +54,11 @@ class Host(Protocol):
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         """The inputs of the IR by name, from what a user would give to `run`."""
 
-    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> Piece:
-        """The part of the model that makes some of its values from others, without running anything before them."""
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> Piece:
+        """The part of the model that makes some of its values from others, without running anything before them.
+
+        Of the values `beyond` the cut it may read the sizes, which `Piece.sizes` then names.
+        """
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded on the nodes, as plan entries in JSON form, in the plan's order."""

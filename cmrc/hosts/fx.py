@@ -12,7 +12,7 @@ import copy
 import json
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -262,10 +262,10 @@ class FxHost:
         tensors = {value.name for value in self.graph.inputs}
         return {name: to_numpy(t) for name, t in zip(names, flat, strict=True) if name in tensors}
 
-    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> FxPiece:
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> FxPiece:
         from cmrc.hosts.fx_piece import extract
 
-        return extract(self, inputs, outputs)
+        return extract(self, inputs, outputs, beyond)
 
     @property
     def inputs(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,8 @@ class FxPiece:
         return {name: to_numpy(tensor) for name, tensor in zip(self.outputs, made, strict=True)}
 
 
-def extract(host: FxHost, inputs: Sequence[str], outputs: Sequence[str]) -> FxPiece:
-    """The nodes between named values. A size of a value on the far side is read from a stand-in of its shape."""
+def extract(host: FxHost, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> FxPiece:
+    """The nodes between named values. A size of a value beyond the cut is read from a stand-in of its shape."""
     nodes = {node.name: node for node in host.lifted.nodes}
     specs = {spec.arg.name: spec for spec in host.specs}
     given, needed, sizes = set(inputs), set[str](), dict[str, None]()
@@ -60,7 +60,7 @@ def extract(host: FxHost, inputs: Sequence[str], outputs: Sequence[str]) -> FxPi
         if node.op == "placeholder":
             raise HostError("is read on both sides of the cut", node=node.name, op="input")
         source = node.args[0] if opname(node) in ("sym_size", "sym_numel") else None
-        if isinstance(source, fx.Node) and source.name not in given:
+        if isinstance(source, fx.Node) and source.name in beyond and source.name not in given:
             sizes[source.name] = None
         else:
             waiting.extend(node.all_input_nodes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -96,9 +96,9 @@ class OnnxHost:
         """The inputs by name."""
         return self._sessions.feeds(inputs)
 
-    def extract(self, inputs: Sequence[str], outputs: Sequence[str]) -> OnnxPiece:
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> OnnxPiece:
         """The part of the model between named values, for a session of its own."""
-        return extract(self.model, self.graph.values(), inputs, outputs, self.providers)
+        return extract(self.model, self.graph.values(), inputs, outputs, beyond, self.providers)
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded in the model, in the plan's order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir
@@ -33,9 +33,10 @@ def extract(
     values: Mapping[str, Value],
     inputs: Sequence[str],
     outputs: Sequence[str],
+    beyond: Collection[str],
     providers: Sequence[str],
 ) -> OnnxPiece:
-    """The nodes between named values. A size of a value on the far side is read from a stand-in of its shape."""
+    """The nodes between named values. A size of a value beyond the cut is read from a stand-in of its shape."""
     own = onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     given, needed, sizes = set(inputs), set[str](), dict[str, None]()
     waiting = list(outputs)
@@ -51,7 +52,7 @@ def extract(
         if node is None:
             raise HostError("is read on both sides of the cut", node=name, op="input")
         read = [v.name for v in node.inputs if v is not None and v.name] + captured_by(node)
-        if node.op_type in ("Shape", "Size") and not node.domain and read[0] not in given and not _known(own[read[0]]):
+        if node.op_type in ("Shape", "Size") and not node.domain and read[0] in beyond and read[0] not in given:
             sizes[read[0]] = None
         else:
             waiting.extend(read)
@@ -65,8 +66,3 @@ def extract(
             value.shape = onnx_ir.Shape(known.shape)
     piece = onnx_ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
     return OnnxPiece(used, tuple(sizes), tuple(outputs), Sessions(piece, providers))
-
-
-def _known(value: onnx_ir.Value) -> bool:
-    """Whether it can be had without any input of the model."""
-    return value.is_initializer() or onnx_ir.convenience.get_const_tensor(value) is not None
