@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.batches import SIZE, Batch, as_array, batches, length
+from cmrc.batches import SIZE, Batch, batches, length
 from cmrc.curvature import Derivatives, derivatives
 from cmrc.errors import SiteError, StatsError
 from cmrc.hosts import Host
@@ -217,6 +217,3 @@ def _add(
         if "coupling" in wanted:
             factors = np.stack([rows_of(stats.columns, part, batch) for part in d.factors], axis=1)
         stats.add(rows.pop("rows"), samples=len(batch), factors=factors, origin=origin, **rows)
-
-
-__all__ = ["Batch", "as_array", "calibrate", "choose", "columns_of", "rows_of"]
