@@ -256,14 +256,14 @@ def conditions(record: Mapping[str, Any]) -> str:
     quick = " A quick run: the numbers mean nothing." if record["quick"] else ""
     return (
         f"Measured {record['when']} at commit {record['commit']}: {machine['processor']}, {machine['cores']} cores "
-        f"(load {machine['load']} at the end), {machine['system']}, {record['threads']} thread(s), "
+        f"(load {machine['load']} at the end), {machine['system']}, {record.get('threads', 1)} thread(s), "
         f"Python {machine['python']}, {told}.{quick}\n"
     )
 
 
 def page(records: Sequence[Mapping[str, Any]]) -> str:
     parts = [INTRODUCTION]
-    judged = [r for record in records for r in record["ratios"] if r["met"] is not None]
+    judged = [r for record in records for r in record.get("ratios", ()) if r["met"] is not None]
     missed = [f"{r['name']}, {r['ours']} / {r['theirs']}: {r['ratio']:.3f}" for r in judged if not r["met"]]
     claims = [(n, c) for record in records for n, told in record.get("networks", {}).items() for c in told["claims"]]
     missed += [f"{NETWORKS[n]}: {c['name']}: {c['value']:.3f}" for n, c in claims if not c["met"]]
@@ -274,7 +274,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     for record in records:
         parts.append(SECTIONS[record["what"]].format(**record))
         parts.append(conditions(record))
-        if record["ratios"]:
+        if record.get("ratios"):
             parts.append(ratios(record["ratios"]))
         if "size" in record:
             parts.append(large(record))
