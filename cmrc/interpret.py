@@ -175,7 +175,7 @@ class Pieces:
             inside = {value.name for node in piece.nodes for value in node.outputs}
             outputs = (*piece.outputs, *(n for n in sorted(sized) if n in inside and n not in piece.outputs))
             beyond = program.values.keys() - inside - made.free
-            runner = program.host.extract([v.name for v in piece.inputs], outputs, beyond) if outputs else None
+            runner = program.host.extract([v.name for v in piece.inputs], outputs, beyond=beyond) if outputs else None
             sized.update(runner.sizes if runner else ())
             runners.insert(0, runner)
         rows = {value.name: _batch_axis(value, dim) for value in program.values.values()}

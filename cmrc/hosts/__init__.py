@@ -54,7 +54,7 @@ class Host(Protocol):
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         """The inputs of the IR by name, from what a user would give to `run`."""
 
-    def extract(self, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> Piece:
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> Piece:
         """The part of the model that makes some of its values from others, without running anything before them.
 
         Of the values `beyond` the cut it may read the sizes, which `Piece.sizes` then names.

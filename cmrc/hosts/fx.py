@@ -262,7 +262,7 @@ class FxHost:
         tensors = {value.name for value in self.graph.inputs}
         return {name: to_numpy(t) for name, t in zip(names, flat, strict=True) if name in tensors}
 
-    def extract(self, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> FxPiece:
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> FxPiece:
         from cmrc.hosts.fx_piece import extract
 
         return extract(self, inputs, outputs, beyond)

@@ -96,7 +96,7 @@ class OnnxHost:
         """The inputs by name."""
         return self._sessions.feeds(inputs)
 
-    def extract(self, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> OnnxPiece:
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> OnnxPiece:
         """The part of the model between named values, for a session of its own."""
         return extract(self.model, self.graph.values(), inputs, outputs, beyond, self.providers)
 
