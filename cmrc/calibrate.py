@@ -102,7 +102,7 @@ class Taps:
 
     def _run(self, host: Host, batch: Batch) -> list[Array]:
         if id(host) not in self._pieces:
-            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], self.names, ())
+            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], self.names)
         made = self._pieces[id(host)].run(host.bind(batch.inputs))
         return [made[name] for name in self.names]
 
