@@ -440,7 +440,7 @@ MEANINGS: dict[str, Callable[..., Array]] = {
     "concat": lambda attrs, *xs: np.concatenate(xs, axis=attrs["axis"]),
     "expand": lambda attrs, x: np.broadcast_to(x, attrs["shape"]),
     "matmul": lambda attrs, x, y: np.matmul(x, y),
-    "embedding": lambda attrs, ids, table: table[ids.astype(np.int64)],
+    "embedding": lambda attrs, ids, table: table[(ids[..., 0] if attrs.get("tuples") else ids).astype(np.int64)],
     "attention": _attention,
     "select": _select,
     "do": _do,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -311,21 +311,24 @@ def unit_axes(graph: Graph) -> dict[str, int]:
     """The axis along which a value's units lie: where the last affine op put them, followed through the ops between."""
     axes: dict[str, int] = {}
     shapes = {name: value.shape for name, value in graph.values().items()}
+    tables = {node.name for node in graph.nodes if node.op == "embedding"}
     for node in graph.nodes:
         out = node.output
         if not out.dtype.startswith(("float", "bfloat")) or not out.shape:
             continue
-        axis = _unit_axis(node, shapes, axes)
+        axis = _unit_axis(node, shapes, axes, tables)
         if axis is not None and isinstance(out.shape[axis], int):
             axes[out.name] = axis
     return axes
 
 
-def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int]) -> int | None:
+def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int], tables: Collection[str]) -> int | None:
     if node.op in ("linear", "conv"):
         return int(node.attrs["axis"])
     if node.op == "embedding":
         return len(node.output.shape) - 1
+    if node.op == "matmul" and (node.inputs[0] in tables) != (node.inputs[1] in tables):  # weights looked up in a table
+        return len(node.output.shape) - (2 if node.inputs[0] in tables else 1)
     if node.op == "attention" or (node.op == "matmul" and len(node.output.shape) > 3):  # its heads
         return max(len(node.output.shape) - 3, 0)
     known = [(o, axes[o]) for o in node.values() if o in axes]

@@ -112,6 +112,30 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
     return "constants into an added number"
 
 
+def fold_into_rows(
+    sweep: Sweep, node: Node, rows: Node, x: str, x_axis: int, axis: int, units: Sequence[int], slab: Array
+) -> str:
+    """table[ids] x with units of x := c is table_K[ids] x_K + (table_S c)[ids]: the sums are a table of their own."""
+    ids, table = rows.inputs
+    assert isinstance(table, Tensor)
+    keep = complement(units, int(rows.output.shape[axis]))
+    parts = {rows.name: sweep.select(rows.name, axis, keep), x: sweep.select(x, x_axis, keep)}
+    looked_up_first = node.inputs[0] == rows.name
+    order = (rows.name, x) if looked_up_first else (x, rows.name)
+    smaller = replace(node, inputs=tuple(parts[name] for name in order))
+    column = axis - len(rows.output.shape) + len(table.shape)
+    attrs = {"axis": column, "units": tuple(units)}
+    values = literal(np.broadcast_to(slab.reshape(-1), len(units)))
+    sizes = [1 if i == column else n for i, n in enumerate(table.shape)]
+    flat = tuple(n for i, n in enumerate(table.shape) if i != column)
+    sums = apply("weigh_columns", (table, values), attrs, flat, table.dtype)
+    sums = apply("reshape", (sums,), {"shape": tuple(sizes)}, tuple(sizes), table.dtype)
+    added = Value(sweep.fresh(node.name, "sums"), resized(rows.output.shape, axis, 1), rows.output.dtype)
+    sweep.emit(Node("embedding", (ids, sums), (added,), {**rows.attrs, "like": rows.name}, path=node.path))
+    add_after(sweep, smaller, added.name)
+    return "constants into a table of sums"
+
+
 def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
     """The spatial size of a convolution's result."""
     weight = node.inputs[1]

@@ -7,6 +7,7 @@
 
     x y,  x_u := 0        the same without column u of x and row u of y; what is 0 elsewhere stays 0
     x W,  x_u := c        x_K W_K + c W_u, where W is a parameter (the stacked weights of experts)
+    x T[i],  x_u := c     x_K T_K[i] + (c T_u)[i], where each sample looks its weights up in a table
 
 A row that a mask hides altogether does not sum to 1: where that can happen only 0 passes. The scale of attention is a number
 of the op, not of the width that is left.
@@ -21,7 +22,7 @@ import numpy as np
 
 from cmrc.ir import Array, Node, Operand, Tensor, literal
 from cmrc.ops import apply, constant, take
-from cmrc.passes.absorb import add_after
+from cmrc.passes.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.known import Facts, Known, sink
 from cmrc.passes.rewriter import Declined, Sweep, complement
 
@@ -142,6 +143,14 @@ def averages(sweep: Sweep, name: Operand) -> bool:
     )
 
 
+def _looked_up(sweep: Sweep, name: Operand, position: int) -> Node | None:
+    """The node that looks weights up in a table for each sample, if an operand is that and its rows are contracted within."""
+    maker = sweep.producers.get(name) if isinstance(name, str) else None
+    if maker is None or maker.op != "embedding" or not isinstance(maker.inputs[1], Tensor):
+        return None
+    return maker if len(maker.inputs[1].shape) - (1 if position == 0 else 2) >= 1 else None
+
+
 def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) -> Declined | str:
     """Leave out what is 0; a constant beside a parameter becomes a sum."""
     gone = sorted(set.union(*(zero_units(fact) for fact in facts.values())))
@@ -149,6 +158,14 @@ def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) ->
     weight = node.inputs[1 - position]
     addend: Tensor | None = None
     if any(not set(f.units) <= set(gone) for f in facts.values()):
+        rows = None if others else _looked_up(sweep, weight, 1 - position)
+        if (
+            rows is not None
+            and position_free(fact.slab, fact.axis)
+            and len(fact.units) < rows.output.shape[inner[1 - position]]
+        ):
+            units = sorted(fact.units)
+            return fold_into_rows(sweep, node, rows, fact.source, fact.axis, inner[1 - position], units, fact.at(units))
         if others or not isinstance(weight, Tensor):
             return Declined("it contracts constants with values of run time")
         gone = sorted(fact.units)

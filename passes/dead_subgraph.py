@@ -327,11 +327,12 @@ def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | No
 
 
 def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
-    """An embedding's columns; its other axes are those of the indices."""
+    """The axes of a table behind its rows; the first axes are those of the indices."""
     ids, table = node.inputs
-    if axis != len(node.output.shape) - 1:
+    column = axis - len(node.output.shape) + len(rise.shape(table))
+    if column < 1:
         return _shrunk(node, (rise.select(ids, axis, keep), table), axis, keep)
-    return _shrunk(node, (ids, rise.select(table, 1, keep)), axis, keep)
+    return _shrunk(node, (ids, rise.select(table, column, keep)), axis, keep)
 
 
 def stop(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:

@@ -206,8 +206,8 @@ class Net:
         assert lead is not None
         return self.node("matmul", (x, y), (*lead, a[-2], b[-1]))
 
-    def embedding(self, ids: str, rows: int, columns: int) -> str:
-        return self.node("embedding", (ids, self.leaf(rows, columns, name="table")), (*self.shape(ids), columns))
+    def embedding(self, ids: str, rows: int, *columns: int) -> str:
+        return self.node("embedding", (ids, self.leaf(rows, *columns, name="table")), (*self.shape(ids), *columns))
 
 
 def broadcast(first: Shape, second: Shape) -> Shape | None:

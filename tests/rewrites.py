@@ -381,6 +381,26 @@ def select_along_another_axis() -> Graph:
     return done(net, Do(h, 2, (1,), np.arange(3.0).reshape(1, 3, 1)))
 
 
+def experts(*columns: int) -> tuple[Net, str]:
+    """Weights that each sample looks up in a table."""
+    net = Net()
+    return net, net.embedding(net.input("N", name="ids", dtype="int64"), 5, *columns)
+
+
+def matmul_of_looked_up_weights() -> Graph:
+    net, rows = experts(5, 4)
+    h = net.linear(net.input("N", 6), 4)
+    net.matmul(rows, net.reshape(h, "N", 4, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def matmul_with_looked_up_weights_behind() -> Graph:
+    net, rows = experts(4, 5)
+    h = net.linear(net.input("N", 3, 6), 4)
+    net.matmul(h, rows)
+    return done(net, Do(h, 2, (2, 0), *TWO))
+
+
 def plane() -> Graph:
     net, h = image(height="H", width="W")
     ones = net.insert("plane", (h,), (1, 1, "H", "W"), axis=1)
@@ -558,6 +578,8 @@ CONSTANT: dict[str, Example] = {
     "do": do,
     "do-before-an-affine-one": do_before_an_affine_one,
     "do-of-parents": do_of_parents,
+    "matmul-of-looked-up-weights": matmul_of_looked_up_weights,
+    "matmul-with-looked-up-weights-behind": matmul_with_looked_up_weights_behind,
     "plane": plane,
 }
 
@@ -1089,6 +1111,11 @@ def dead_embedding_positions() -> Graph:
     return read(net, net.embedding(net.input("N", 3, name="ids", dtype="int64"), 5, 4), (0, 2), axis=1)
 
 
+def dead_embedding_of_rows_with_axes() -> Graph:
+    net, rows = experts(5, 4)
+    return read(net, rows, (0, 2, 3), axis=1)
+
+
 def dead_readers_need_different_parts() -> Graph:
     """What is made is what any reader needs; each selects from that."""
     net, h = vector(6)
@@ -1154,4 +1181,5 @@ DEAD: dict[str, Example] = {
     "attention-with-shared-heads": dead_attention_with_shared_heads,
     "embedding": dead_embedding,
     "embedding-positions": dead_embedding_positions,
+    "embedding-of-rows-with-axes": dead_embedding_of_rows_with_axes,
 }

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 from cmrc.errors import HostError, TraceError
 from cmrc.hosts import Host
-from cmrc.hosts.fx_clean import clean, copy_graph
+from cmrc.hosts.fx_clean import clean, copy_graph, with_plain_layouts
 from cmrc.hosts.fx_module import LoweredModule, argument_names, flat_codegen
 from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, opname, shape_of
 from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
@@ -235,7 +235,8 @@ class FxHost:
         """The program as an onnx_ir model, by torch's own exporter."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(self.to_exported(), dynamo=True, verbose=False)
+            laid_out = replace(self, lifted=with_plain_layouts(self.lifted))
+            program = torch.onnx.export(laid_out.to_exported(), dynamo=True, verbose=False)
         assert program is not None
         return program.model
 

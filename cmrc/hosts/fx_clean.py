@@ -4,6 +4,7 @@ relu_(x)      ->   relu(x), and later readers of x read that
 glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
 stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
+zeros(n)      ->   full(n, 0)
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     copied = copy.deepcopy(graph)
     for old, new in zip(graph.nodes, copied.nodes, strict=True):
         new.name = old.name
+    return copied
+
+
+def with_plain_layouts(graph: fx.Graph) -> fx.Graph:
+    """A copy for torch's exporter, which turns reshapes into views before it replaces attention by ops of other strides."""
+    copied = copy_graph(graph)
+    for node in list(copied.nodes):
+        if opname(node) == "scaled_dot_product_attention":
+            with copied.inserting_after(node):
+                plain = copied.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+            plain.meta = copy.copy(node.meta)
+            node.replace_all_uses_with(plain, delete_user_cb=lambda user, plain=plain: user is not plain)
     return copied
 
 
@@ -151,7 +164,14 @@ def _spell_weight_norm(a: Arguments) -> None:
     _become(a.node, aten.mul.Tensor, v, _call(a.node, aten.div.Tensor, g, _call(a.node, aten.sqrt.default, squares)))
 
 
+def _spell_filled(a: Arguments) -> None:
+    a.node.args = (a[0], 0.0 if opname(a.node) == "zeros" else 1.0)
+    a.node.target = aten.full.default
+
+
 SPELLED = {
+    aten.zeros.default: _spell_filled,
+    aten.ones.default: _spell_filled,
     aten.glu.default: _spell_glu,
     aten.stack.default: _spell_stack,
     aten._weight_norm.default: _spell_weight_norm,

@@ -194,8 +194,8 @@ def _(a: Arguments) -> Read:
 
 @row("index.Tensor")
 def _(a: Arguments) -> Read | None:
-    """table[ids]: rows of a table, as an embedding takes them."""
-    if len(a[1]) != 1 or a.rank() != 2 or not isinstance(a[1][0], fx.Node):
+    """table[ids]: rows of a table, as an embedding takes them; a row may have axes of its own."""
+    if len(a[1]) != 1 or a.rank() < 2 or not isinstance(a[1][0], fx.Node):
         return None
     return None if a[1][0].meta["val"].dtype == torch.bool else Read("embedding", ((1, 0), 0))
 
@@ -223,7 +223,8 @@ DROPS = "it drops at random: trace the model in eval mode"
 for _name in ("dropout", "feature_dropout", "alpha_dropout"):
     row(_name)(lambda a: Opaque(DROPS) if a[2] else Read("pointwise", (0,), {"fn": "identity"}))
 row("clone", "contiguous", "detach", "detach_", "alias", "lift_fresh_copy", "native_dropout")(pointwise("identity"))
-row("where.self")(pointwise("where", 0, 1, 2))
+row("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")(pointwise("where", 0, 1, 2))
+row("masked_fill.Scalar", "masked_fill.Tensor")(pointwise("where", 1, 2, 0))
 row("prelu")(lambda a: Read("pointwise", (0, 1), {"fn": "prelu", "align": (None, (min(1, a.rank() - 1),))}))
 
 
@@ -496,6 +497,12 @@ def _(a: Arguments) -> Read:
 @row("expand", "expand_as", "broadcast_to")
 def _(a: Arguments) -> Read:
     return Read("expand", (0,))
+
+
+@row("full")
+def _(a: Arguments) -> Read | None:
+    """A number at every position of a size: floats only, for whole numbers are positions and counts."""
+    return Read("expand", (1,)) if a.node.meta["val"].dtype.is_floating_point else None
 
 
 @row("slice.Tensor")

@@ -34,7 +34,7 @@ CONVOLUTIONS = {
     (3, True): aten.conv_transpose3d.input,
 }
 GROUPS_ARGUMENT = {"convolution": 8}  # all others have it at 6
-SIZES_ARGUMENT = {"view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
+SIZES_ARGUMENT = {"full": 0, "view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
 
 
 def write(host: FxHost, graph: Graph) -> FxHost:
@@ -442,8 +442,13 @@ class Writer:
             return self._call(aten.reshape.default, self.made[str(node.inputs[0])], sizes)
         values = arguments(model)
         for position, i in zip(self.host.reads[model.name].args, range(len(node.inputs)), strict=False):
-            assert isinstance(position, int)
-            values[position] = self._operand(node.inputs[i], node, i, dtype)
+            given = node.inputs[i]
+            if isinstance(position, tuple):  # an entry of a list
+                entries = list(values[position[0]])
+                entries[position[1]] = self._operand(given, node, i, dtype)
+                values[position[0]] = entries
+            else:
+                values[position] = self._operand(given, node, i, dtype)
         if node.op == "conv":
             values[GROUPS_ARGUMENT.get(opname(model), 6)] = node.attrs["groups"]
         copied = self._call(model.target, *model.args, **model.kwargs)

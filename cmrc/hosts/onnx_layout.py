@@ -18,9 +18,9 @@ def read_gather(view: View) -> Step:
     axis = view.axis(view.attr("axis", 0))
     shape = view.shape(0)
     if not isinstance(data, str) and (isinstance(index, str) or len(view.shape(1)) > 1):
-        if len(shape) != 2 or axis != 0:
+        if len(shape) < 2 or axis != 0:
             raise Opaque("it picks from a constant that is not a table of rows")
-        return Step("embedding", (1, 0), {}, view.out([*view.shape(1), shape[1]]))
+        return Step("embedding", (1, 0), {}, view.out([*view.shape(1), *shape[1:]]))
     found = view.constant(1, "index")
     size = shape[axis]
     if found is None or found.ndim > 1:
@@ -48,6 +48,16 @@ def counted(view: View) -> list[tuple[Shape | None, str]]:
     start, limit, step = view.contents
     known = start == (0,) and step == (1,) and limit is not None
     return [(limit if known else view.inferred[0], "unknown")]
+
+
+def read_gather_nd(view: View) -> Step:
+    """Rows of a table, by index tuples of one number: how torch exports table[ids]."""
+    shape, ids = view.shape(0), view.shape(1)
+    if isinstance(view.operand(0), str) or not isinstance(view.operand(1), str) or len(shape) < 2:
+        raise Opaque("it picks from values of run time, or by a constant index")
+    if view.attr("batch_dims", 0) or not ids or ids[-1] != 1:
+        raise Opaque("it picks by several axes at once")
+    return Step("embedding", (1, 0), {"tuples": True}, view.out([*ids[:-1], *shape[1:]]))
 
 
 def select(view: View, axis: int, keep: Sequence[int], output: int = 0) -> Step:

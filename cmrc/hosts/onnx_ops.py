@@ -262,6 +262,7 @@ ROWS: dict[str, Row] = {
     "Upsample": Row(rows.read_resize),
     # indexing
     "Gather": Row(layout.read_gather, write="select"),
+    "GatherND": Row(layout.read_gather_nd),
     "Slice": Row(layout.read_slice, write="select"),
     "Split": Row(layout.read_split, write="select"),
     # layout

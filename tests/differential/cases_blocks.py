@@ -437,6 +437,33 @@ case(
     hosts=("fx",),
     stops="scrambled is not an op that replacements can pass",
 )
+
+
+def _experts(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Each sample's weights are looked up by what a router says; the first product has them on the left, the second on the right."""
+    chosen = m.router(x).argmax(-1)
+    hidden = m.act(torch.bmm(m.up[chosen], x.unsqueeze(-1)).squeeze(-1))
+    return torch.bmm(hidden.unsqueeze(1), m.down[chosen]).squeeze(1)
+
+
+def experts() -> nn.Module:
+    return net(_experts, router=nn.Linear(6, 3), act=nn.ReLU(), up=torch.empty(3, 8, 6), down=torch.empty(3, 8, 4))
+
+
+case("experts", experts, ("n", 6), const("act", [1, 4], left=6), save=True)
+case("experts_zero", experts, ("n", 6), const("act", [1, 4], 0.0, left=6))
+case("experts_affine", experts, ("n", 6), affine("act", [1], [4]), stops="matmul")
+case(
+    "position_bias_of_zeros",
+    lambda: net(
+        lambda m, x: m.b((m.act(m.a(x)).reshape(-1, 4, 2) + torch.zeros(1, 4, 2)).reshape(-1, 8)),
+        a=nn.Linear(6, 8),
+        act=nn.ReLU(),
+        b=nn.Linear(8, 4),
+    ),
+    ("n", 6),
+    const("act", [2, 3]),
+)
 case(
     "top_k_after",
     lambda: net(lambda m, x: torch.topk(m.b(m.act(m.a(x))), 2)[0], a=nn.Linear(6, 8), act=nn.ReLU(), b=nn.Linear(8, 4)),

@@ -129,6 +129,18 @@ case(
     ("n", 6),
     const("act", [0, 5]),
 )
+case(
+    "masked_by_number",
+    between(lambda m, x: torch.where(x > 0, x, -0.5) + torch.where(x > 0.5, 0.25, x)),
+    ("n", 6),
+    const("act", [0, 5]),
+)
+case(
+    "masked_fill",
+    between(lambda m, x: x.masked_fill(m.mask, 0.7), mask=torch.arange(8) % 3 > 0),
+    ("n", 6),
+    const("act", [0, 5]),
+)
 case("masked", between(lambda m, x: torch.where(x > 0, x, m.v * x), v=vector(8)), ("n", 6), const("act", [0, 5]))
 case(
     "channel_scale",

@@ -398,6 +398,40 @@ def test_a_constant_tensor_in_the_forward() -> None:
     assert close(lowered.module(x), clamped(model, "act", [1, 4], [0.3, 0.9])(x))
 
 
+def test_a_constant_tensor_in_the_forward_of_a_part() -> None:
+    part = net(lambda m, x: x * torch.tensor([0.5] * 4 + [2.0] * 4))
+    model = randomise(net(lambda m, x: m.fc2(m.part(m.act(m.fc1(x)))), part=part, **members(6)))
+    x = torch.randn(3, 6)
+    lowered = lower(model, (x,), "act", [1, 4], [0.3, 0.9])
+    assert close(lowered.module(x), clamped(model, "act", [1, 4], [0.3, 0.9])(x))
+
+
+def test_buffers_whose_function_is_stored_instead_do_not_stay() -> None:
+    part = net(lambda m, x: x * (m.scale * 2.0).sqrt())
+    part.register_buffer("scale", torch.linspace(1, 2, 8))
+    model = randomise(net(lambda m, x: m.fc2(m.part(m.act(m.fc1(x)))), part=part, **members(6)))
+    x = torch.randn(3, 6)
+    lowered = lower(model, (x,), "act", [1, 4], [0.3, 0.9])
+    assert close(lowered.module(x), clamped(model, "act", [1, 4], [0.3, 0.9])(x))
+    assert all(8 not in tensor.shape for tensor in lowered.module.state_dict().values())
+
+
+def test_attention_that_is_reshaped_without_a_copy_exports(tmp_path: Path) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x).reshape(-1, 5, 3, 4).transpose(1, 2) for f in (m.q, m.k, m.v))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        return m.fc2(m.act(m.fc1(attended.transpose(1, 2).reshape(-1, 5, 12))))
+
+    parts = {name: nn.Linear(12, 12) for name in "qkv"}
+    model = randomise(net(forward, **parts, fc1=nn.Linear(12, 8), act=nn.ReLU(), fc2=nn.Linear(8, 4)))
+    x = torch.randn(2, 5, 12)
+    lowered = lower(model, (x,), "act", [1, 4], [0.3, 0.9], dynamic_shapes=({0: BATCH},))
+    lowered.save(tmp_path / "small.onnx")
+    again = torch.randn(3, 5, 12)
+    found = cmrc.trace(tmp_path / "small.onnx").run((again.numpy(),))[0]
+    assert distance(found, lowered.clamped.run((again,))[0]) <= ACROSS_F32
+
+
 def test_weights_that_are_computed_from_parameters() -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         return m.fc2(m.act(m.fc1(x)) * (1 + m.gain) / m.gain.abs()) + m.gain.sum()

@@ -87,7 +87,8 @@ class Subject:
             from_module = host == "ONNX" and not isinstance(self.built, Path)
             made = carried(self.plan("torch", request), self.as_onnx) if from_module else None
             trained = isinstance(self.built, Path)
-            self.plans[host, request] = made or plan_for(self.on(host), request, self.arrays(2) if trained else None)
+            given = self.arrays(2) if trained else None
+            self.plans[host, request] = made or plan_for(self.on(host), request, given, alike=self.entry.alike)
         return self.plans[host, request]
 
 
@@ -150,7 +151,9 @@ def _repeats(program: cmrc.Program, value: str) -> int:
     return 1
 
 
-def plan_for(program: cmrc.Program, request: str, inputs: list[object] | None = None) -> cmrc.Plan:
+def plan_for(
+    program: cmrc.Program, request: str, inputs: list[object] | None = None, *, alike: bool = False
+) -> cmrc.Plan:
     """Units and constants are drawn for each module: where a module is called twice, both calls lose the same units.
 
     With inputs, constants are drawn around what the units are there, as a calibration would find them: a trained model whose
@@ -168,8 +171,8 @@ def plan_for(program: cmrc.Program, request: str, inputs: list[object] | None = 
         for site, shared in head_sites(program):
             rng = drawn_for(program, site)
             groups = site.units // shared
-            picked = rng.permutation(groups)[: max(1, groups // 3)]
-            units = sorted(int(g) * shared + i for g in picked for i in range(shared))
+            chosen = (np.random.default_rng(0) if alike else rng).permutation(groups)[: max(1, groups // 3)]
+            units = sorted(int(g) * shared + i for g in chosen for i in range(shared))
             width = site.shape[-1]
             values = rng.normal(0.2, 0.5, size=(len(units), width)) if isinstance(width, int) else 0.3
             plan.do(site.value, units=units, constant=values, axis=site.axis)

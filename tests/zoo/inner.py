@@ -48,16 +48,23 @@ def chains(program: cmrc.Program) -> list[list[Site]]:
     found: dict[str, list[Site]] = {}
     for site in program.sites(folds=False):
         node = program.producers[site.value]
-        over = {starts[o] for o in node.values() if o in starts and same_units(program, o, site)}
+        part = node.op == "select" and node.attrs["axis"] == site.axis  # some of the units, as of a fused projection
+        over = {starts[o] for o in node.values() if o in starts and (part or same_units(program, o, site))}
         if len(over) == 1 and (node.op in KEEPS_UNITS or is_depthwise(node)):
             start = over.pop()
-        elif site.units >= 4 and (node.op in ("linear", "conv") or (node.op == "pointwise" and len(over) > 1)):
+        elif site.units >= 4 and (makes_units(program, node) or (node.op in ("pointwise", "select") and over)):
             start = site.value
         else:
             continue
         starts[site.value] = start
         found.setdefault(start, []).append(site)
     return list(found.values())
+
+
+def makes_units(program: cmrc.Program, node: Node) -> bool:
+    """An affine op, or a product with weights that each sample looks up (experts)."""
+    made = [program.producers.get(o) for o in node.values()] if node.op == "matmul" else []
+    return node.op in ("linear", "conv") or any(maker is not None and maker.op == "embedding" for maker in made)
 
 
 def same_units(program: cmrc.Program, value: str, site: Site) -> bool:

@@ -36,21 +36,15 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 import page  # noqa: E402
 from models import Entry, entries  # noqa: E402
+from page import PEER, REQUESTS, Ask, asks  # noqa: E402
 
 from cmrc.files import write_whole  # noqa: E402
 
-PEER = "Torch-Pruning"
 ANSWER = "@answer "
-Ask = tuple[str, str]  # host, request
 Record = dict[str, Any]
 
 
 # ---------------------------------------------------------------- records
-
-
-def asks(entry: Entry) -> list[Ask]:
-    hosts = ("ONNX",) if entry.family == "files" else ("torch", "ONNX", PEER)
-    return [(host, request) for host in hosts for request in ("inner units", "heads", "both")]
 
 
 def digest(entry: Entry) -> str:
@@ -164,7 +158,7 @@ def _forward(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> No
 # ---------------------------------------------------------------- the run
 
 
-def run(names: Iterable[str], *, again: bool, jobs: int, timeout: float) -> None:
+def run(names: Iterable[str], requests: Iterable[str], *, again: bool, jobs: int, timeout: float) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     work: list[tuple[Entry, str, list[Ask]]] = []
@@ -173,7 +167,8 @@ def run(names: Iterable[str], *, again: bool, jobs: int, timeout: float) -> None
         if entry.skip:
             continue
         made_by, known = digest(entry), read(name)
-        wanted = [ask for ask in asks(entry) if again or known.get(ask, {}).get("digest") != made_by]
+        asked = [ask for ask in asks(entry) if ask[1] in requests]
+        wanted = [ask for ask in asked if again or known.get(ask, {}).get("digest") != made_by]
         if wanted:
             work.append((entry, made_by, wanted))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -197,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names, or all")
     parser.add_argument("--again", action="store_true", help="ask although there are records from this code")
+    parser.add_argument("--request", action="append", choices=REQUESTS, help="only this one; may be given again")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--jobs", type=int, default=1, help="models at once; times are only fair with one")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds that one answer may take")
@@ -210,7 +206,8 @@ def main() -> None:
     if unknown:
         parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(entries())}")
     if not given.page:
-        run(given.models or entries(), again=given.again, jobs=given.jobs, timeout=given.timeout)
+        requests = given.request or REQUESTS
+        run(given.models or entries(), requests, again=given.again, jobs=given.jobs, timeout=given.timeout)
     write_whole(page.PAGE, page.text().encode())
 
 

@@ -34,6 +34,7 @@ class Entry:
     output: str = ""  # the one output to compare, where the model returns several things
     skip: str = ""
     note: str = ""
+    alike: bool = False  # every layer loses the same heads
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -157,10 +158,12 @@ def hf(
     model: str,
     inputs: Callable[[int], dict[str, torch.Tensor]],
     output: str = "logits",
+    note: str = "",
+    alike: bool = False,
     **options: Any,
 ) -> None:
     build = FromConfig(config, model, output, tuple(inputs(1)), options)
-    add(name, "transformers", build, inputs, output=output, skip=ABSENT)
+    add(name, "transformers", build, inputs, output=output, skip=ABSENT, note=note, alike=alike)
 
 
 VIT = {
@@ -259,6 +262,8 @@ hf(
     "T5Config",
     "T5ForConditionalGeneration",
     tokens(decoder_input_ids=5),
+    alike=True,
+    note="all layers add one position bias, so all lose the same heads; where they lose different ones, it is declined",
     d_model=24,
     d_ff=32,
     num_layers=2,
@@ -323,7 +328,20 @@ hf(
     bos_token_id=1,
 )
 hf("gemma", "GemmaConfig", "GemmaForCausalLM", tokens(), **LLAMA)
-hf("mixtral", "MixtralConfig", "MixtralForCausalLM", tokens(), **LLAMA, num_local_experts=3, num_experts_per_tok=2)
+EXPERTS = {
+    "experts_implementation": "batched_mm",
+    "note": "with the library's `batched_mm` experts: torch's exporter has no ONNX for the default, a grouped product",
+}
+hf(
+    "mixtral",
+    "MixtralConfig",
+    "MixtralForCausalLM",
+    tokens(),
+    **LLAMA,
+    num_local_experts=3,
+    num_experts_per_tok=2,
+    **EXPERTS,
+)
 hf(
     "qwen2_moe",
     "Qwen2MoeConfig",
@@ -334,6 +352,7 @@ hf(
     num_experts_per_tok=2,
     moe_intermediate_size=16,
     shared_expert_intermediate_size=16,
+    **EXPERTS,
 )
 hf(
     "whisper",

@@ -7,11 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from models import Entry, entries
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "coverage.md"
 RECORDS = HERE / "records"
 REQUESTS = ("inner units", "heads", "both")
 PEER = "Torch-Pruning"
+Ask = tuple[str, str]  # host, request
 STEPS = ("constant_fold", "affine_fold", "dead_subgraph", "patch")
 
 INTRODUCTION = """\
@@ -40,6 +43,12 @@ says so or not. *error*: it raises, or what it leaves does not run. It reads no 
 """
 
 
+def asks(entry: Entry) -> list[Ask]:
+    """Every question to a model. An ONNX file has no module to ask."""
+    hosts = ("ONNX",) if entry.family == "files" else ("torch", "ONNX", PEER)
+    return [(host, request) for host in hosts for request in REQUESTS]
+
+
 def documents() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
 
@@ -54,12 +63,27 @@ def text() -> str:
         lines += ["|---|---|---|---|---|---|---|---|---|"]
         for model in (m for m in models if m["family"] == family):
             lines += rows(model, reasons)
+    unasked = missing(models)
+    if unasked:
+        lines += ["", "## Not asked yet", "", *unasked]
     notes = [f"* {model['model']}: {model['note']}" for model in models if model["note"]]
     if notes:
         lines += ["", "## Notes", "", *notes]
     if reasons:
         lines += ["", "## Reasons", "", *reasons]
     return "\n".join(lines) + "\n"
+
+
+def missing(models: list[dict[str, Any]]) -> list[str]:
+    """Models of the zoo without an answer to some request, or any."""
+    known = {(model["model"], answer["host"], answer["request"]) for model in models for answer in model["answers"]}
+    lines = []
+    for name, entry in entries().items():
+        open_asks = [ask for ask in asks(entry) if (name, *ask) not in known]
+        if open_asks:
+            told = "anything" if len(open_asks) == len(asks(entry)) else ", ".join(map(" ".join, open_asks))
+            lines.append(f"* {name}: {told}")
+    return lines
 
 
 def summary(models: list[dict[str, Any]]) -> list[str]:

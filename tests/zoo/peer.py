@@ -7,7 +7,10 @@ are left as they are, as no part of it knows them.
 from __future__ import annotations
 
 import copy
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +23,21 @@ import cmrc
 from cmrc.axes import move
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
+PATIENCE = 120.0  # seconds of CPU time: on some graphs it does not come to an end
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s of CPU time")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,8 @@ def ask(subject: Subject, request: str) -> Pruned:
         model = copy.deepcopy(subject.built)
         start = time.process_time()
         try:
-            problem = prune(model, inputs, asked)
+            with limited(PATIENCE):
+                problem = prune(model, inputs, asked)
         except Exception as error:
             return Pruned("error", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", **told)
         times.append(time.process_time() - start)
