@@ -159,11 +159,8 @@ def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) ->
     addend: Tensor | None = None
     if any(not set(f.units) <= set(gone) for f in facts.values()):
         rows = None if others else _looked_up(sweep, weight, 1 - position)
-        if (
-            rows is not None
-            and position_free(fact.slab, fact.axis)
-            and len(fact.units) < rows.output.shape[inner[1 - position]]
-        ):
+        some = len(fact.units) < int(sweep.shape(fact.source)[fact.axis])
+        if rows is not None and some and position_free(fact.slab, fact.axis):
             units = sorted(fact.units)
             return fold_into_rows(sweep, node, rows, fact.source, fact.axis, inner[1 - position], units, fact.at(units))
         if others or not isinstance(weight, Tensor):

@@ -314,11 +314,7 @@ def counted(subject: Subject, lowered: cmrc.Lowered, host: str, request: str, fo
         subject.sizes[request] = stored(folder / "twin.onnx")
     expected = subject.sizes[request]
     told = f"{small:,} parameters are left, the module lowered and exported has {expected:,}"
-    return (
-        whole,
-        small,
-        "" if small <= expected else told,
-    )  # fewer, where the exporter stores planes that it could compute
+    return whole, small, "" if small <= expected else told  # fewer where the exporter had folded a norm into a weight
 
 
 def tensors(host: Host) -> dict[str, torch.Tensor]:

@@ -127,7 +127,9 @@ def rows(model: dict[str, Any], reasons: list[str]) -> list[str]:
 
 
 def verdict(name: str, answer: dict[str, Any] | None, reasons: list[str]) -> str:
-    if answer is None or answer["verdict"] == "none":
+    if answer is None:
+        return "not asked"
+    if answer["verdict"] == "none":
         return "–"
     if answer["verdict"] == "exact":
         return "exact"

@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from asking import HOSTS, Subject, ask
 from models import ENTRIES
 
-REPRESENTATIVE = ("vit", "gpt2", "llama")
+REPRESENTATIVE = (
+    "vit", "swin", "mobilenet_v2", "detr", "bert", "albert", "t5", "whisper", "gpt2", "llama", "phi3", "mixtral",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=REPRESENTATIVE)
