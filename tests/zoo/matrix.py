@@ -149,9 +149,10 @@ def answers(name: str, wanted: list[Ask], timeout: float) -> Iterator[Record]:
 
 def _forward(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     assert child.stdout is not None
-    for line in child.stdout:
-        if line.startswith(ANSWER):
-            lines.put(line.removeprefix(ANSWER))
+    with child.stdout as printed:
+        for line in printed:
+            if line.startswith(ANSWER):
+                lines.put(line.removeprefix(ANSWER))
     lines.put(None)
 
 
