@@ -31,7 +31,8 @@ SECTIONS = {
 units (they can only set them to zero), and the resulting shapes are checked to be the same. The first row starts from a
 traced program and a plan file, and includes reading the plan, the fingerprint of all weights and the checks. The second
 has the plan in memory, made for this very program; the third stops before the `fx.GraphModule` is assembled, which
-runs the code that the trace generated, since only parameters differ. The next rows add reading the exported graph, then `torch.export` itself, to the first.
+runs the code that the trace generated, since only parameters differ. The next rows add reading the exported graph, then
+`torch.export` itself, to the first.
 """,
     "latency": """## How fast the result runs
 
@@ -299,15 +300,20 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(parts)
 
 
+def read(folder: Path = RECORDS) -> list[Mapping[str, Any]]:
+    """The records that the page has a section for, in its order."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    order = list(SECTIONS)
+    return sorted((record for record in found if record["what"] in order), key=lambda r: order.index(r["what"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not up to date")
     options = parser.parse_args()
-    found = [json.loads(path.read_text()) for path in sorted(options.records.glob("*.json"))]
-    order = list(SECTIONS)
-    text = page(sorted((record for record in found if record["what"] in order), key=lambda r: order.index(r["what"])))
+    text = page(read(options.records))
     if options.check:
         if not options.out.exists() or options.out.read_text() != text:
             raise SystemExit(f"{options.out.name} is stale: python -m benchmarks.report")

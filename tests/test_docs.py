@@ -27,3 +27,11 @@ def test_the_examples_of_the_page_on_verification_run(
     page = (ROOT / "docs" / "verification.md").read_text()
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
     assert "2000 swaps at rate 0.5 on 360 inputs: act3 (88 of 128 units retained)" in capsys.readouterr().out
+
+
+def test_the_page_of_benchmarks_is_not_stale() -> None:
+    from benchmarks import report
+
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == report.page(report.read()), (
+        "run: python -m benchmarks.report"
+    )
