@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from command import cli
 
 import cmrc
-from cmrc.cli import app
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
 
@@ -25,10 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plan = cmrc.Plan(program).do("act1", units=[0, 3], constant=[0.5, 1.0])
     plan.do("act3", units=range(0, 128, 2), constant=np.linspace(-1, 1, 64)).save("plan.json")
     return tmp_path
-
-
-def cli(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
 def test_inspect_lists_sites_and_how_they_fold(folder: Path) -> None:

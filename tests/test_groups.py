@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command import cli
 from differential.cases_blocks import InvertedResidual, UNet, gated, residual, transformer
 from differential.models import chain, net, randomise, to_onnx
 from tolerances import EXACT_F32, MOVES
 from torch import nn
-from typer.testing import CliRunner
 
 import cmrc
-from cmrc.cli import app
 from cmrc.groups import runs
 
 DYNAMIC = torch.export.Dim.DYNAMIC
@@ -340,10 +339,10 @@ def test_runs() -> None:
 def test_the_command_line_lists_groups(tmp_path: Path) -> None:
     path = str(tmp_path / "model.onnx")
     traced("resnet", "onnx").save(path)
-    shown = CliRunner().invoke(app, ["inspect", path, "--groups"], env={"COLUMNS": "200"})
+    shown = cli("inspect", path, "--groups")
     assert shown.exit_code == 0
     assert shown.stdout == "\n".join(str(g) for g in traced("resnet", "onnx").groups()) + "\n2 groups\n"
-    told = json.loads(CliRunner().invoke(app, ["inspect", path, "--groups", "--json", "--sites", "layer2"]).stdout)
+    told = json.loads(cli("inspect", path, "--groups", "--json", "--sites", "layer2").stdout)
     assert [(g["name"], g["units"], g["reasons"], g["folds"]) for g in told["groups"]] == [
         ("layer2", 8, ["add layer2.0", "add layer2.1"], "folds")
     ]

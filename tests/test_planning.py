@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import cli
 from nets import Tokens, activations, data, exported, mlp, seeded, traced
 from tolerances import EXACT_F64, distance
-from typer.testing import CliRunner, Result
 
 import cmrc
-from cmrc.cli import app
 from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, StatsError
 from cmrc.recipe import PRESETS, json_schema, make_recipe
 from cmrc.select import complement
@@ -268,10 +267,6 @@ def test_what_is_missing_is_said(program: cmrc.Program) -> None:
 # ---------------------------------------------------------------- the command line
 
 
-def cli(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -415,10 +410,10 @@ def test_certified_plans_on_the_command_line(tmp_path: Path, monkeypatch: pytest
         held = np.load(DIGITS / f"digits_{part}.npz")
         np.savez(f"{part}.npz", image=held["images"], labels=held["labels"])
     call = ["plan", str(DIGITS / "digits.onnx"), "--data", "train.npz", "--sites", "act4", "-o", "plan.json", "--json"]
-    done = CliRunner().invoke(app, [*call, "--certify", "iia>=0.9", "--held-out", "test.npz", "--delta", "0.1"])
+    done = cli(*call, "--certify", "iia>=0.9", "--held-out", "test.npz", "--delta", "0.1")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)["certificate"]
     assert (told["target"], told["delta"]) == ("iia>=0.9", 0.1)
     assert cmrc.Plan.load("plan.json").made["certificate"] == told
-    shown = CliRunner().invoke(app, ["plan", "show", "plan.json"])
+    shown = cli("plan", "show", "plan.json")
     assert "iia>=0.9 is certified with probability 0.9 at keep" in shown.stdout

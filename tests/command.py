@@ -1,0 +1,15 @@
+"""The command line as a user calls it, with room enough that no cell wraps."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from cmrc import cli as command
+
+
+def cli(*arguments: str) -> Result:
+    with pytest.MonkeyPatch.context() as patch:  # a console keeps the width that it was made with
+        patch.setattr(command, "out", Console(width=200, soft_wrap=True, highlight=False))
+        return CliRunner().invoke(command.app, list(arguments))
