@@ -28,8 +28,11 @@ def tensors(model: onnx_ir.Model) -> list[onnx_ir.TensorProtocol]:
 
 def is_large(model: onnx_ir.Model) -> bool:
     """Whether the model must have its weights in a second file."""
-    held = tensors(model)
-    return sum(tensor.nbytes for tensor in held) > LARGEST or any(isinstance(t, onnx_ir.ExternalTensor) for t in held)
+    return is_external(model) or sum(tensor.nbytes for tensor in tensors(model)) > LARGEST
+
+
+def is_external(model: onnx_ir.Model) -> bool:
+    return any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in tensors(model))
 
 
 def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive: Sequence[onnx_ir.Model]) -> None:
@@ -40,7 +43,7 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
     if path.is_dir():
         raise HostError(f"cannot write {path}: it is a folder", fix="give the path of an .onnx file")
     data = None
-    if any(is_large(each) for each in (model, *alive)):
+    if is_large(model) or any(is_external(each) for each in alive):
         data = f"{path.stem}.onnx.data"
         if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, model)):
             data = f"{path.stem}.{uuid.uuid4().hex[:8]}.onnx.data"

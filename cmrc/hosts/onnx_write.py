@@ -221,7 +221,7 @@ class Patch:
         if isinstance(tensor, Literal):
             held = onnx_ir.tensor(tensor.array, dtype=kind, name=name)
         else:
-            held = onnx_ir.LazyTensor(lambda: onnx_ir.tensor(materialise(tensor), dtype=kind), kind, shape, name=name)
+            held = onnx_ir.LazyTensor(lambda: onnx_ir.Tensor(materialise(tensor), dtype=kind), kind, shape, name=name)
         value = onnx_ir.Value(name=name, type=onnx_ir.TensorType(kind), shape=shape, const_value=held)
         self.graph.register_initializer(value)
         if self.model.ir_version < 4:  # there every initializer is an input as well
