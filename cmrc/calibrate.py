@@ -84,7 +84,20 @@ def calibrate(
         stats.see(batch.arrays())
         stats.samples += len(batch)
         _add(program, running, taps, batch, found, wanted, options, shard[0] + number * shard[1])
+        _require_finite(found.values(), shard[0] + number * shard[1])
     return stats
+
+
+def _require_finite(found: Iterable[SiteStats], number: int) -> None:
+    """A single NaN or infinity makes its column's mean one: no second look at the rows."""
+    for site in found:
+        broken = np.flatnonzero(~np.isfinite(site.mean)).tolist() if site.count else []
+        if broken:
+            raise StatsError(
+                f"unit {broken[0] // site.columns.features} is NaN or infinite on batch {number} of the data",
+                node=site.columns.name,
+                fix="leave out samples that are not finite, or on which the model is not",
+            )
 
 
 class Taps:

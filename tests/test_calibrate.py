@@ -195,6 +195,19 @@ def test_a_file_that_is_no_array_is_named(tmp_path: Path) -> None:
         cmrc.calibrate(mlp(), tmp_path, sites="acts.0")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_data_that_are_not_finite_are_refused_where_they_are(value: float) -> None:
+    x, _ = data(12, 5)
+    x = x.copy()
+    x[7, 2] = value
+    with pytest.raises(StatsError) as error:
+        cmrc.calibrate(mlp(), [x[:4], x[4:8], x[8:]], sites="acts.1")
+    assert str(error.value) == (
+        "stats: %acts.1: unit 0 is NaN or infinite on batch 1 of the data\n"
+        "  fix: leave out samples that are not finite, or on which the model is not"
+    )
+
+
 def test_what_is_asked_is_checked() -> None:
     x, _ = data(4, 5)
     with pytest.raises(StatsError, match="need='means' is not understood"):
