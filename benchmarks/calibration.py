@@ -17,7 +17,8 @@ import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, compare, from_pairs, write_record
 from cmrc import replace
-from cmrc.select import complement, eliminate
+from cmrc.axes import complement
+from cmrc.select import eliminate
 from cmrc.stats import Columns, SiteStats
 
 BATCHES = 12

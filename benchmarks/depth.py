@@ -22,7 +22,7 @@ import torch
 import cmrc
 from benchmarks import llama, models
 from benchmarks.llm_size import plan_for
-from benchmarks.measure import arguments, console, progress, write_record
+from benchmarks.measure import arguments, console, progress, timed, write_record
 
 DEPTHS = (12, 24, 48, 96)
 QUICK = (4, 8)
@@ -61,15 +61,6 @@ def onnx_steps(layers: int, folder: Path) -> tuple[int, Steps]:
     return len(program.graph.nodes), steps
 
 
-def timed(step: Callable[[], Any]) -> float:
-    gc.collect()
-    start = time.thread_time()
-    made = step()
-    seconds = time.thread_time() - start
-    del made
-    return seconds
-
-
 def measure(found: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict[str, Any]:
     """Median seconds of every step at every depth, and how each grows."""
     steps = list(next(iter(found.values()))[1])
@@ -79,7 +70,7 @@ def measure(found: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict
     for i in progress(range(-1, rounds), name):
         for step in steps:
             for depth, (_, made) in found.items():
-                spent = timed(made[step])
+                spent = timed(made[step], time.thread_time)
                 if i >= 0:
                     seconds[step][depth].append(spent)
     gc.unfreeze()

@@ -68,20 +68,19 @@ def compare(
     gc.freeze()  # what lies around from before is not searched for garbage again in somebody's timed step
     for i in progress(range(-warm_up, pairs), name):
         if i % 2:
-            second, first = _timed(theirs[1]), _timed(ours[1])
+            second, first = timed(theirs[1]()), timed(ours[1]())
         else:
-            first, second = _timed(ours[1]), _timed(theirs[1])
+            first, second = timed(ours[1]()), timed(theirs[1]())
         if i >= 0:
             seconds.append((first, second))
     return from_pairs(name, ours[0], theirs[0], np.array(seconds), target)
 
 
-def _timed(prepare: Callable[[], Callable[[], object]]) -> float:
-    step = prepare()
+def timed(step: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     gc.collect()
-    start = time.perf_counter()
+    start = clock()
     made = step()
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     del made
     return seconds
 

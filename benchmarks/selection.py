@@ -26,20 +26,16 @@ from torch.nn import functional
 import cmrc
 from benchmarks.measure import RECORDS, write_record
 from benchmarks.trained import TRAININGS, Training, accuracy, logits
-from cmrc.select import complement
+from cmrc.axes import complement
+from cmrc.evidence import log_softmax
 
 KEEPS = (256, 128, 64)
 DEVELOPMENT = 4000  # the first test images of CIFAR-10: ways to fit were compared on them, so nothing is measured there
 
 
-def log_softmax(z: np.ndarray) -> np.ndarray:
-    z = z.astype(np.float64) - z.max(1, keepdims=True)
-    return z - np.log(np.exp(z).sum(1, keepdims=True))
-
-
 def divergence(plain: np.ndarray, other: np.ndarray) -> float:
     """KL of the model's own answers to those of the smaller one."""
-    p, q = log_softmax(plain), log_softmax(other)
+    p, q = log_softmax(plain.astype(np.float64)), log_softmax(other.astype(np.float64))
     return float((np.exp(p) * (p - q)).sum(1).mean())
 
 

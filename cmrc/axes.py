@@ -216,3 +216,10 @@ def compress(slab: Array, keep: int) -> Array:
             if np.array_equal(slab, np.broadcast_to(first, slab.shape)):
                 slab = first
     return slab
+
+
+def complement(units: Sequence[int] | Array, size: int) -> Array:
+    """The positions of an axis that are not among these."""
+    left = np.ones(size, dtype=bool)
+    left[np.asarray(units, dtype=np.int64)] = False
+    return np.flatnonzero(left)

@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import ml_dtypes
-import numpy as np
-
 from cmrc.axes import product
 from cmrc.ir import Graph, Leaf, Node, Shape, Tensor
+from cmrc.ops import numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class Cost:
 
 
 def itemsize(dtype: str) -> int:
-    return int(np.dtype(getattr(ml_dtypes, dtype, None) or dtype).itemsize)
+    return int(numpy_dtype(dtype).itemsize)
 
 
 def elements(shape: Shape, sizes: Mapping[str, int]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cmrc.axes import complement
 from cmrc.batches import as_array, batches
 from cmrc.calibrate import calibrate
 from cmrc.curvature import softmax
@@ -27,7 +28,6 @@ from cmrc.planning import rank
 from cmrc.program import Program
 from cmrc.readers import readers
 from cmrc.recipe import Recipe
-from cmrc.select import complement
 from cmrc.stats import SiteStats, Stats
 
 # The largest third derivative of cross-entropy along any unit vector of logits: |Σp(v−v̄)³| for p on two classes, v = (1, −1)/√2

@@ -16,11 +16,10 @@ comes after the effect of the first. It shares nothing with the folding passes, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -39,7 +38,8 @@ from cmrc.interventions import (
     swap_rows,
 )
 from cmrc.ir import Array, Dim, Graph, Value
-from cmrc.passes.interchange import Cut, cut
+from cmrc.ops import numpy_dtype
+from cmrc.passes.interchange import Cut, cut, made_in
 from cmrc.plan import Do, Plan
 from cmrc.program import Program, Site, trace
 
@@ -234,7 +234,7 @@ class Held:
         cut, whole = self.pieces.cut, len(index) == self.count and np.array_equal(index, np.arange(self.count))
         changed, own = {step.value for step in steps}, set[str]()
         later = {v.name for piece in cut.pieces[1:] for v in piece.inputs} | set(self.graph.outputs)
-        first = {v.name for v in self.graph.inputs} | set(_made_in(cut.pieces[0]))
+        first = {v.name for v in self.graph.inputs} | set(made_in(cut.pieces[0].nodes))
         env = {
             name: self.plain[name][index] if not whole or name in changed else self.plain[name]
             for name in first & later - cut.free
@@ -342,15 +342,7 @@ class Held:
         return np.moveaxis(array, 0, axis) if axis else array
 
     def _dtype(self, name: str) -> Any:
-        return as_numpy(self.interpreter.program.values[name].dtype)
-
-
-def _made_in(piece: Graph) -> Iterator[str]:
-    return (value.name for node in piece.nodes for value in node.outputs)
-
-
-def as_numpy(dtype: str) -> Any:
-    return getattr(ml_dtypes, dtype) if dtype == "bfloat16" else np.dtype(dtype)
+        return numpy_dtype(self.interpreter.program.values[name].dtype)
 
 
 def _padded(array: Array, rows: int) -> Array:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -453,10 +454,13 @@ MEANINGS: dict[str, Callable[..., Array]] = {
 AS_STORED = {"select", "select_in_groups", "reshape", "transpose", "weigh_columns"}
 
 
-def as_dtype(array: Array, dtype: str) -> Array:
-    import ml_dtypes
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """By the name that the IR has for it: numpy's own, or ml_dtypes' (bfloat16)."""
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
 
-    return array.astype(getattr(ml_dtypes, dtype, None) or dtype, copy=False)
+
+def as_dtype(array: Array, dtype: str) -> Array:
+    return array.astype(numpy_dtype(dtype), copy=False)
 
 
 def materialise(tensor: Tensor) -> Array:

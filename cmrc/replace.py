@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
+from cmrc.axes import complement
 from cmrc.errors import ObjectiveError
 from cmrc.ir import Array
 from cmrc.objectives import optimal_constant
-from cmrc.select import complement, root_of
+from cmrc.select import root_of
 from cmrc.stats import SiteStats
 
 RIDGES = tuple(10.0**e for e in range(-8, 2))  # what leave-one-out chooses from

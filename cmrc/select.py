@@ -185,10 +185,3 @@ def _eliminate_block(
     cross = y @ u.T
     weights = weights[np.ix_(keep, keep)] - cross - cross.T + u @ vv @ u.T
     return inverse, weights, gone, cost
-
-
-def complement(units: Sequence[int] | Array, count: int) -> Array:
-    """The units that stay."""
-    mask = np.ones(count, dtype=bool)
-    mask[np.asarray(units, dtype=np.int64)] = False
-    return np.flatnonzero(mask)

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-import ml_dtypes
 import numpy as np
 
 from cmrc.errors import TextError
 from cmrc.ir import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ops import numpy_dtype
 
 WORD = re.compile(r"[\w.+\-*/$]+(?:::[\w.+\-*/$]+)*")
 TOKEN = re.compile(rf"\s*(?:(->|<-)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|({WORD.pattern})|([^\s\w]))")
@@ -301,7 +301,7 @@ class _Parser:
 
     def dtype(self, name: str) -> np.dtype[Any]:
         try:
-            return np.dtype(getattr(ml_dtypes, name, None) or name)
+            return numpy_dtype(name)
         except TypeError:
             self.fail(f"'{name}' is no dtype")
 

@@ -85,14 +85,14 @@ def _piece(
             needed |= {name for name in node.values() if name in free}
     chosen = {node.name for node in (*own, *again)}
     nodes = tuple(node for node in graph.nodes if node.name in chosen)
-    inside = set(_made_in(nodes))
+    inside = set(made_in(nodes))
     read_later = {
         name for node in graph.nodes if made_at.get(node.name, -1) > level for name in node.values() if name not in free
     }
     wanted = read_later | sites | set(graph.outputs)
     values = graph.values()
     read = {name for node in own for name in node.values() if name not in inside}
-    outputs = tuple(name for name in _made_in(nodes) if name in wanted and (name not in free or level == 0))
+    outputs = tuple(name for name in made_in(nodes) if name in wanted and (name not in free or level == 0))
     nodes = tuple(
         replace(node, inputs=()) if reads_only_sizes(node) and not set(node.values()) <= inside | read else node
         for node in nodes
@@ -100,7 +100,7 @@ def _piece(
     return Graph(tuple(values[name] for name in values if name in read), nodes, outputs)
 
 
-def _made_in(nodes: Iterable[Node]) -> Iterator[str]:
+def made_in(nodes: Iterable[Node]) -> Iterator[str]:
     return (value.name for node in nodes for value in node.outputs)
 
 

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
+from cmrc.axes import complement as remaining
 from cmrc.axes import product
 from cmrc.ir import Array, Graph, Node, Operand, Shape, Value, literal
 
@@ -173,9 +172,7 @@ def resized(shape: Shape, axis: int, size: int) -> Shape:
 
 
 def complement(units: Sequence[int], size: int) -> tuple[int, ...]:
-    left = np.ones(size, dtype=bool)
-    left[list(units)] = False
-    return tuple(np.flatnonzero(left).tolist())
+    return tuple(remaining(list(units), size).tolist())
 
 
 def is_constant_do(node: Node | None) -> bool:

@@ -15,10 +15,11 @@ from torch.nn import functional
 
 import cmrc
 from cmrc import replace
+from cmrc.axes import complement
 from cmrc.errors import ObjectiveError
 from cmrc.objectives import Context, constant_risk, gram, optimal_constant, score
 from cmrc.readers import outgoing, readers
-from cmrc.select import bottom, complement, eliminate, eliminate_for_interchange, greedy
+from cmrc.select import bottom, eliminate, eliminate_for_interchange, greedy
 from cmrc.stats import Columns, SiteStats
 
 EVERYTHING = ("scatter", "range", "curvature", "coupling", "rows")

@@ -12,9 +12,9 @@ from nets import Tokens, activations, data, exported, mlp, seeded, traced
 from tolerances import EXACT_F64, distance
 
 import cmrc
+from cmrc.axes import complement
 from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, StatsError
 from cmrc.recipe import PRESETS, json_schema, make_recipe
-from cmrc.select import complement
 
 DIGITS = Path(__file__).parent.parent / "examples"
 WIDE = (5, 16, 12, 4)

@@ -530,7 +530,8 @@ def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
     position = SIZES_ARGUMENT.get(opname(target))
     if position is None:
         return None
-    sizes = list(arguments(target)[position])
+    told = list(arguments(target)[position])
+    sizes = list(told)
     offset = Arguments(target).dims(1)[0] if position == 2 else 0
     for i, size in enumerate(sizes):
         new, old = node.output.shape[i + offset], before.output.shape[i + offset]
@@ -538,7 +539,7 @@ def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
             sizes[i] = new
         elif isinstance(size, fx.Node) and new != old:  # samples merged with units: torch works it out
             sizes[i] = -1
-    return sizes if sizes != list(arguments(target)[position]) else None
+    return sizes if sizes != told else None
 
 
 def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:

@@ -17,7 +17,7 @@ from cmrc.hosts import clamp
 from cmrc.hosts.onnx_patch import selection
 from cmrc.hosts.onnx_shapes import dtype_name
 from cmrc.ir import Array, Literal, Node, Tensor
-from cmrc.ops import constant
+from cmrc.ops import constant, numpy_dtype
 
 if TYPE_CHECKING:
     from cmrc.hosts.onnx_write import Patch
@@ -89,7 +89,7 @@ def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> N
     if axis != rank - 1:
         parents = patch.insert("Transpose", [parents], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
     if repeat == 1:
-        turned = patch.array(np.ascontiguousarray(constant(weight).T.astype(_numpy(dtype))))
+        turned = patch.array(np.ascontiguousarray(constant(weight).T.astype(numpy_dtype(dtype))))
         rebuilt = patch.insert("MatMul", [parents, turned], f"{name}.mixed")
     else:  # each row of the weight serves a block of units
         blocks = _ints(patch, *(0,) * (rank - 1), columns, repeat)
@@ -107,12 +107,6 @@ def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> N
     for i, unit in enumerate(units):
         order[unit] = size + i
     patch.insert("Gather", [joined, _ints(patch, *order)], node.output, along)
-
-
-def _numpy(dtype: str) -> np.dtype[np.generic]:
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
 
 
 def insert_select(patch: Patch, node: Node) -> None:
@@ -151,7 +145,7 @@ def insert_pointwise(patch: Patch, node: Node) -> None:
         else:
             values.append(patch.value(operand, node.output.dtype))
     if op == "Clip" and patch.opset >= 11:  # its bounds are inputs
-        bounds = [np.asarray(node.attrs[name], dtype=_numpy(node.output.dtype)) for name in ("min", "max")]
+        bounds = [np.asarray(node.attrs[name], dtype=numpy_dtype(node.output.dtype)) for name in ("min", "max")]
         patch.insert(op, [*values, *(patch.array(bound) for bound in bounds)], node.output)
         return
     parameters = ("alpha", "beta", "min", "max")
@@ -174,7 +168,7 @@ OPS = {
 
 def insert_plane(patch: Patch, node: Node) -> None:
     """Ones of the spatial size that the value has when the model runs; of a fixed size, a runtime makes them when it loads it."""
-    one = onnx_ir.AttrTensor("value", onnx_ir.tensor(np.ones(1, dtype=_numpy(node.output.dtype))))
+    one = onnx_ir.AttrTensor("value", onnx_ir.tensor(np.ones(1, dtype=numpy_dtype(node.output.dtype))))
     if all(isinstance(n, int) for n in node.output.shape):
         patch.insert("ConstantOfShape", [_ints(patch, *(int(n) for n in node.output.shape))], node.output, [one])
         return

@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import ml_dtypes
-import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
@@ -25,7 +23,7 @@ from cmrc.hosts.onnx_ops import ROWS
 from cmrc.hosts.onnx_patch import WRITERS, rewire, write_fused, write_target
 from cmrc.hosts.onnx_read import Reading, row_name, subgraphs
 from cmrc.ir import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
-from cmrc.ops import apply, materialise
+from cmrc.ops import apply, materialise, numpy_dtype
 from cmrc.passes.fused import differs
 
 Hosts = dict[onnx_ir.Node, list[Node]]
@@ -39,7 +37,7 @@ def build(model: onnx_ir.Model, reading: Reading, graph: Graph) -> onnx_ir.Model
 
 
 def data_type(dtype: str) -> onnx_ir.DataType:
-    return onnx_ir.DataType.from_numpy(np.dtype(getattr(ml_dtypes, dtype, None) or dtype))
+    return onnx_ir.DataType.from_numpy(numpy_dtype(dtype))
 
 
 @dataclass(frozen=True, slots=True)
