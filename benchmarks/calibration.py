@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, compare, from_pairs, write_record
+from benchmarks.section import Record, Section, comparisons
 from cmrc import replace
 from cmrc.axes import complement
 from cmrc.select import eliminate
@@ -106,6 +107,35 @@ def one_factorisation(units: int, samples: int, pairs: int) -> Ratio:
 
     name = f"affine maps of {len(replaced)} of {units} units, {samples} samples"
     return compare(name, ("one factorisation", ours), ("unit by unit", theirs), pairs=pairs, target=0.2)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def body(record: Record) -> str:
+    return "\n".join((comparisons(record), costs(record["calibration_memory"], record["elimination"])))
+
+
+def costs(memory: Mapping[str, Any], elimination: Mapping[str, Any]) -> str:
+    """Memory of calibration and the time of joint selection."""
+    held = ", ".join(f"{int(n) / 1e6:.1f} MB for {count} samples" for count, n in memory["samples to bytes"].items())
+    verdict = "does not grow" if memory["met"] else "**grows**"
+    return (
+        f"The memory of calibration {verdict} with the data: {held}. Joint selection of {elimination['removed']} of "
+        f"{elimination['units']} units took {elimination['processor seconds']:.1f} s of processor time.\n"
+    )
+
+
+SECTIONS = (
+    Section(
+        "calibration",
+        "What calibrating, selecting and fitting cost",
+        """Means and variances of every FFN site against the forward pass alone, and affine maps by one factorisation against one
+for each unit.
+""",
+        body,
+    ),
+)
 
 
 def main() -> None:

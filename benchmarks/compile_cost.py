@@ -14,7 +14,7 @@ import time
 import tracemalloc
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,8 @@ import torch
 
 import cmrc
 from benchmarks import models
-from benchmarks.measure import Ratio, arguments, compare, console, write_record
+from benchmarks.measure import Ratio, arguments, compare, console, show, write_record
+from benchmarks.section import Record, Section, comparisons, table, verdict
 from cmrc.program import Program
 
 Prepared = Callable[[], object]
@@ -236,6 +237,53 @@ def shares(
 
 def array(tensor: Any) -> np.ndarray:
     return tensor.detach().numpy() if isinstance(tensor, torch.Tensor) else tensor.numpy()
+
+
+# ---------------------------------------------------------------- the page
+
+
+def body(record: Record) -> str:
+    return "\n".join((comparisons(record), spent(record["parts"]), copies(record["memory"])))
+
+
+def spent(found: Mapping[str, float]) -> str:
+    rows = [(name, show(seconds)) for name, seconds in found.items()]
+    return "#### Where the time of the first row goes\n\n" + table(("step", "median"), rows)
+
+
+def copies(found: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        (host, *(f"{told[key] / 1e6:.2f}" for key in ("shared_bytes", "new_bytes", "copied_bytes", "peak_bytes")),
+         verdict(told["met"]))
+        for host, told in found.items()
+    ]  # fmt: skip
+    head = (
+        "host",
+        "shared with the model",
+        "new",
+        "copied unchanged",
+        "allocated at most",
+        "no unchanged weight copied",
+    )
+    return "#### Memory\n\nMegabytes of weights; the peak counts what Python and numpy allocate.\n\n" + table(
+        head, rows
+    )
+
+
+SECTIONS = (
+    Section(
+        "compile_cost",
+        "What lowering costs",
+        """{model}: half of the units of every FFN are replaced by constants. Torch-Pruning and onnxsim remove the same number of
+units (they can only set them to zero), and the resulting shapes are checked to be the same. The first row starts from a
+traced program and a plan file, and includes reading the plan, the fingerprint of all weights and the checks. The second
+has the plan in memory, made for this very program; the third stops before the `fx.GraphModule` is assembled, which
+runs the code that the trace generated, since only parameters differ. The next rows add reading the exported graph, then
+`torch.export` itself, to the first.
+""",
+        body,
+    ),
+)
 
 
 def main() -> None:

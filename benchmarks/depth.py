@@ -22,7 +22,8 @@ import torch
 import cmrc
 from benchmarks import llama, models
 from benchmarks.llm_size import plan_for
-from benchmarks.measure import arguments, console, progress, timed, write_record
+from benchmarks.measure import arguments, console, progress, show, timed, write_record
+from benchmarks.section import Record, Section, table, verdict
 
 DEPTHS = (12, 24, 48, 96)
 QUICK = (4, 8)
@@ -81,6 +82,38 @@ def measure(found: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict
         slope = float(np.polyfit(np.log(list(nodes.values())), np.log(list(median.values())), 1)[0])
         told[step] = {"seconds": median, "exponent": slope, "met": slope <= LINEAR}
     return {"nodes": nodes, "steps": told}
+
+
+# ---------------------------------------------------------------- the page
+
+
+def body(record: Record) -> str:
+    parts = []
+    for host, found in record["growth"].items():
+        nodes = found["nodes"]
+        rows = []
+        for step, told in found["steps"].items():
+            times = [show(told["seconds"][depth]) for depth in nodes]
+            each = [told["seconds"][depth] / count for depth, count in nodes.items()]
+            rows.append(
+                (step, *times, f"{show(each[0])} to {show(each[-1])}", f"{told['exponent']:.2f}", verdict(told["met"]))
+            )
+        depths = [f"{depth} layers, {count} nodes" for depth, count in nodes.items()]
+        parts.append(f"{host}:\n\n" + table(("step", *depths, "a node", "exponent", "linear"), rows))
+    return "\n".join(parts)
+
+
+SECTIONS = (
+    Section(
+        "depth",
+        "How the cost grows with depth",
+        """Narrow models of growing depth: DeiT-like on the torch host (half of every FFN), Llama-like on the ONNX host (a quarter of
+every FFN). Medians of the CPU time of the thread; the exponent is the slope of log time over log nodes, and up to {linear} counts
+as linear.
+""",
+        body,
+    ),
+)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from rich.table import Table
 import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, write_record
+from benchmarks.section import Record, Section, comparisons, table
 
 NATIVE_TARGET = 1.03  # lowered / native: equal but for what two sessions of one file differ by
 BATCHES = (1, 8)
@@ -143,6 +144,38 @@ def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Non
         for op in sorted({op for counts in files.values() for op in counts}):
             table.add_row(op, *(str(counts.get(op, 0)) for counts in files.values()))
         Console().print(table)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def body(record: Record) -> str:
+    return "\n".join((comparisons(record), histograms(record["histograms"], record["same_ops"])))
+
+
+def histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mapping[str, bool]) -> str:
+    parts = ["#### The ops that onnxruntime is left with\n\nAfter `ORT_ENABLE_EXTENDED`.\n"]
+    for case, files in found.items():
+        names = [name for name in files if name != "original"]
+        ops = sorted({op for name in names for op in files[name]})
+        verdict = "the same" if same[case] else "**not the same**"
+        parts.append(f"{case}: lowered and native are {verdict}.\n")
+        parts.append(table(("op", *names), ((op, *(str(files[name].get(op, 0)) for name in names)) for op in ops)))
+    return "\n".join(parts)
+
+
+SECTIONS = (
+    Section(
+        "latency",
+        "How fast the result runs",
+        """Half of the units of every site replaced, run by onnxruntime on the CPU with {threads} intra-op thread(s).
+The clock is the {clock}.
+*native* is the small architecture written by hand and exported by torch; *lowered (torch)* comes from the `nn.Module`,
+*lowered (onnx)* from the exported file of the wide model.
+""",
+        body,
+    ),
+)
 
 
 def main() -> None:

@@ -28,7 +28,8 @@ import numpy as np
 import cmrc
 import cmrc.hosts.onnx  # so that the limit counts no code that is imported late
 from benchmarks import llama
-from benchmarks.measure import console, parser, write_record
+from benchmarks.measure import console, parser, show, write_record
+from benchmarks.section import Record, Section, megabytes, table, verdict
 
 SMALL = llama.Config(layers=4, width=256, ffn=1024, heads=8, served=2, vocabulary=512, positions=128)
 CONSTANT = 64 << 20  # bytes beside weights: graphs, plan, report, buffers of files
@@ -128,6 +129,44 @@ def child(step: str, source: Path, target: Path, config: llama.Config, out: Path
     given = [step, str(source), str(target), json.dumps(asdict(config)), str(out)]
     command = [sys.executable, "-m", "benchmarks.llm_size", "--child", *given]
     subprocess.run(command, check=True)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def body(record: Record) -> str:
+    found = record["size"]
+    numbers = (
+        ("parameters", f"{found['parameters']:,} to {found['parameters_after']:,}"),
+        ("weights", megabytes(found["weights_bytes"])),
+        ("largest weight that changes", megabytes(found["largest_changed_bytes"])),
+        ("own memory after the imports", megabytes(found["before"]["anonymous"])),
+        ("own memory beyond that, at most", megabytes(found["grown_bytes"])),
+        ("allowed: twice the largest weight that changes and a constant", megabytes(found["bound_bytes"])),
+        ("met", verdict(found["met"])),
+        ("all memory with mapped files, at most (ru_maxrss)", megabytes(found["resident_peak"])),
+        ("lowered and clamped differ by", f"{found['error']:.1e} of the largest logit"),
+        ("the replacement itself moves the logits by", f"{found['moved']:.1e}"),
+    )
+    stages = [
+        (name, show(told["seconds"]), megabytes(told["anonymous"]), megabytes(told["total"]))
+        for name, told in found["stages"].items()
+    ]
+    return table(("what", ""), numbers) + "\n" + table(("step", "time", "own memory", "with mapped files"), stages)
+
+
+SECTIONS = (
+    Section(
+        "llm_size",
+        "What a large model takes",
+        """A Llama-architecture ONNX model with random weights in an external data file, every FFN to three quarters, ONNX file to
+ONNX file. The process may allocate only twice the largest weight that changes and a constant beyond what it holds after
+its imports: the kernel enforces it. *own* memory is anonymous, *with mapped files* counts the pages of the data file that
+are mapped at that moment, one weight at a time, which the kernel may drop at will.
+""",
+        body,
+    ),
+)
 
 
 def main() -> None:

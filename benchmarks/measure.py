@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +27,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from cmrc.files import write_whole
+
 Item = TypeVar("Item")
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
 PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch-pruning", "onnxsim", "numpy")
 BOOTSTRAPS = 5000
+STARTED = time.perf_counter()
 console = Console(stderr=True)
 
 
@@ -157,12 +162,52 @@ def commit() -> str:
     return told.stdout.strip()
 
 
+@cache
+def code() -> str:
+    """A digest of the compiler and the benchmarks: what a record's numbers come from."""
+    found = hashlib.sha256()
+    for path in sorted((*ROOT.glob("cmrc/**/*.py"), *ROOT.glob("passes/*.py"), *ROOT.glob("benchmarks/*.py"))):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+class Resumed:
+    """The parts of a long run, each kept as soon as it is there: the same command goes on after an interruption.
+
+    value = resumed("seed 3", lambda: compute(3))
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.path = out.with_suffix(".part.json")
+        held = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.parts: dict[str, Any] = held["parts"] if held.get("code") == code() else {}
+        self.seconds_before: float = held["seconds"] if self.parts else 0.0
+
+    def __call__(self, name: str, compute: Callable[[], Any]) -> Any:
+        if name not in self.parts:
+            self.parts[name] = compute()
+            held = {"code": code(), "seconds": self.seconds, "parts": self.parts}
+            write_whole(self.path, json.dumps(held).encode())
+        return self.parts[name]
+
+    @property
+    def seconds(self) -> float:
+        """What all runs took together, for the record's `wall_seconds`."""
+        return self.seconds_before + time.perf_counter() - STARTED
+
+    def forget(self) -> None:
+        """The record is written."""
+        self.path.unlink(missing_ok=True)
+
+
 def write_record(out: Path, what: str, ratios: Sequence[Ratio], options: argparse.Namespace, **more: Any) -> None:
     """Write the record and show its ratios."""
     document = {
         "what": what,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
+        "code": code(),
+        "wall_seconds": round(time.perf_counter() - STARTED, 1),
         "quick": options.quick,
         "threads": options.threads,
         "machine": machine(),
@@ -170,8 +215,7 @@ def write_record(out: Path, what: str, ratios: Sequence[Ratio], options: argpars
         "ratios": [{**asdict(ratio), "met": ratio.met} for ratio in ratios],
         **more,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(out, (json.dumps(document, indent=1) + "\n").encode())
     if not ratios:
         return
     table = Table("comparison", "ours", "theirs", "ratio", "95 % interval", "target", "met", title=what, box=None)

@@ -1,6 +1,6 @@
 """What selection and replacement do to trained networks, without fine-tuning.
 
-python -m benchmarks.selection [--quick] [mnist] [resnet] [vit]
+python -m benchmarks.selection [--quick] mnist | resnet | vit
 
 mnist     784-512-512-10, the last hidden layer: accuracy by what is kept, and logit distortion under interchange
 resnet    CIFAR-10, half of the inner channels of every block: the same affine folds for every selector, and Torch-Pruning
@@ -9,22 +9,20 @@ vit       CIFAR-10, half of the units of every FFN: the same
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch_pruning as tp
 from torch import nn
 from torch.nn import functional
 
 import cmrc
-from benchmarks.measure import RECORDS, write_record
+from benchmarks.measure import parser, write_record
+from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.trained import TRAININGS, Training, accuracy, logits
 from cmrc.axes import complement
 from cmrc.evidence import log_softmax
@@ -185,6 +183,8 @@ def cifar(name: str, quick: bool) -> dict[str, Any]:
 
 def torch_pruning(training: Training, batches: list[Any], test: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The same layers cut to half by Torch-Pruning, by each criterion that it has."""
+    import torch_pruning as tp
+
     criteria: dict[str, Any] = {
         "L1": tp.importance.MagnitudeImportance(p=1),
         "L2": tp.importance.MagnitudeImportance(p=2),
@@ -216,27 +216,69 @@ def torch_pruning(training: Training, batches: list[Any], test: np.ndarray) -> I
         yield label, logits(model.eval(), test)
 
 
-def claim(name: str, value: float, relation: str, target: float) -> dict[str, Any]:
-    held = {">=": value >= target, "<=": value <= target, "<": value < target, ">": value > target}[relation]
-    return {"name": name, "value": value, "relation": relation, "target": target, "met": bool(held)}
+# ---------------------------------------------------------------- the page
+
+
+COLUMNS = {
+    "keep": "{}", "method": "{}", "folds": "{}", "accuracy": "{:.4f}", "kl": "{:.4f}", "d2": "{:.2f}", "error": "{:.3f}",
+}  # fmt: skip
+
+
+def body(record: Record) -> str:
+    rows = record["rows"]
+    head = [key for key in COLUMNS if key in rows[0]]
+    return "\n".join(
+        (
+            f"The whole network: accuracy {record['baseline']:.4f}.\n",
+            claims(record["claims"]),
+            table(head, [[COLUMNS[key].format(row[key]) for key in head] for row in rows]),
+        )
+    )
+
+
+NO_TUNING = "No fine-tuning anywhere; the network was trained here (`benchmarks/trained.py`). "
+SAME_FOLDS = (
+    NO_TUNING
+    + "Every selector gets the same affine folds, fitted on 600 training images; Torch-Pruning's units are set to zero. "
+    "*error* is the distance of the logits from the whole network's, relative to their norm. Measured on 6000 test images that chose nothing.\n"
+)
+SECTIONS = (
+    Section(
+        "selection_mnist",
+        "Selection and replacement: MLP on MNIST, last hidden layer",
+        NO_TUNING + "*d2* is the logit distortion under interchange (p = 0.5).\n",
+        body,
+        arguments=("mnist",),
+    ),
+    Section(
+        "selection_resnet",
+        "Selection and replacement: ResNet-8 on CIFAR-10, half of the inner channels of every block",
+        SAME_FOLDS,
+        body,
+        arguments=("resnet",),
+    ),
+    Section(
+        "selection_vit",
+        "Selection and replacement: ViT on CIFAR-10, half of the units of every FFN",
+        SAME_FOLDS,
+        body,
+        arguments=("vit",),
+    ),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help="mnist, resnet, vit; all of them if absent")
-    parser.add_argument("--quick", action="store_true", help="little data, to see that it runs")
-    parser.add_argument("--json", type=Path, default=RECORDS / "selection.json", metavar="OUT")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    made = parser(__doc__.splitlines()[0], "selection_PART.json")
+    made.add_argument("part", choices=("mnist", "resnet", "vit"))
+    options = made.parse_args()
     torch.set_num_threads(options.threads)
-    parts = options.parts or ["mnist", "resnet", "vit"]
-    before = json.loads(options.json.read_text())["networks"] if options.json.exists() and not options.quick else {}
-    measured = {part: mnist(options.quick) if part == "mnist" else cifar(part, options.quick) for part in parts}
-    write_record(options.json, "selection", [], options, networks={**before, **measured})
-    for part in parts:
-        for told in measured[part]["claims"]:
-            verdict = "yes" if told["met"] else "NO"
-            print(f"{part}: {told['name']}: {told['value']:.4f} {told['relation']} {told['target']:.4f}: {verdict}")
+    found = mnist(options.quick) if options.part == "mnist" else cifar(options.part, options.quick)
+    out = options.json.with_name(options.json.name.replace("PART", options.part))
+    write_record(out, f"selection, {options.part}", [], options, **found)
+    for told in found["claims"]:
+        print(
+            f"{told['name']}: {told['value']:.4f} {told['relation']} {told['target']:.4f}: {'yes' if told['met'] else 'NO'}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -29,9 +30,29 @@ def test_the_examples_of_the_page_on_verification_run(
     assert "2000 swaps at rate 0.5 on 360 inputs: act3 (88 of 128 units retained)" in capsys.readouterr().out
 
 
-def test_the_page_of_benchmarks_is_not_stale() -> None:
-    from benchmarks import report
+def test_the_page_of_results_and_its_pictures_are_not_stale() -> None:
+    from PIL import Image
 
-    assert (ROOT / "docs" / "benchmarks.md").read_text() == report.page(report.read()), (
-        "run: python -m benchmarks.report"
-    )
+    from benchmarks import report, section
+
+    told = "run: python -m benchmarks.report"
+    assert (ROOT / "docs" / "results.md").read_text() == report.page(), told
+    shown = set()
+    for modules in report.CHAPTERS.values():
+        for _, each in section.sections(modules):
+            record = each.read()
+            if record is not None and each.draw is not None:
+                picture = Image.open(ROOT / "docs" / "pictures" / f"{each.record}.png")
+                assert picture.info["Record"] == section.fingerprint(record), told
+                shown.add(f"{each.record}.png")
+    assert {path.name for path in (ROOT / "docs" / "pictures").glob("*.png")} == shown
+
+
+def test_every_record_is_shown_and_none_is_of_a_quick_run() -> None:
+    from benchmarks import report, section
+    from benchmarks.measure import RECORDS
+
+    found = {each.path() for modules in report.CHAPTERS.values() for _, each in section.sections(modules)}
+    records = set(RECORDS.glob("*.json"))
+    assert records <= found
+    assert not [path.name for path in records if json.loads(path.read_text())["quick"]]
