@@ -2,10 +2,7 @@
 
 python -m benchmarks.latency [--quick] [--json OUT] [--threads N]
 
-Every round runs all models of a case, in random order; sessions are made anew several times, because where memory
-happens to lie moves one session against an equal one. With one thread the clock is the CPU time of the calling thread,
-which does all the work: what else the machine does at the time counts less. Also compared: the ops that onnxruntime is
-left with.
+Timed as `cmrc bench` does it: see cmrc/bench.py. Also compared: the ops that onnxruntime is left with.
 """
 
 from __future__ import annotations
@@ -13,16 +10,14 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -31,11 +26,10 @@ import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, write_record
 from benchmarks.section import Record, Section, comparisons, table
+from cmrc.bench import clock_for, start, times
 
 NATIVE_TARGET = 1.03  # lowered / native: equal but for what two sessions of one file differ by
 BATCHES = (1, 8)
-LONG_ENOUGH = 0.002  # seconds a timed step lasts at least
-CLOCKS = {"CPU time of the calling thread": time.thread_time, "wall time": time.perf_counter}
 
 
 def export(model: torch.nn.Module, case: models.Case, path: Path) -> Path:
@@ -68,59 +62,13 @@ def build(case: models.Case, folder: Path) -> dict[str, Path]:
     return made
 
 
-def session(path: Path, threads: int, optimised: Path | None = None) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    if optimised is not None:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.optimized_model_filepath = str(optimised)
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def histogram(path: Path, threads: int = 1) -> dict[str, int]:
     """The ops that are left after onnxruntime's extended optimisations, and how many of each."""
     with tempfile.TemporaryDirectory() as scratch:
         optimised = Path(scratch) / "optimised.onnx"
-        session(path, threads, optimised)
+        start(path, threads=threads, optimised=optimised)
         graph = onnx.load(optimised, load_external_data=False).graph
     return dict(sorted(Counter(node.op_type for node in graph.node).items()))
-
-
-def times(
-    files: Mapping[str, Path], x: np.ndarray, *, threads: int, sessions: int, rounds: int, what: str
-) -> dict[str, np.ndarray]:
-    """Seconds a run of every file, [sessions, rounds]."""
-    found: dict[str, list[float]] = {name: [] for name in files}
-    names, clock = list(files), CLOCKS[clock_for(threads)]
-    order = np.random.default_rng(models.SEED)
-    for _ in progress(range(sessions), what):
-        ready = {name: session(files[name], threads) for name in order.permutation(names)}
-        feeds = {name: {one.get_inputs()[0].name: x} for name, one in ready.items()}
-        repeats = repeats_for(ready["original"], feeds["original"])
-        for _ in range(rounds):
-            # At random, because whoever always ran after the widest model would find the caches cold.
-            for name in order.permutation(names):
-                run, feed = ready[name].run, feeds[name]
-                start = clock()
-                for _ in range(repeats):
-                    run(None, feed)
-                found[name].append((clock() - start) / repeats)
-    return {name: np.array(seconds).reshape(sessions, rounds) for name, seconds in found.items()}
-
-
-def clock_for(threads: int) -> str:
-    return list(CLOCKS)[0 if threads == 1 else 1]
-
-
-def repeats_for(one: onnxruntime.InferenceSession, feed: Mapping[str, Any]) -> int:
-    """Runs in a timed step, so that it lasts long enough to time; warms the session up."""
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        one.run(None, feed)
-        seconds.append(time.perf_counter() - start)
-    return max(1, round(LONG_ENOUGH / min(seconds)))
 
 
 def measure(case: models.Case, files: Mapping[str, Path], options: argparse.Namespace) -> list[Ratio]:
@@ -129,7 +77,9 @@ def measure(case: models.Case, files: Mapping[str, Path], options: argparse.Name
     for batch in BATCHES:
         name = f"{case.name}, batch {batch}"
         x = case.inputs(batch).numpy()
-        seconds = times(files, x, threads=options.threads, sessions=sessions, rounds=rounds, what=name)
+        feeds = {file: {start(path).get_inputs()[0].name: x} for file, path in files.items()}
+        counts = {"threads": options.threads, "sessions": sessions, "rounds": rounds, "seed": models.SEED}
+        seconds, _ = times(files, feeds, **counts, watch=partial(progress, what=name))
         for lowered in [file for file in files if file.startswith("lowered")]:
             for other in ("native", "original"):
                 target = NATIVE_TARGET if other == "native" and not case.extra else None

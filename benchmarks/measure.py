@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from cmrc.bench import median_ratio
 from cmrc.files import write_whole
 
 Item = TypeVar("Item")
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
 PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch-pruning", "onnxsim", "numpy")
-BOOTSTRAPS = 5000
 STARTED = time.perf_counter()
 console = Console(stderr=True)
 
@@ -92,13 +92,9 @@ def timed(step: Callable[[], object], clock: Callable[[], float] = time.perf_cou
 
 def from_pairs(name: str, ours: str, theirs: str, seconds: np.ndarray, target: float | None = None) -> Ratio:
     """The median ratio of paired times, [pairs, 2] or [groups, pairs, 2]; the interval resamples pairs or groups."""
-    ratios = seconds[..., 0] / seconds[..., 1]
-    draw = np.random.default_rng(0).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
-    low, high = np.percentile(np.median(ratios[draw].reshape(BOOTSTRAPS, -1), axis=1), [2.5, 97.5])
+    ratio, low, high = median_ratio(seconds)
     mine, other = (float(np.median(seconds[..., side])) for side in (0, 1))
-    return Ratio(
-        name, ours, theirs, float(np.median(ratios)), float(low), float(high), ratios.size, mine, other, target
-    )
+    return Ratio(name, ours, theirs, ratio, low, high, seconds[..., 0].size, mine, other, target)
 
 
 def progress(items: Sequence[Item] | Iterable[Item], what: str) -> Iterator[Item]:

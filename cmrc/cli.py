@@ -18,10 +18,12 @@ from typer.core import TyperGroup
 import cmrc
 from cmrc import distributed
 from cmrc.batches import SIZE
+from cmrc.bench import PROVIDERS, Bench, bench
 from cmrc.calibrate import calibrate
 from cmrc.curvature import LOSSES
 from cmrc.errors import CheckError, CmrcError, RecipeError, ResidueError
-from cmrc.ir import Graph, Value
+from cmrc.inputs import parse_sizes, random_inputs
+from cmrc.ir import Graph
 from cmrc.lower import compare, lower
 from cmrc.plan import Plan, difference, to_ranges
 from cmrc.planning import plan as make_plan
@@ -212,7 +214,9 @@ def check(
         program, small = trace(model), trace(lowered)
         loaded = Plan.load(plan)
         program.require(loaded)
-        inputs = read_inputs(program, data) if data else random_inputs(program.graph.inputs, size or [], seed)
+        inputs = (
+            read_inputs(program, data) if data else random_inputs(program.graph.inputs, parse_sizes(size or []), seed)
+        )
         result = compare(program.host, program.clamped(loaded), small.host, inputs, tolerance)
         if as_json:
             print(
@@ -292,6 +296,49 @@ def verify_command(
                 out.print(f"wrote {plot}", markup=False)
     if any(result.decision is not None and result.decision.holds is not True for result in found.values()):
         fail(1)
+
+
+@app.command("bench")
+def bench_command(
+    models: Annotated[list[Path], typer.Argument(help="ONNX files; the first is what the others are compared with.")],
+    batch: Annotated[int, typer.Option(help="Samples a run.")] = 1,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", help="Another size known only at run time: sequence=128.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads inside an op.")] = 1,
+    provider: Annotated[str, typer.Option(help=f"{', '.join(PROVIDERS)}, or onnxruntime's own name of one.")] = "cpu",
+    sessions: Annotated[int, typer.Option(help="How often the files are loaded anew.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Timed runs of every file in each session.")] = 15,
+    seed: Annotated[int, typer.Option(help="For the random inputs and the order of the runs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare how fast ONNX files run under onnxruntime: all in turn, in one process, on random inputs."""
+    with reported(as_json):
+        result = bench(
+            models, batch=batch, sizes=parse_sizes(size or []), threads=threads, provider=provider, sessions=sessions,
+            rounds=rounds, seed=seed,
+            watch=lambda found: track(found, "running", console=err, transient=True, disable=not err.is_terminal),
+        )  # fmt: skip
+        print(json.dumps(result.to_json(), indent=1)) if as_json else show_bench(result)
+
+
+def show_bench(result: Bench) -> None:
+    table = Table("file", "ms a run", "samples/s", "speed-up", "MB", "peak MB", "ran on", box=None, header_style="bold")
+    for file, told in zip(result.files, result.to_json()["files"], strict=True):
+        faster = told["faster_than_first"]
+        table.add_row(
+            file.path.name, f"{1e3 * file.median:.3g} ({1e3 * told['low']:.3g}-{1e3 * told['high']:.3g})",
+            f"{told['samples_per_second']:,.4g}",
+            f"{faster['ratio']:.2f} ({faster['low']:.2f}-{faster['high']:.2f})", f"{file.bytes / 1e6:.4g}",
+            "" if file.memory is None else f"{file.memory / 1e6:.4g}",
+            file.providers[0].removesuffix("ExecutionProvider"),
+        )  # fmt: skip
+    out.print(table)
+    sessions, rounds = result.files[0].seconds.shape
+    out.print(
+        f"batch {result.samples}, {result.threads} thread(s); medians of {sessions} sessions of {rounds} runs, with 95 % "
+        f"intervals; {result.clock}; speed-up over the first file"
+    )
 
 
 @app.command()
@@ -542,24 +589,6 @@ def read_inputs(program: Program, path: Path) -> dict[str, Any]:
             f"there is no array for input {missing[0]!r}", at=str(path), fix=f"name the arrays {', '.join(names)}"
         )
     return {name: loaded[name] for name in names}
-
-
-def random_inputs(values: Sequence[Value], sizes: Sequence[str], seed: int) -> dict[str, Any]:
-    """Standard normal numbers; zeros and ones where the input is of whole numbers."""
-    known: dict[str, int] = {}
-    for text in sizes:
-        name, _, number = text.partition("=")
-        if not number.isdigit():
-            raise CheckError(f"--size {text!r} is not understood", fix="write it as name=4")
-        known[name] = int(number)
-    rng = np.random.default_rng(seed)
-    found = {}
-    for value in values:
-        shape = [n if isinstance(n, int) else known.get(n, 2) for n in value.shape]
-        floating = value.dtype.startswith(("float", "bfloat"))
-        drawn = rng.normal(size=shape) if floating else rng.integers(0, 2, size=shape)
-        found[value.name] = drawn.astype(value.dtype)
-    return found
 
 
 def main() -> None:

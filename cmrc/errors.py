@@ -122,6 +122,12 @@ class HostError(CmrcError):
     kind = "host"
 
 
+class InputError(CmrcError):
+    """Inputs that cannot be made, or that a model does not take."""
+
+    kind = "input"
+
+
 class CheckError(CmrcError):
     """Lowered and clamped do not agree, or could not be compared."""
 

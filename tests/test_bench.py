@@ -1,0 +1,134 @@
+"""Files timed beside each other: what is measured, of what, and where it ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import cli
+from onnx import TensorProto, helper, save
+
+import cmrc
+from cmrc.bench import Bench, Timed, bench, inputs_for, median_ratio, size_of
+from cmrc.errors import HostError, InputError
+
+DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
+
+
+def product(path: Path, repeats: int, shape: tuple[int | str | None, ...] = ("batch", 64)) -> Path:
+    """A chain of products with one 64 x 64 matrix; the matrix lies in a file of its own."""
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, (64, 64), np.eye(64, dtype=np.float32).tobytes(), raw=True)
+    nodes = [
+        helper.make_node("MatMul", [f"x{i}" if i else "x", "weight"], [f"x{i + 1}"], name=f"product{i}")
+        for i in range(repeats)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(f"x{repeats}", TensorProto.FLOAT, None)],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+    return path
+
+
+def test_less_work_is_faster_and_the_files_are_told_apart(tmp_path: Path) -> None:
+    paths = [product(tmp_path / "long.onnx", 60), product(tmp_path / "short.onnx", 6)]
+    found = bench(paths, batch=256, sessions=3, rounds=5)
+    long, short = found.files
+    assert (long.path, short.path) == tuple(paths)
+    assert long.seconds.shape == (3, 5)
+    ratio, low, high = found.ratio(short)
+    assert 3 < low <= ratio <= high < 30  # a tenth of the products; the run itself costs something
+    assert found.ratio(long) == (1.0, 1.0, 1.0)
+    assert long.providers == ("CPUExecutionProvider",)
+    assert long.bytes == paths[0].stat().st_size + 64 * 64 * 4 == size_of(paths[0])
+
+
+def test_memory_is_that_of_the_file_alone(tmp_path: Path) -> None:
+    path = product(tmp_path / "chain.onnx", 4)
+    small, large = (bench([path], batch=batch, sessions=1, rounds=1).files[0].memory for batch in (1, 100_000))
+    assert small is not None
+    assert large is not None
+    assert large - small > 100_000 * 64 * 4  # one value of the larger batch
+
+
+def test_the_ratio_is_the_median_of_pairs_and_its_interval_resamples_sessions() -> None:
+    base = np.array([[1.0, 2.0, 4.0], [1.0, 3.0, 9.0]])
+    assert median_ratio(np.stack([base, base / 2], axis=-1)) == (2.0, 2.0, 2.0)
+    sessions = np.array([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]])
+    ratio, low, high = median_ratio(np.stack([sessions, np.ones_like(sessions)], axis=-1))
+    assert (ratio, low, high) == (3.0, 1.0, 5.0)
+
+
+def test_throughput_counts_the_samples_of_a_run() -> None:
+    file = Timed(Path("a.onnx"), np.full((2, 3), 0.5), 10, ("CPUExecutionProvider",), None)
+    told = Bench((file,), 8, 1, "wall time").to_json()
+    assert told["files"][0]["samples_per_second"] == 16
+    assert (told["batch"], told["sessions"], told["rounds"]) == (8, 2, 3)
+
+
+def test_inputs_have_the_declared_types_and_the_sizes_that_are_given(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, ("batch", None, "tokens"))
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ("batch", "tokens"))
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x, ids],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)])  # fmt: skip
+    path = tmp_path / "two.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    found = inputs_for(path, 4, {"tokens": 7, "x.1": 3}, 0)
+    assert (found["x"].dtype, found["x"].shape) == (np.float16, (4, 3, 7))
+    assert (found["ids"].dtype, found["ids"].shape) == (np.int64, (4, 7))
+    assert set(np.unique(found["ids"])) == {0, 1}
+    with pytest.raises(InputError) as caught:
+        inputs_for(path, 4, {"tokens": 7}, 0)
+    assert str(caught.value) == (
+        "input: the size 'x.1' of input 'x' is known only at run time\n  fix: give it: --size x.1=128"
+    )
+
+
+def test_a_batch_that_the_file_does_not_take_is_refused(tmp_path: Path) -> None:
+    path = product(tmp_path / "two.onnx", 1, (2, 64))
+    assert bench([path], batch=2, sessions=1, rounds=1).samples == 2
+    with pytest.raises(InputError) as caught:
+        bench([path], batch=3)
+    assert str(caught.value) == f"input: {path} takes 2 samples at a time, not 3\n  fix: --batch 2"
+
+
+def test_a_provider_that_is_not_there_is_an_error_and_no_silent_fallback() -> None:
+    with pytest.raises(HostError, match="cannot run on CUDAExecutionProvider here: it would use CPUExecutionProvider"):
+        bench([DIGITS], provider="cuda")
+
+
+def test_a_file_that_does_not_run_names_its_inputs(tmp_path: Path) -> None:
+    path = product(tmp_path / "open.onnx", 1, ("batch", "width"))
+    with pytest.raises(HostError, match=r"does not run on inputs x \[1, 63\]"):
+        bench([path], sizes={"width": 63})
+    with pytest.raises(HostError, match="there is no file"):
+        bench([tmp_path / "absent.onnx"])
+    (tmp_path / "broken.onnx").write_text("no model")
+    with pytest.raises(HostError, match="onnxruntime refuses"):
+        bench([tmp_path / "broken.onnx"])
+
+
+def test_the_command_compares_a_model_with_its_lowered_one(tmp_path: Path) -> None:
+    program = cmrc.trace(DIGITS)
+    plan = cmrc.Plan(program).do("act3", units=range(0, 128, 2), constant=0.1)
+    small = tmp_path / "small.onnx"
+    cmrc.lower(program, plan).save(small)
+    options = ("--sessions", "2", "--rounds", "3", "--batch", "4")
+    told = json.loads(cli("bench", str(DIGITS), str(small), *options, "--json").stdout)
+    assert [row["file"] for row in told["files"]] == [str(DIGITS), str(small)]
+    assert told["files"][1]["bytes"] == small.stat().st_size
+    assert told["files"][1]["providers"] == ["CPUExecutionProvider"]
+    assert (told["batch"], told["threads"], told["clock"]) == (4, 1, "CPU time of the calling thread")
+    shown = cli("bench", str(DIGITS), str(small), *options)
+    assert shown.exit_code == 0
+    assert "small.onnx" in shown.stdout
+    assert "batch 4, 1 thread(s); medians of 2 sessions of 3 runs" in shown.stdout
+    wrong = cli("bench", str(DIGITS), "--size", "batch")
+    assert wrong.exit_code == 2
+    assert "--size 'batch' is not understood" in wrong.stderr
