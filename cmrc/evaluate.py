@@ -46,6 +46,8 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         attrs = node.attrs
         if node.op in ("reshape", "expand"):
             attrs = {**attrs, "shape": _target(node, operands[0], sizes)}
+        elif attrs.get("fn") == "tile":
+            attrs = {**attrs, "times": tuple(_size(dim, sizes) for dim in attrs["times"])}
         define(node, node.output, np.asarray(MEANINGS[node.op](attrs, *operands)))
     return values
 

@@ -227,15 +227,17 @@ ALONG: dict[str, Callable[..., Array]] = {
     "instance_norm": lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True),
     "rms_norm": lambda x, attrs, w=None: _standardise(x, attrs, w, None, centre=False),
     "pick": lambda x, attrs: np.take(x, attrs["index"], axis=attrs["axes"][0]),
+    "gather_elements": lambda x, attrs, index: np.take_along_axis(x, index.astype(np.int64), axis=attrs["axes"][0]),
+    "tile": lambda x, attrs: np.tile(x, attrs["times"]),
     "pad": lambda x, attrs: np.pad(x, attrs["pads"], constant_values=attrs["value"]),
 }
 
 # Functions that map a slab that is constant over their axes to the same constant.
 KEEPS_CONSTANTS = {"mean", "amax", "amin", "max_pool", "pick", "resize", "adaptive_avg_pool", "adaptive_max_pool",
-                   "flip", "roll", "slice", "pad_edge"}  # fmt: skip
+                   "flip", "roll", "slice", "pad_edge", "tile", "gather_elements"}  # fmt: skip
 # Linear functions, alike for every unit: an affine relation among units passes through.
 LINEAR_ALONG = {"mean", "sum", "avg_pool", "adaptive_avg_pool", "pick", "resize", "flip", "roll", "slice", "pad",
-                "pad_edge"}  # fmt: skip
+                "pad_edge", "tile"}  # fmt: skip
 
 
 def keeps_constants(attrs: Attrs) -> bool:

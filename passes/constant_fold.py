@@ -150,6 +150,8 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     axes = tuple(attrs["axes"])
     if fact.axis in axes:
         whole = len(fact.units) == sweep.shape(fact.source)[fact.axis]
+        if fn == "tile":
+            return Declined("it repeats the units")
         if fn not in ("mean", "sum") or len(axes) > 1 or whole:
             return Declined("it mixes the units with each other")
         return fold_into_mean(sweep, node, fact.source, fact.axis, fact.units, fact.full())
@@ -164,7 +166,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
         return Declined(f"what {fn} does to a constant is not known")
     if not (flat and fn in ("layer_norm", "instance_norm", "rms_norm")):
         sizes = [sweep.shape(fact.source)[a] for a in axes]
-        if not all(isinstance(n, int) for n in sizes):
+        if not all(isinstance(n, int) for n in (*sizes, *attrs.get("times", ()))):
             return Declined("the constant becomes different at different positions, and their number is not fixed")
         shape = list(slab.shape)
         for a, n in zip(axes, sizes, strict=True):

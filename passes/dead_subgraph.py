@@ -162,6 +162,8 @@ def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ..
     source = axis
     if node.attrs.get("drop"):
         source = [d for d in range(len(shape)) if d not in axes][axis]
+    if source in axes and node.attrs["fn"] == "tile":
+        return _rise_to_repeated(rise, node, axis, keep)
     if source in axes:
         return Declined("it mixes the units with each other")
     inputs = [rise.select(x, source, keep)]
@@ -169,6 +171,18 @@ def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ..
         local = None if operand is None else parameter_axis(node, i, rise.shape(operand), source, len(shape))
         inputs.append(operand if local is None else rise.select(operand, local, keep))
     return _shrunk(node, inputs, axis, keep)
+
+
+def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+    """x, repeated along an axis as often as run time says: the same positions of every repeat."""
+    x = node.inputs[0]
+    each, period = int(rise.shape(x)[axis]), period_of(keep) or int(node.output.shape[axis])
+    read = np.isin(np.arange(period), keep)
+    runs = np.tile(read, each // period) if each % period == 0 else read
+    repeats = runs.reshape(-1, each) if runs.size % each == 0 else runs[None]
+    if repeats.shape[1] != each or not np.all(repeats == repeats[0]):
+        return Declined("of its repeats different positions are read")
+    return _shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
 
 
 def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
@@ -211,9 +225,7 @@ def rise_through_expand(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     """An axis that was expanded from one is simply expanded to fewer."""
     x = node.inputs[0]
     local = axis - (len(node.output.shape) - len(rise.shape(x)))
-    if (local < 0 or rise.shape(x)[local] == 1) and period_of(keep):
-        return Declined("it repeats samples")
-    operand = x if local < 0 or rise.shape(x)[local] == 1 else rise.select(x, local, keep)
+    operand = x if _is_copied(rise, node, axis) else rise.select(x, local, keep)
     return _shrunk(node, (operand,), axis, keep)
 
 
@@ -370,10 +382,26 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
     axis, period = selects[0].attrs["axis"], selects[0].attrs.get("period", 0)
     if any(r.attrs["axis"] != axis or r.attrs.get("period", 0) != period for r in selects):
         return None
+    if node.op == "expand" and _is_copied(rise, node, axis):
+        selects = [_of_first_copies(rise, select) for select in selects]
+        readers = [rise.settled[reader.name] for reader in readers]
     keep = Keep(sorted({k for r in selects for k in r.attrs["keep"]}), period)
     if len(keep) == (period or node.output.shape[axis]):
         return None
     return axis, keep, readers
+
+
+def _is_copied(rise: Rise, node: Node, axis: int) -> bool:
+    """Whether an expand makes this axis: its positions are then alike."""
+    local = axis - (len(node.output.shape) - len(rise.shape(node.inputs[0])))
+    return local < 0 or rise.shape(node.inputs[0])[local] == 1
+
+
+def _of_first_copies(rise: Rise, select: Node) -> Node:
+    """Copies are alike: who reads some of them may read the first, and shares them with others that do."""
+    if not select.origin:
+        rise.settled[select.name] = select.with_attrs(keep=tuple(range(len(select.attrs["keep"]))))
+    return rise.settled[select.name]
 
 
 def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:

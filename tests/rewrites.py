@@ -269,6 +269,27 @@ def along_padded_pool() -> Graph:
     return done(net, Do(h, 1, (2,), [0.5]))
 
 
+def gathered(net: Net, h: str) -> str:
+    """Three positions of the last axis, others at every place."""
+    places = literal(np.arange(60).reshape(1, 4, 5, 3) ** 2 % 4, "int64")
+    index = net.node("expand", (places,), ("N", 4, 5, 3), value_dtype="int64")
+    return net.along("gather_elements", h, (3,), index, shape=("N", 4, 5, 3))
+
+
+def along_gather() -> Graph:
+    """Wherever the index points, a constant unit is the constant."""
+    net, h = image()
+    net.linear(net.along("mean", gathered(net, h), (2, 3), drop=True), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_repeats() -> Graph:
+    net, h = image()
+    tiled = net.along("tile", h, (3,), shape=("N", 4, 5, 8), times=(1, 1, 1, 2))
+    net.linear(net.along("mean", tiled, (2, 3), drop=True), 2)
+    return done(net, Do(h, 1, (2, 0), np.linspace(-1.0, 1.0, 8).reshape(1, 2, 1, 4)))
+
+
 def along_norm() -> Graph:
     """A norm over other axes: of a constant only its shift is left."""
     net, h = image(height="H", width="W")
@@ -553,6 +574,8 @@ CONSTANT: dict[str, Example] = {
     "along-sum": along_sum,
     "along-padded-pool": along_padded_pool,
     "along-norm": along_norm,
+    "along-gather": along_gather,
+    "along-repeats": along_repeats,
     "reshape": reshape,
     "reshape-to-heads": reshape_to_heads,
     "transpose": transpose,
@@ -969,6 +992,21 @@ def dead_along_norm() -> Graph:
     return read(net, norm, (1, 3))
 
 
+def dead_along_gather() -> Graph:
+    """The index loses the same positions as the value that it picks from."""
+    net, h = image()
+    return read(net, gathered(net, h), (1, 3))
+
+
+def dead_along_repeats() -> Graph:
+    """Every sample gets the same three heads: the same of every repeat."""
+    net = Net()
+    table = net.transpose(net.reshape(net.linear(net.input(5, 2), 6), 5, 3, 2), 1, 0, 2)
+    samples = net.input("N", 3, 5, 2, name="samples")
+    tiled = net.along("tile", table, (0,), shape=("3*N", 5, 2), times=("N", 1, 1))
+    return read(net, net.pointwise("add", net.reshape(tiled, "N", 3, 5, 2), samples), (0, 2))
+
+
 def dead_reshape() -> Graph:
     net, h = image(height=2, width=2)
     return read(net, net.reshape(h, "N", 16), (4, 5, 6, 7, 12, 13, 14, 15))
@@ -995,6 +1033,24 @@ def dead_expand() -> Graph:
 def dead_expand_of_one() -> Graph:
     net, h = vector()
     return read(net, net.expand(net.reshape(h, "N", 1, 4), "N", 3, 4), (0, 2), axis=1)
+
+
+def dead_expand_to_merged_samples() -> Graph:
+    """One position becomes three heads of every sample, of which two are read."""
+    net, h = vector()
+    one = net.along("mean", h, (0,))
+    spread = net.pointwise("relu", net.reshape(net.expand(one, "3*N", 4), "N", 3, 4))
+    net.pointwise("add", net.cut(spread, 1, (0, 2)), net.linear(net.reshape("x", "N", 1, 3), 4))
+    return done(net)
+
+
+def dead_expand_in_different_copies() -> Graph:
+    """Copies are alike: two readers of different ones read the same."""
+    net, h = vector()
+    copies = net.expand(net.reshape(h, "N", 1, 4), "N", 3, 4)
+    a, b = net.pointwise("relu", net.cut(copies, 1, (0, 2))), net.pointwise("tanh", net.cut(copies, 1, (1, 2)))
+    net.pointwise("add", a, b)
+    return done(net)
 
 
 def dead_concat() -> Graph:
@@ -1156,11 +1212,15 @@ DEAD: dict[str, Example] = {
     "pointwise-batch-norm": dead_pointwise_batch_norm,
     "along": dead_along,
     "along-norm": dead_along_norm,
+    "along-gather": dead_along_gather,
+    "along-repeats": dead_along_repeats,
     "reshape": dead_reshape,
     "reshape-to-merged-samples": dead_reshape_to_merged_samples,
     "transpose": dead_transpose,
     "expand": dead_expand,
     "expand-of-one": dead_expand_of_one,
+    "expand-to-merged-samples": dead_expand_to_merged_samples,
+    "expand-in-different-copies": dead_expand_in_different_copies,
     "concat": dead_concat,
     "concat-of-one-part": dead_concat_of_one_part,
     "concat-along-another-axis": dead_concat_along_another_axis,

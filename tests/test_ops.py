@@ -280,13 +280,17 @@ def test_other_functions_along_axes() -> None:
     agree(MEANINGS["along"]({"fn": "prod", "axes": (1,)}, x), torch.prod(tx, 1, keepdim=True))
     agree(MEANINGS["along"]({"fn": "softmax", "axes": (1,)}, x), torch.softmax(tx, 1))
     agree(MEANINGS["along"]({"fn": "pick", "axes": (1,), "drop": True, "index": 2}, x), tx[:, 2])
+    agree(MEANINGS["along"]({"fn": "tile", "axes": (0, 2), "times": (3, 1, 2)}, x), tx.repeat(3, 1, 2))
+    index = np.random.default_rng(0).integers(0, 4, (2, 3, 5))
+    gathered = torch.gather(tx, 2, torch.from_numpy(index))
+    agree(MEANINGS["along"]({"fn": "gather_elements", "axes": (2,)}, x, index), gathered)
     padded = {"fn": "pad", "axes": (2,), "pads": ((0, 0), (0, 0), (1, 2)), "value": 0.5}
     agree(MEANINGS["along"](padded, x), F.pad(tx, (1, 2), value=0.5))
 
 
 def test_every_function_along_axes_is_compared() -> None:
     assert set(ALONG) == {"mean", "sum", "amax", "amin", "prod", "max_pool", "avg_pool", "softmax", "layer_norm",
-                          "instance_norm", "rms_norm", "pick", "pad"}  # fmt: skip
+                          "instance_norm", "rms_norm", "pick", "pad", "tile", "gather_elements"}  # fmt: skip
 
 
 # ---------------------------------------------------------------- the rest

@@ -502,7 +502,8 @@ def _known(operands: Sequence[Operand], read: Read) -> bool:
     """Whether the operands are of a kind that the op takes: an affine op's weight must be a parameter."""
     if read.op in ("linear", "conv"):
         x, weight, bias = (*operands, None)[:3]
-        return isinstance(x, str) and isinstance(weight, Tensor) and not isinstance(bias, str)
+        given = isinstance(x, str) or (read.op == "linear" and x is not None)
+        return given and isinstance(weight, Tensor) and not isinstance(bias, str)
     if read.op == "embedding":
         return operands[0] is not None and isinstance(operands[1], Tensor)
     return any(isinstance(o, str) for o in operands) or read.op in COMPUTED | {"pointwise"}

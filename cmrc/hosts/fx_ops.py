@@ -446,6 +446,22 @@ def _(a: Arguments) -> Read | None:
     return _along(a, "pick", (axis,), drop=True, index=index)
 
 
+@row("gather")
+def _(a: Arguments) -> Read | None:
+    """x[i, index[i, j]], where index and x agree along the other axes."""
+    axis = a.dims(1)[0]
+    sizes = [(n, m) for d, (n, m) in enumerate(zip(a.shape(0), a.shape(2), strict=True)) if d != axis]
+    return _along(a, "gather_elements", (axis,), 2) if all(n == m for n, m in sizes) else None
+
+
+@row("repeat")
+def _(a: Arguments) -> Read | None:
+    times = tuple(n if isinstance(n, int) else str(n.meta["val"]) for n in a[1])
+    axes = [d for d, n in enumerate(times) if n != 1]
+    known = len(times) == a.rank() and all(isinstance(a.shape(0)[d], int) for d in axes)
+    return _along(a, "tile", axes, times=times) if known else None
+
+
 # ---------------------------------------------------------------- layout
 
 

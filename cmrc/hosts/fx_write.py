@@ -7,6 +7,7 @@ parameters changed, there is no copy: the result shares the graph (and the code 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
+from cmrc.axes import product
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
 from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, from_numpy
@@ -35,6 +37,15 @@ CONVOLUTIONS = {
 }
 GROUPS_ARGUMENT = {"convolution": 8}  # all others have it at 6
 SIZES_ARGUMENT = {"full": 0, "view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A size that merges samples, of a number known at run time, with units: of these there are fewer now."""
+
+    size: fx.Node
+    old: int
+    new: int
 
 
 def write(host: FxHost, graph: Graph) -> FxHost:
@@ -289,7 +300,8 @@ class Writer:
         if node.op in SHAPED and node.output.shape != before.output.shape:
             sizes = _new_sizes(before, node, target)
             if sizes is not None:
-                values[SIZES_ARGUMENT[opname(target)]] = sizes
+                made = [self._scaled(target, n) if isinstance(n, Scaled) else n for n in sizes]
+                values[SIZES_ARGUMENT[opname(target)]] = made
             return sizes is not None
         if node.op == "attention" and node.attrs.get("narrowed"):
             values[6] = node.attrs["scale"]  # torch would take it from the width that is left
@@ -303,6 +315,11 @@ class Writer:
             values[:] = list(target.args)
             return True
         return False
+
+    def _scaled(self, target: fx.Node, size: Scaled) -> fx.Node:
+        with self.lifted.inserting_before(target):
+            samples = self.lifted.call_function(operator.floordiv, (size.size, size.old))
+            return self.lifted.call_function(operator.mul, (samples, size.new))
 
     def _take(self, target: fx.Node, x: fx.Node, axis: int, keep: Sequence[int]) -> None:
         """Turn a node into a slice, or an index_select where the positions are no range."""
@@ -537,8 +554,8 @@ def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
         new, old = node.output.shape[i + offset], before.output.shape[i + offset]
         if isinstance(size, int) and size != -1 and size != new:
             sizes[i] = new
-        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: torch works it out
-            sizes[i] = -1
+        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: a view works it out
+            sizes[i] = Scaled(size, product((old,))[0], product((new,))[0]) if node.op == "expand" else -1
     return sizes if sizes != told else None
 
 

@@ -60,6 +60,25 @@ def read_gather_nd(view: View) -> Step:
     return Step("embedding", (1, 0), {"tuples": True}, view.out([*ids[:-1], *shape[1:]]))
 
 
+def read_gather_elements(view: View) -> Step:
+    """x[i, index[i, j]], where index and x agree along the other axes."""
+    shape, index, axis = view.shape(0), view.shape(1), view.axis(view.attr("axis", 0))
+    if any(n != m for d, (n, m) in enumerate(zip(shape, index, strict=True)) if d != axis):
+        raise Opaque("its index leaves out positions of other axes")
+    return Step("along", (0, 1), {"fn": "gather_elements", "axes": (axis,)}, view.out(index))
+
+
+def read_tile(view: View) -> Step:
+    shape, repeats = view.shape(), view.contents[1]
+    if repeats is None:
+        raise Opaque("how often it repeats is computed in a way that is not followed")
+    axes = tuple(d for d, n in enumerate(repeats) if n != 1)
+    if not all(isinstance(shape[d], int) for d in axes):
+        raise Opaque("it repeats an axis whose size is known only at run time")
+    computed = [times(pair) for pair in zip(shape, repeats, strict=True)]
+    return Step("along", (0,), {"fn": "tile", "axes": axes, "times": repeats}, view.out(computed))
+
+
 def select(view: View, axis: int, keep: Sequence[int], output: int = 0) -> Step:
     shape = view.shape()
     if not keep:

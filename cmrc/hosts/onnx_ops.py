@@ -262,6 +262,7 @@ ROWS: dict[str, Row] = {
     "Upsample": Row(rows.read_resize),
     # indexing
     "Gather": Row(layout.read_gather, write="select"),
+    "GatherElements": Row(layout.read_gather_elements),
     "GatherND": Row(layout.read_gather_nd),
     "Slice": Row(layout.read_slice, write="select"),
     "Split": Row(layout.read_split, write="select"),
@@ -271,6 +272,7 @@ ROWS: dict[str, Row] = {
     "Flatten": Row(layout.read_flatten),
     "Reshape": Row(layout.read_reshape, write="shape"),
     "Squeeze": Row(layout.read_squeeze),
+    "Tile": Row(layout.read_tile),
     "Transpose": Row(layout.read_transpose),
     "Unsqueeze": Row(layout.read_unsqueeze),
     # onnxruntime's own

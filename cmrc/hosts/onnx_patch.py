@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir
 
+from cmrc.axes import product
 from cmrc.errors import HostError
 from cmrc.hosts.onnx_read import subgraphs
 from cmrc.ir import Dim, Node, Operand, Shape, Tensor
@@ -160,6 +161,8 @@ def write_shape(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: lis
     old_x = host.inputs[0]
     rewire(patch, host, node, was)
     changed = [i for i, (a, b) in enumerate(zip(was.output.shape, node.output.shape, strict=True)) if a != b]
+    if host.op_type == "Expand":
+        changed = _scale_target(patch, host, node, was, changed)
     target = host.inputs[1]
     if not changed or target is None or old_x is None:
         return
@@ -178,6 +181,21 @@ def write_shape(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: lis
         host.replace_input_with(1, joined)
         return
     write_target(patch, host, node)
+
+
+def _scale_target(patch: Patch, host: onnx_ir.Node, node: Node, was: Node, changed: Sequence[int]) -> list[int]:
+    """An Expand to sizes that merge samples with units, of which there are fewer now; the other changed axes are left."""
+    merged = [axis for axis in changed if isinstance(node.output.shape[axis], str)]
+    target, maker = host.inputs[1], None if host.inputs[1] is None else host.inputs[1].producer()
+    if not merged or target is None or maker is None:
+        return list(changed)
+    ratios = np.ones((2, len(node.output.shape)), dtype=np.int64)
+    for axis in merged:
+        ratios[:, axis] = [product((shape[axis],))[0] for shape in (was.output.shape, node.output.shape)]
+    patch.cursor = maker
+    samples = patch.insert("Div", [target, patch.array(ratios[0])], f"{node.name}.samples")
+    host.replace_input_with(1, patch.insert("Mul", [samples, patch.array(ratios[1])], f"{node.name}.sizes"))
+    return [axis for axis in changed if axis not in merged]
 
 
 def write_target(patch: Patch, host: onnx_ir.Node, node: Node) -> None:

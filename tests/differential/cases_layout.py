@@ -127,6 +127,56 @@ case(
     const("act", [1, 4]),
 )
 case(
+    "gather",
+    lambda: net(
+        lambda m, x: m.b(m.act(m.a(x)).gather(1, m.index.expand(x.shape[0], -1, 8))),
+        a=nn.Linear(6, 8),
+        act=nn.ReLU(),
+        b=nn.Linear(8, 4),
+        index=torch.tensor([[[2], [0]]]),
+    ),
+    TOKENS,
+    const("act", [1, 4]),
+)
+case("repeat", moved(lambda x: x.repeat(1, 3, 1)), TOKENS, const("act", [1, 4]))
+case(
+    "repeat_units",
+    moved(lambda x: x.repeat(1, 1, 2), 16),
+    TOKENS,
+    const("act", [1, 4]),
+    hosts=("fx",),
+    stops="it repeats the units",
+)
+
+
+def _positions_by_head(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Heads merged with samples; scores against a table for each head, repeated for every sample, then picked by distance."""
+    n, t, _ = x.shape
+    heads = m.act(m.a(x)).view(n, t, 4, 2).transpose(1, 2).reshape(-1, t, 2)
+    table = m.b(m.table).view(1, 5, 4, 2).transpose(1, 2).reshape(4, 5, 2).repeat(n, 1, 1)
+    index = m.distance.expand(heads.shape[0], -1, -1)
+    scores = (heads @ table.transpose(1, 2)).gather(2, index).view(n, 4, t, t)
+    found: torch.Tensor = m.c(m.heads(scores).transpose(1, 2).flatten(2))
+    return found
+
+
+case(
+    "positions_by_head",
+    lambda: net(
+        _positions_by_head,
+        a=nn.Linear(6, 8),
+        act=nn.Tanh(),
+        b=nn.Linear(6, 8),
+        heads=nn.Softmax(-1),
+        c=nn.Linear(12, 4),
+        table=torch.randn(1, 5, 6),
+        distance=torch.tensor([[[2, 3, 4], [1, 2, 3], [0, 1, 2]]]),
+    ),
+    TOKENS,
+    const("heads", [1, 3], axis=1),
+    save=True,
+)
+case(
     "pixel_shuffle",
     lambda: chain(a=nn.Conv2d(3, 8, 3), act=nn.ReLU(), up=nn.PixelShuffle(2), b=nn.Conv2d(2, 4, 1)),
     ("n", 3, 6, 5),

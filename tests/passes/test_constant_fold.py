@@ -83,6 +83,20 @@ def replaced_parameter() -> Graph:
     return on(h, net)
 
 
+def tiled_units() -> Graph:
+    net, h = vector()
+    net.along("tile", h, (1,), shape=("N", 8), times=(1, 2))
+    return on(h, net)
+
+
+def tiled_positions() -> Graph:
+    """Constants that differ by position, repeated as often as there are samples."""
+    net = Net()
+    h = net.linear(net.input(3, 2), 4)
+    net.along("tile", h, (0,), shape=("3*N", 4), times=("N", 1))
+    return done(net, Do(h, 1, (1,), [[0.5], [1.0], [-1.0]]))
+
+
 def mixed_units() -> Graph:
     net, h = vector()
     net.along("softmax", h, (1,))
@@ -276,6 +290,8 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (known_operand_that_gives_the_shape, "operand %linear_1 is replaced in these units, operand %mean_1 is not"),
     (replaced_parameter, "one of its parameters is replaced"),
     (mixed_units, "it mixes the units with each other"),
+    (tiled_units, "it repeats the units"),
+    (tiled_positions, "the constant becomes different at different positions, and their number is not fixed"),
     (unknown_function, "what cumsum does to a constant is not known"),
     (number_of_positions, "the constant becomes different at different positions, and their number is not fixed"),
     (parameter_of_run_time, "one of its parameters is computed at run time"),

@@ -76,11 +76,9 @@ def samples(net: Net, h: str) -> str:
     return net.reshape(h, "4*N")
 
 
-def repeated_samples() -> Graph:
-    net = Net()
-    one = net.reshape(net.along("mean", net.linear(net.input("N", 3), 4), (0, 1), drop=True), 1)
-    spread = net.expand(one, "4*N")
-    return read(net, net.reshape(spread, "N", 4), (1, 3))
+def repeats_read_differently() -> Graph:
+    net, h = vector()
+    return read(net, net.along("tile", h, (1,), shape=("N", 8), times=(1, 2)), (1, 3, 5))
 
 
 def joined_samples() -> Graph:
@@ -177,6 +175,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (uneven_groups, "its groups would keep different numbers of outputs"),
     (part_of_transposed_groups, "a grouped transposed convolution keeps or loses whole groups"),
     (mixed_units, "it mixes the units with each other"),
+    (repeats_read_differently, "of its repeats different positions are read"),
     (not_whole_positions, "the units are not whole positions of any axis of ['N', 4, 2, 2]"),
     (select_along_another_axis, "a select along another axis stands here"),
     (affine_do_reads_dropped_units, "an affine replacement reads units that are dropped here"),
@@ -193,7 +192,6 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
 # The select has passed another op before it stops.
 DECLINES_LATER: list[tuple[Callable[[], Graph], str]] = [
     (merged_with_run_time, "it merges the units with a size known only at run time"),
-    (repeated_samples, "it repeats samples"),
     (joined_samples, "it joins samples"),
     (samples_taken_apart, "it takes samples apart"),
 ]
