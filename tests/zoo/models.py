@@ -256,14 +256,17 @@ hf(
     pos_att_type=["p2c", "c2p"],
 )
 hf("electra", "ElectraConfig", "ElectraForSequenceClassification", tokens(), **BERT, embedding_size=12)
-hf("mpnet", "MPNetConfig", "MPNetForSequenceClassification", tokens(), **BERT, max_position_embeddings=32)
+ONE_BIAS = {
+    "alike": True,
+    "note": "all layers add one position bias, so all lose the same heads; where they lose different ones, it is declined",
+}
+hf("mpnet", "MPNetConfig", "MPNetForSequenceClassification", tokens(), **BERT, max_position_embeddings=32, **ONE_BIAS)
 hf(
     "t5",
     "T5Config",
     "T5ForConditionalGeneration",
     tokens(decoder_input_ids=5),
-    alike=True,
-    note="all layers add one position bias, so all lose the same heads; where they lose different ones, it is declined",
+    **ONE_BIAS,
     d_model=24,
     d_ff=32,
     num_layers=2,

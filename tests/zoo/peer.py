@@ -23,7 +23,7 @@ import cmrc
 from cmrc.axes import move
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
-PATIENCE = 120.0  # seconds of CPU time: on some graphs it does not come to an end
+PATIENCE = 20.0  # seconds of CPU time: on some graphs it does not come to an end
 
 
 @contextmanager
