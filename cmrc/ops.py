@@ -234,10 +234,10 @@ ALONG: dict[str, Callable[..., Array]] = {
 
 # Functions that map a slab that is constant over their axes to the same constant.
 KEEPS_CONSTANTS = {"mean", "amax", "amin", "max_pool", "pick", "resize", "adaptive_avg_pool", "adaptive_max_pool",
-                   "flip", "roll", "slice", "pad_edge", "tile", "gather_elements"}  # fmt: skip
+                   "flip", "roll", "slice", "gather", "pad_edge", "tile", "gather_elements"}  # fmt: skip
 # Linear functions, alike for every unit: an affine relation among units passes through.
-LINEAR_ALONG = {"mean", "sum", "avg_pool", "adaptive_avg_pool", "pick", "resize", "flip", "roll", "slice", "pad",
-                "pad_edge", "tile"}  # fmt: skip
+LINEAR_ALONG = {"mean", "sum", "avg_pool", "adaptive_avg_pool", "pick", "resize", "flip", "roll", "slice", "gather",
+                "pad", "pad_edge", "tile"}  # fmt: skip
 
 
 def keeps_constants(attrs: Attrs) -> bool:

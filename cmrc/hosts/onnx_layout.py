@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,14 +51,29 @@ def counted(view: View) -> list[tuple[Shape | None, str]]:
     return [(limit if known else view.inferred[0], "unknown")]
 
 
-def read_gather_nd(view: View) -> Step:
-    """Rows of a table, by index tuples of one number: how torch exports table[ids]."""
+def read_gather_nd(view: View) -> Step | list[Step]:
+    """Rows of a table, by index tuples of one number: how torch exports table[ids]. Or fixed positions of the first axes."""
     shape, ids = view.shape(0), view.shape(1)
-    if isinstance(view.operand(0), str) or not isinstance(view.operand(1), str) or len(shape) < 2:
-        raise Opaque("it picks from values of run time, or by a constant index")
-    if view.attr("batch_dims", 0) or not ids or ids[-1] != 1:
-        raise Opaque("it picks by several axes at once")
+    if view.attr("batch_dims", 0) or not ids or not isinstance(ids[-1], int) or ids[-1] >= len(shape):
+        raise Opaque("it picks single numbers, or by other positions for every sample")
+    if isinstance(view.operand(0), str):
+        return _picked_positions(view, shape[: ids[-1]], shape[ids[-1] :])
+    if not isinstance(view.operand(1), str) or ids[-1] != 1:
+        raise Opaque("it picks from a constant by several axes at once, or by a constant index")
     return Step("embedding", (1, 0), {"tuples": True}, view.out([*ids[:-1], *shape[1:]]))
+
+
+def _picked_positions(view: View, first: Shape, rest: Shape) -> list[Step]:
+    """The first axes as one, positions of that, and their arrangement: how torch exports some adaptive pooling."""
+    places = view.tensor(1, "index").shape[:-1]
+    joined = times(first)
+    if joined is None:
+        raise Opaque("it picks from axes whose sizes are not known")
+    return [
+        Step("reshape", (0,), {}, (joined, *rest), key="joined"),
+        Step("along", ("joined",), {"fn": "gather", "axes": (0,)}, (math.prod(places), *rest), key="picked"),
+        Step("reshape", ("picked",), {}, view.out([*places, *rest])),
+    ]
 
 
 def read_gather_elements(view: View) -> Step:

@@ -69,6 +69,14 @@ case(
 )
 case("adaptive_avg", lambda: around(nn.AdaptiveAvgPool2d((2, 1))), ("n", 3, 6, 5), const("act", [1, 4]))
 case("adaptive_avg_affine", lambda: around(nn.AdaptiveAvgPool2d((2, 3))), ("n", 3, 6, 5), affine("act", [1, 4], [0, 2]))
+case(  # windows that overlap: ONNX has them as positions that GatherND picks
+    "adaptive_avg_overlapping",
+    lambda: around(nn.AdaptiveAvgPool2d((3, 2))),
+    ("n", 3, 6, 7),
+    const("act", [1, 4], [0.5, -1.0], left=3),
+    affine("act", [2], [0], left=3),
+)
+case("adaptive_avg_larger", lambda: around(nn.AdaptiveAvgPool2d(5)), ("n", 3, 4, 4), const("act", [1, 4]))
 case("adaptive_max", lambda: around(nn.AdaptiveMaxPool2d((2, 1))), ("n", 3, 6, 5), const("act", [1, 4]))
 case(
     "max_pool_1d",

@@ -239,6 +239,12 @@ row("ArgMax", "a = ArgMax<axis=3>(h)\nz = Cast<to=1>(a)", sinks=False)
 row("Gather one", "a = Gather<axis=3>(h, im1)\nz = Unsqueeze(a, axes)", axes=ints(3), **INTS)
 row("Gather some", "z = Gather<axis=1>(h, at)", at=ints(6, 1, -1, 3))
 row("Gather positions", "z = Gather<axis=2>(h, at)", at=ints(4, 0, 1))
+row(
+    "GatherElements",
+    "z = GatherElements<axis=2>(h, at)",
+    at=np.random.default_rng(0).integers(0, 6, (2, 8, 3, 6)),
+)
+row("Tile", "z = Tile(h, times)", times=ints(1, 1, 2, 3))
 row("Slice channels", "z = Slice(h, from, to, over)", **{"from": ints(1), "to": ints(-1), "over": ints(1)})
 row(
     "Slice steps",

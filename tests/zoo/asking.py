@@ -25,7 +25,7 @@ from cmrc.program import Site
 REQUESTS = ("inner units", "heads", "both")
 HOSTS = ("torch", "ONNX")
 TOLERANCE, MOVES = 1e-5, 1000
-RECTIFIERS = {"relu", "relu6", "hardtanh", "hardswish"}
+RECTIFIERS = {"relu", "relu6", "hardtanh", "hardswish", "hardsigmoid"}
 
 
 @dataclass(frozen=True)
@@ -348,11 +348,14 @@ def unread(subject: Subject, lowered: cmrc.Lowered) -> dict[str, int]:
 
 
 def effects(subject: Subject, host: Host) -> dict[str, torch.Tensor]:
-    """Which numbers of which tensors have a gradient. Rectifiers leak here, lest a unit that happens to be off hides them."""
+    """Which numbers of which tensors have a gradient. Rectifiers leak here and pooling averages, lest a unit that happens to be
+    off or a position that happens to be the largest hides them."""
     module = host.module().eval()  # type: ignore[attr-defined]
     for node in module.graph.nodes:
         if opname(node) in RECTIFIERS:
             node.target, node.args, node.kwargs = torch.nn.functional.leaky_relu, (node.args[0], 0.1), {}
+        elif opname(node) == "max_pool2d":
+            node.target = pooled
         elif opname(node) == "batch_norm":  # torch's has no gradient for its statistics
             node.target = normalised
     module.recompile()
@@ -368,11 +371,20 @@ def effects(subject: Subject, host: Host) -> dict[str, torch.Tensor]:
     return {name: found for name, found in seen.items() if found.any()}
 
 
+def pooled(
+    x: torch.Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> torch.Tensor:
+    """The mean of what max pooling looks at, by the same arguments."""
+    assert dilation in (1, [1, 1])
+    return torch.nn.functional.avg_pool2d(x, kernel, stride or kernel, padding, ceil)
+
+
 def normalised(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Batch norm in eval mode, written out."""
+    """A factor that depends on what a batch norm in eval mode depends on: it hides what a unit of 0 behind it hides, where the
+    norm would make some other constant of it, which folds as well."""
     weight, bias, mean, variance = (None if t is None else t.reshape(-1, *[1] * (x.dim() - 2)) for t in rest[:4])
-    scaled = (x - mean) * torch.rsqrt(variance + rest[6]) * (1.0 if weight is None else weight)
-    return scaled if bias is None else scaled + bias
+    shift = 1.0 - 0.1 * mean if bias is None else 1.0 + 0.1 * (bias - mean)
+    return x * torch.rsqrt(variance + rest[6]) * shift * (1.0 if weight is None else weight)
 
 
 def stored(path: Path) -> int:
