@@ -21,6 +21,7 @@ from asking import Subject
 
 import cmrc
 from cmrc.axes import move
+from cmrc.passes.rewriter import Keep, period_of
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
 PATIENCE = 20.0  # seconds of CPU time: on some graphs it does not come to an end
@@ -42,7 +43,8 @@ def limited(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pruned:
-    """`equal` to the model with the units at 0, `wrong`, `nothing` pruned, `error`, `none` asked, or `absent`."""
+    """`equal` to the model with the units at 0, `wrong`, `nothing` pruned, `error`, `no way` to ask for some of the units, `none`
+    in the model, or `absent`."""
 
     verdict: str
     detail: str = ""
@@ -65,7 +67,8 @@ def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ..
             if isinstance(operand, str):
                 size = program.values[operand].shape[axis]
                 shared = int(node.output.shape[axis]) // int(size) if isinstance(size, int) else 1
-                found += layers_of(program, operand, axis, tuple(sorted({u // shared for u in units})))
+                served = units if shared == 1 else tuple(sorted({u // shared for u in units}))
+                found += layers_of(program, operand, axis, served)
         return found
     if not node.inputs or not isinstance(node.inputs[0], str):
         return []
@@ -73,10 +76,13 @@ def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ..
     if node.op == "transpose":
         return layers_of(program, source, node.attrs["perm"][axis], units)
     if node.op == "reshape":
-        moved = move(after, program.values[source].shape, axis, units)
-        return [] if isinstance(moved, str) else layers_of(program, source, moved.axis, tuple(moved.index))
+        moved = move(after, program.values[source].shape, axis, units, period_of(units))
+        return [] if isinstance(moved, str) else layers_of(program, source, moved.axis, Keep(moved.index, moved.period))
     if node.op == "select" and axis == node.attrs["axis"]:
         return layers_of(program, source, axis, tuple(node.attrs["keep"][u] for u in units))
+    if node.op == "along" and node.attrs.get("drop"):
+        left = [d for d in range(len(program.values[source].shape)) if d not in node.attrs["axes"]]
+        return layers_of(program, source, left[axis], units)
     found = []
     for operand in node.inputs if node.op in ("pointwise", "along", "expand", "select", "concat") else ():
         shape = program.values[operand].shape if isinstance(operand, str) else ()
@@ -114,7 +120,8 @@ def ask(subject: Subject, request: str) -> Pruned:
     if not len(plan):
         return Pruned("none")
     assert isinstance(subject.built, torch.nn.Module)
-    asked = [layer for do in plan.entries for layer in layers_of(program, do.value, do.axis, do.units)]
+    by_site = {do.value: layers_of(program, do.value, do.axis, do.units) for do in plan.entries}
+    asked = [layer for layers in by_site.values() for layer in layers]
     inputs = subject.inputs(2)
     times, ours = [], []
     for _ in range(3):
@@ -126,6 +133,9 @@ def ask(subject: Subject, request: str) -> Pruned:
         ours.append(time.process_time() - start)
     before = sum(p.numel() for p in subject.built.parameters())
     told: dict[str, Any] = {"ours": min(ours, default=0.0)}
+    unnamed = next((value for value, layers in by_site.items() if not layers), "")
+    if unnamed:
+        return Pruned("no way", f"no layer of the module has the units of {unnamed} for its outputs", **told)
     for _ in range(2):
         model = copy.deepcopy(subject.built)
         start = time.process_time()
