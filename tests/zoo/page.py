@@ -27,10 +27,11 @@ are asked of it: half of its **inner units** (whatever an affine op reads and si
 third of its attention **heads** (at least one; whole groups where queries share keys), and **both** in one plan. Every unit gets its
 own constant. The plan is lowered through both hosts: the module as torch exports it, and the ONNX file that torch's exporter writes.
 
-* **exact**: the lowered model differs from the literally clamped one by at most 1e-5 of the output's scale at two batch sizes, where
-  the replacement itself moves the output by at least 1000 times that. On the torch host every number that has no effect on the clamped
-  model (its gradient vanishes when the units are 0) is gone and no other; on the ONNX host the file holds no more numbers than the
-  module that was lowered and then exported. The saved file runs under onnxruntime at two batch sizes; the torch result takes an optimiser
+* **exact**: the lowered model differs from the literally clamped one by at most 1e-5 of the output's scale at two batch sizes (or by
+  what rounding does: four times as much as the clamped model moves when the last digit of its inputs does), where the replacement itself
+  moves the output by at least 1000 times that. On the torch host every number that has no effect on the clamped model (its gradient
+  vanishes when the units are 0) is gone and no other; on the ONNX host the file holds no more numbers than the module that was lowered
+  and then exported. The saved file runs under onnxruntime at two batch sizes; the torch result takes an optimiser
   step and exports again.
 * **declined**: refused with the reason, listed below. **fails**: anything else. **–**: the model has nothing of the kind.
 

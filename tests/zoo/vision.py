@@ -78,9 +78,9 @@ class FromLibrary:
         return found
 
 
-def timm_model(name: str, model: str, size: int = 32, **options: Any) -> None:
+def timm_model(name: str, model: str, size: int = 32, note: str = "", **options: Any) -> None:
     build = FromLibrary("timm.create_model", tuple({"model_name": model, "num_classes": 10, **options}.items()))
-    add(name, "timm", build, image(size), skip=missing("timm"))
+    add(name, "timm", build, image(size), skip=missing("timm"), note=note)
 
 
 def torchvision_model(name: str, model: str, size: int = 64, **options: Any) -> None:
@@ -117,7 +117,14 @@ add(
     skip=missing("timm"),
 )
 timm_model("timm_convnext", "convnext_atto", 64, depths=(1, 1, 2, 1), dims=(8, 12, 16, 20))
-timm_model("timm_convnextv2", "convnextv2_atto", 64, depths=(1, 1, 2, 1), dims=(8, 12, 16, 20))
+timm_model(
+    "timm_convnextv2",
+    "convnextv2_atto",
+    64,
+    depths=(1, 1, 2, 1),
+    dims=(8, 12, 16, 20),
+    note="its response norm divides by the mean over all units of an FFN, so that every unit is needed",
+)
 timm_model("timm_efficientnet", "efficientnet_b0", 64)
 timm_model("timm_mobilenetv3", "mobilenetv3_small_050", 64)
 timm_model("timm_resnet50", "resnet50", 64, channels=(16, 24, 32, 40), layers=(2, 2, 2, 2))
