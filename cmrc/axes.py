@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -59,7 +60,13 @@ def _divides(small: Product, large: Product) -> bool:
     return small[0] != 0 and large[0] % small[0] == 0 and small[1] <= large[1]
 
 
-def segments(before: Shape, after: Shape) -> list[Segment]:
+def is_whole(keep: Sequence[int], size: Dim) -> bool:
+    """Whether positions are all of an axis, in order."""
+    return len(keep) == size and tuple(keep) == tuple(range(len(keep)))
+
+
+@lru_cache(maxsize=4096)  # a model has the same few reshapes in every layer
+def segments(before: Shape, after: Shape) -> tuple[Segment, ...]:
     """The finest segments. Where sizes cannot be compared, the rest is one segment."""
     found: list[Segment] = []
     i = j = 0
@@ -81,7 +88,7 @@ def segments(before: Shape, after: Shape) -> list[Segment]:
     if found and (i < len(before) or j < len(after)):  # what is left has size one
         last = found.pop()
         found.append(Segment((last.before[0], len(before)), (last.after[0], len(after))))
-    return found
+    return tuple(found)
 
 
 def _sizes(shape: Shape, span: tuple[int, int]) -> tuple[int, ...] | None:

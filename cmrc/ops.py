@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from cmrc.axes import is_whole
 from cmrc.ir import Apply, Array, Leaf, Literal, Node, Shape, Tensor
 
 Attrs = Mapping[str, Any]
@@ -407,7 +408,13 @@ def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
     """Σ_s W_s c_s along `axis` of a weight: what constant inputs add, per output and kernel position."""
     axis, groups, per = attrs["axis"], attrs.get("groups", 1), weight.shape[attrs["axis"]]
     if groups == 1:
-        return np.tensordot(constant, np.take(weight, attrs["units"], axis=axis).astype(np.float64), axes=(0, axis))
+        some = np.take(weight, attrs["units"], axis=axis).astype(np.float64)
+        if constant.ndim == 1:  # without the transposed copy that tensordot makes
+            inner = math.prod(some.shape[axis + 1 :])
+            stacked = some.reshape(-1, some.shape[axis], inner) if inner > 1 else some.reshape(-1, some.shape[axis])
+            total = constant @ stacked if inner > 1 else stacked @ constant
+            return np.asarray(total).reshape(*some.shape[:axis], *some.shape[axis + 1 :])
+        return np.tensordot(constant, some, axes=(0, axis))
     moved = np.moveaxis(weight.astype(np.float64), axis, 0)
     outs = moved.shape[1] // groups
     total = np.zeros((groups, outs, *moved.shape[2:]))
@@ -487,7 +494,7 @@ def _compute(tensor: Tensor) -> Array:
 
 def apply(op: str, inputs: Sequence[Tensor], attrs: Attrs, shape: Sequence[int], dtype: str) -> Tensor:
     """A tensor that is `op` of tensors; a select of everything is the tensor itself."""
-    if op == "select" and tuple(attrs["keep"]) == tuple(range(inputs[0].shape[attrs["axis"]])):
+    if op == "select" and is_whole(attrs["keep"], inputs[0].shape[attrs["axis"]]):
         return inputs[0]
     return Apply(op, tuple(inputs), dict(attrs), tuple(shape), dtype)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cmrc.axes import move, segments
+from cmrc.axes import is_whole, move, segments
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
 from cmrc.passes.rewriter import Declined, Keep, Log, idle_nodes, narrowed, operand_axis, parameter_axis, period_of
@@ -51,7 +51,7 @@ class Rise:
     def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
         """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
         keep = Keep(keep, period_of(keep))
-        if operand is None or keep == tuple(range(keep.period or int(self.shape(operand)[axis]))):
+        if operand is None or is_whole(keep, keep.period or self.shape(operand)[axis]):
             return operand
         if not isinstance(operand, str):
             return take(operand, axis, keep)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cmrc.axes import complement as remaining
-from cmrc.axes import product
+from cmrc.axes import is_whole, product
 from cmrc.ir import Array, Graph, Node, Operand, Shape, Value, literal
 
 
@@ -103,7 +103,7 @@ class Sweep:
         """The name of a value that holds only these positions; made once, shared by all who ask."""
         keep = tuple(keep)
         value = self.values[name]
-        if keep == tuple(range(int(value.shape[axis]))):
+        if is_whole(keep, value.shape[axis]):
             return name
         key = (name, axis, keep)
         if key not in self.selects:

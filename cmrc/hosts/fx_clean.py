@@ -29,10 +29,23 @@ ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy under the same names; torch's own renames nodes that are called like a builtin."""
-    copied = copy.deepcopy(graph)
-    for old, new in zip(graph.nodes, copied.nodes, strict=True):
-        new.name = old.name
+    """A copy under the same names; torch's own renames nodes that are called like a builtin, and takes three times as long.
+
+    Adds nodes as `fx.Graph.create_node` does, less its search of every argument for raw symbols, and a name for each.
+    """
+    copied = fx.Graph(tracer_cls=graph._tracer_cls)
+    copied._codegen = copy.deepcopy(graph._codegen)
+    made: dict[fx.Node, fx.Node] = {}
+    names, table = copied._graph_namespace, copied._find_nodes_lookup_table
+    for node in graph.nodes:
+        args, kwargs = fx.map_arg(node.args, made.__getitem__), fx.map_arg(node.kwargs, made.__getitem__)
+        new = made[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
+        new.meta.update(node.meta)
+        names._used_names.add(node.name)
+        names.associate_name_with_obj(node.name, new)
+        copied._insert(new)
+        table.insert(new)
+    copied._len = len(made)
     return copied
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,6 @@ class Writer:
     specs: list[InputSpec] = field(default_factory=list)
     placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
     tensors: dict[Tensor, list[str]] = field(default_factory=dict)  # the names of what was made of an expression
-    taken: set[str] = field(default_factory=set)  # names of tensors, and of the modules that hold them
     untied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,6 @@ class Writer:
         self.made = {node.name: node for node in self.lifted.nodes}
         self.values = self.host.graph.values()
         self.specs = list(self.host.specs)
-        self.taken = {part for name in (*self.state, *self.host.exported.state_dict) for part in _and_owners(name)}
         kinds = {spec.arg.name: spec for spec in self.specs}
         for node in self.lifted.nodes:
             spec = kinds.get(node.name) if node.op == "placeholder" else None
@@ -143,6 +142,11 @@ class Writer:
                 self.placeholders[spec.target] = node
 
     # ------------------------------------------------------------ parameters
+
+    @cached_property
+    def taken(self) -> set[str]:
+        """The names of tensors, and of the modules that hold them."""
+        return {part for name in (*self.state, *self.host.exported.state_dict) for part in _and_owners(name)}
 
     def _replace_parameters(self) -> None:
         """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
@@ -519,8 +523,10 @@ class Writer:
         read_before = {n.name for n in old} - unread_before
         dropped = set(self.old) - {node.name for node in self.graph.nodes}
         for node in reversed(list(self.lifted.nodes)):
+            if node.users:
+                continue
             idle = node.name in unread_before or node.op in ("output", "placeholder") or node.is_impure()
-            if not node.users and (node.name in dropped or not idle):
+            if node.name in dropped or not idle:
                 self.lifted.erase_node(node)
         gone: set[str] = set()
         for target, node in list(self.placeholders.items()):
