@@ -112,6 +112,32 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
     return "constants into an added number"
 
 
+def leave_out_of_norm(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], sources: Sequence[int]) -> str:
+    """x / √(mean x² + ε) · w with x_S = 0: over the k of n units that stay, ε and w² are n/k times as large; S stays 0.
+
+    What the norm made of n units is laid out of those k again, for the readers that take in that S is 0.
+    """
+    out, weight = node.output, (*node.inputs, None)[1]
+    size = int(out.shape[axis])
+    keep = complement(units, size)
+    share = size / len(keep)
+    assert not isinstance(weight, str)
+    scale: Tensor = literal(np.full(len(keep), math.sqrt(share)))
+    if weight is not None:
+        some = take(weight, len(weight.shape) - 1, keep)
+        scale = apply("pointwise", (some, scale), {"fn": "mul"}, some.shape, weight.dtype)
+    smaller = replace(out, shape=resized(out.shape, axis, len(keep)))
+    attrs = {**node.attrs, "eps": node.attrs["eps"] * share}
+    sweep.emit(replace(node, inputs=(sweep.select(x, axis, keep), scale), outputs=(smaller,), attrs=attrs))
+    places = {unit: i for i, unit in enumerate(keep)}
+    spread = Value(sweep.fresh(out.name, "spread"), out.shape, out.dtype)
+    index = tuple(places.get(unit, 0) for unit in range(size))
+    sweep.emit(Node("select", (out.name,), (spread,), {"axis": axis, "keep": index}))
+    nothing = np.zeros([len(units) if d == axis else 1 for d in range(len(out.shape))])
+    sweep.redirected[out.name] = sweep.do(spread, axis, units, nothing, sources)
+    return "left out, the constants are 0"
+
+
 def fold_into_rows(
     sweep: Sweep, node: Node, rows: Node, x: str, x_axis: int, axis: int, units: Sequence[int], slab: Array
 ) -> str:

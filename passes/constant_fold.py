@@ -28,6 +28,7 @@ from cmrc.passes.absorb import (
     fold_into_linear,
     fold_into_mean,
     has_border,
+    leave_out_of_norm,
     position_free,
 )
 from cmrc.passes.addends import add_behind_batch_norm, merge_addends
@@ -143,7 +144,7 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units only a mean or sum takes it in."""
+    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units a mean or sum takes it in, an RMS norm 0."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
     fact, attrs, fn = facts[0], node.attrs, node.attrs["fn"]
@@ -152,6 +153,10 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
         whole = len(fact.units) == sweep.shape(fact.source)[fact.axis]
         if fn == "tile":
             return Declined("it repeats the units")
+        if fn == "rms_norm" and len(axes) == 1 and not whole and not np.any(fact.slab):
+            if any(isinstance(operand, str) for operand in node.inputs[1:]):
+                return Declined("one of its parameters is computed at run time")
+            return leave_out_of_norm(sweep, node, fact.source, fact.axis, fact.units, fact.sources)
         if fn not in ("mean", "sum") or len(axes) > 1 or whole:
             return Declined("it mixes the units with each other")
         return fold_into_mean(sweep, node, fact.source, fact.axis, fact.units, fact.full())

@@ -276,6 +276,19 @@ def gathered(net: Net, h: str) -> str:
     return net.along("gather_elements", h, (3,), index, shape=("N", 4, 5, 3))
 
 
+def along_norm_of_zeros() -> Graph:
+    """An RMS norm recovers units of 0 from those that stay: their share of all enters its number and its weight."""
+    net, h = vector()
+    net.linear(net.along("rms_norm", h, (1,), net.leaf(4), eps=0.1), 2)
+    return done(net, Do(h, 1, (2, 0), [0.0, 0.0]))
+
+
+def along_norm_of_zeros_without_weight() -> Graph:
+    net, h = vector()
+    net.linear(net.along("rms_norm", h, (1,), None, eps=0.1), 2)
+    return done(net, Do(h, 1, (1,), [0.0]))
+
+
 def along_gather() -> Graph:
     """Wherever the index points, a constant unit is the constant."""
     net, h = image()
@@ -574,6 +587,8 @@ CONSTANT: dict[str, Example] = {
     "along-sum": along_sum,
     "along-padded-pool": along_padded_pool,
     "along-norm": along_norm,
+    "along-norm-of-zeros": along_norm_of_zeros,
+    "along-norm-of-zeros-without-weight": along_norm_of_zeros_without_weight,
     "along-gather": along_gather,
     "along-repeats": along_repeats,
     "reshape": reshape,
@@ -1073,6 +1088,12 @@ def dead_select() -> Graph:
     return read(net, net.select(h, 1, (5, 3, 1)), (0, 2))
 
 
+def dead_select_that_spreads() -> Graph:
+    """Units that were laid out with repeats, of which just those that were there are read."""
+    net, h = vector()
+    return read(net, net.cut(h, 1, (0, 0, 1, 2, 0, 3)), (1, 2, 3, 5))
+
+
 def dead_select_along_another_axis() -> Graph:
     net, h = sequence()
     return read(net, net.select(h, 1, (0, 2)), (1, 3), axis=2)
@@ -1226,6 +1247,7 @@ DEAD: dict[str, Example] = {
     "concat-along-another-axis": dead_concat_along_another_axis,
     "concat-dead-branch": dead_nodes,
     "select": dead_select,
+    "select-that-spreads": dead_select_that_spreads,
     "select-along-another-axis": dead_select_along_another_axis,
     "do": dead_do,
     "do-along-another-axis": dead_do_along_another_axis,

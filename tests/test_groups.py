@@ -122,6 +122,14 @@ def normed() -> nn.Module:
     )
 
 
+def normed_by_the_fused_op() -> nn.Module:
+    model = normed()
+    model.norm = nn.RMSNorm(6, eps=0.03)
+    for block in model.blocks:
+        block.norm = nn.RMSNorm(6, eps=0.03)
+    return model
+
+
 IMAGE, ROWS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.randn(3, 6)
 IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(1))
 MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
@@ -135,6 +143,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "transformer": (transformer, IDS),
     "two_stems": (two_stems, ROWS),
     "normed": (normed, ROWS),
+    "normed_by_the_fused_op": (normed_by_the_fused_op, ROWS),
 }
 
 
@@ -183,6 +192,7 @@ ASKED: list[tuple[str, str, list[int], object, list[int]]] = [
     ("resnext", "conv2", [0, 1], [0.5, 0.7], [6]),
     ("gated", "mul", [1, 4], 0.0, [6, 6]),
     ("normed", "stem", [1, 4], 0.0, [4, 4, 4]),
+    ("normed_by_the_fused_op", "stem", [1, 4], 0.0, [4, 4, 4]),
     ("residual", "add", [1, 3], [0.5, -1.2], [3, 3]),
 ]
 

@@ -307,6 +307,9 @@ class Writer:
                 made = [self._scaled(target, n) if isinstance(n, Scaled) else n for n in sizes]
                 values[SIZES_ARGUMENT[opname(target)]] = made
             return sizes is not None
+        if node.attrs.get("fn") == "rms_norm" and node.attrs["eps"] != before.attrs["eps"]:
+            values[1], values[3] = [int(node.output.shape[-1])], node.attrs["eps"]
+            return True
         if node.op == "attention" and node.attrs.get("narrowed"):
             values[6] = node.attrs["scale"]  # torch would take it from the width that is left
             return True

@@ -117,7 +117,9 @@ def along_axis(fn: str, default: int) -> Row:
     return Row(read)
 
 
-def norm(fn: str, axes: Callable[[View], tuple[int, ...]], parameters: int, *, per_channel: bool = False) -> Row:
+def norm(
+    fn: str, axes: Callable[[View], tuple[int, ...]], parameters: int, *, per_channel: bool = False, write: str = ""
+) -> Row:
     """A normalisation over `axes`, then scale and shift by parameters."""
 
     def read(view: View) -> Step:
@@ -127,7 +129,7 @@ def norm(fn: str, axes: Callable[[View], tuple[int, ...]], parameters: int, *, p
             attrs["align"] = (None, *((1,),) * parameters)
         return Step("along", tuple(range(parameters + 1)), attrs, view.out(view.shape()))
 
-    return Row(read)
+    return Row(read, write)
 
 
 def _from_axis(view: View) -> tuple[int, ...]:
@@ -245,8 +247,8 @@ ROWS: dict[str, Row] = {
     "LpPool": Row(lambda view: rows.read_pool(view, "lp_pool")),
     "MaxPool": Row(lambda view: rows.read_pool(view, "max_pool")),
     "Pad": Row(rows.read_pad),
-    "RMSNormalization": norm("rms_norm", _from_axis, 1),
-    "SimplifiedLayerNormalization": norm("rms_norm", _from_axis, 1),
+    "RMSNormalization": norm("rms_norm", _from_axis, 1, write="norm"),
+    "SimplifiedLayerNormalization": norm("rms_norm", _from_axis, 1, write="norm"),
     "ReduceL1": reduction("l1"),
     "ReduceL2": reduction("l2"),
     "ReduceLogSum": reduction("log_sum"),
@@ -291,6 +293,6 @@ ROWS: dict[str, Row] = {
         lambda view: fused.read_skip_norm(view, "layer_norm", 4), separable=17
     ),
     "com.microsoft::SkipSimplifiedLayerNormalization": Row(
-        lambda view: fused.read_skip_norm(view, "rms_norm", 3), separable=23
+        lambda view: fused.read_skip_norm(view, "rms_norm", 3), write="norm", separable=23
     ),
 }

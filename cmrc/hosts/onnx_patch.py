@@ -96,6 +96,15 @@ def write_conv(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list
         host.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])
 
 
+def write_norm(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A norm over fewer units, by itself or behind a sum in one node."""
+    if len(before) == 1:
+        rewire(patch, host, nodes[0], before[0])
+    now, was = (next(node for node in some if node.attrs.get("fn") == "rms_norm") for some in (nodes, before))
+    if now.attrs["eps"] != was.attrs["eps"]:
+        host.attributes["epsilon"] = onnx_ir.AttrFloat32("epsilon", now.attrs["eps"])
+
+
 def write_concat(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     """Fewer inputs, perhaps; those that were there stay the ONNX values they were."""
     node = nodes[0]
@@ -418,6 +427,7 @@ WRITERS: dict[str, Writer] = {
     "concat": write_concat,
     "conv": write_conv,
     "heads": write_heads,
+    "norm": write_norm,
     "resize": write_resize,
     "select": write_select,
     "shape": write_shape,

@@ -360,13 +360,17 @@ class Patch:
 
 
 def parameter(tensor: Tensor) -> str:
-    """The parameter that a tensor is an edited form of: what was selected from, folded into, or added to."""
+    """The parameter that a tensor is an edited form of: what was selected from, folded into, added to, or scaled."""
     if isinstance(tensor, Leaf):
         return tensor.name
     if not isinstance(tensor, Apply):
         return ""
     first = tensor.inputs[0]
-    edits = tensor.op in ("select", "select_in_groups", "fold_columns") or tensor.attrs.get("fn") in ("add", "cast")
+    edits = tensor.op in ("select", "select_in_groups", "fold_columns") or tensor.attrs.get("fn") in (
+        "add",
+        "mul",
+        "cast",
+    )
     flattens = tensor.op == "reshape" and len(tensor.shape) == 1 and first.shape[-1:] == tensor.shape
     return parameter(first) if edits or flattens else ""
 

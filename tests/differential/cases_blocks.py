@@ -239,6 +239,34 @@ class LlamaBlock(nn.Module):
 case("llama", lambda: chain(emb=nn.Embedding(11, 8), b0=LlamaBlock(8, 12), b1=LlamaBlock(8, 12), norm=nn.RMSNorm(8), head=nn.Linear(8, 11, bias=False)), [Input(("n", "t"), ids=11)],
      const("b0.mlp.mul", [1, 4, 9]), affine("b1.mlp.mul", [0, 7], [2, 5, 11]), dynamic=("nt",))  # fmt: skip
 
+
+def normed(norm: nn.Module) -> nn.Module:
+    return chain(a=nn.Linear(6, 8), act=nn.SiLU(), norm=norm, b=nn.Linear(8, 4))
+
+
+case("rms_norm_zero", lambda: normed(nn.RMSNorm(8)), ("n", "t", 6), const("act", [1, 4, 5], 0.0), save=True)
+case(
+    "rms_norm_zero_without_weight",
+    lambda: normed(nn.RMSNorm(8, eps=0.2, elementwise_affine=False)),
+    ("n", 6),
+    const("act", [1, 4], 0.0),
+)
+case(  # behind the norm the units are laid out anew
+    "rms_norm_zero_stays",
+    lambda: chain(a=nn.Linear(6, 8), act=nn.SiLU(), norm=nn.RMSNorm(8), mix=nn.Softmax(-1), b=nn.Linear(8, 4)),
+    ("n", 6),
+    const("act", [1, 4], 0.0),
+    stops="it mixes the units with each other",
+)
+case(
+    "rms_norm_constant",
+    lambda: normed(nn.RMSNorm(8)),
+    ("n", 6),
+    const("act", [1, 4]),
+    hosts=("fx",),
+    stops="it mixes the units with each other",
+)
+
 # ---------------------------------------------------------------- squeeze and excite
 
 

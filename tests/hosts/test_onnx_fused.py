@@ -434,6 +434,27 @@ def test_both_sides_of_a_skip_norm_replaced_stay_in_front_of_it() -> None:
         }
 
 
+@pytest.mark.parametrize("opset", [17, 23])
+def test_both_sides_of_a_skip_norm_at_zero_leave_it(opset: int) -> None:
+    """Whether the node stays whole or comes apart: fewer units, and another epsilon."""
+    nodes = """d = MatMul(x, wq)
+    e = MatMul(x, wk)
+    n = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.3>(d, e, gamma)
+    y = MatMul(n, o)"""
+    arrays = {**PROJECTIONS, **OUT, "gamma": SCALES["gamma"]}
+    case = Case(nodes, "d", SOME, arrays, tokens(5, WIDTH), {}, opset=opset)
+    program = cmrc.trace(model(case))
+    plan = cmrc.Plan(program).do("d", units=SOME, constant=0.0).do("e", units=SOME, constant=0.0)
+    lowered = cmrc.lower(program, plan)
+    for batch in (2, 3):
+        check = lowered.check(case.inputs(batch))
+        assert check.error <= EXACT_F32
+        assert check.moved >= MOVES * EXACT_F32
+    left = sizes(lowered)
+    assert left["wq"] == left["wk"] == (WIDTH, WIDTH - len(SOME))
+    assert left["gamma"] == (WIDTH - len(SOME),)
+
+
 def test_part_of_a_head_is_gathered_behind_the_attention() -> None:
     case = CASES["Attention, 3-D"]
     _, reason = stopped(case, ("a", [0, 1, 2]))

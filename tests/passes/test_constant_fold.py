@@ -97,6 +97,19 @@ def tiled_positions() -> Graph:
     return done(net, Do(h, 1, (1,), [[0.5], [1.0], [-1.0]]))
 
 
+def norm_of_zeros_with_weight_of_run_time() -> Graph:
+    net, h = vector()
+    weight = net.along("mean", net.linear("x", 4), (0,), drop=True)
+    net.along("rms_norm", h, (1,), weight, eps=0.1)
+    return done(net, Do(h, 1, (1,), [0.0]))
+
+
+def norm_of_constants() -> Graph:
+    net, h = vector()
+    net.along("rms_norm", h, (1,), net.leaf(4), eps=0.1)
+    return on(h, net)
+
+
 def mixed_units() -> Graph:
     net, h = vector()
     net.along("softmax", h, (1,))
@@ -290,6 +303,8 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (known_operand_that_gives_the_shape, "operand %linear_1 is replaced in these units, operand %mean_1 is not"),
     (replaced_parameter, "one of its parameters is replaced"),
     (mixed_units, "it mixes the units with each other"),
+    (norm_of_constants, "it mixes the units with each other"),
+    (norm_of_zeros_with_weight_of_run_time, "one of its parameters is computed at run time"),
     (tiled_units, "it repeats the units"),
     (tiled_positions, "the constant becomes different at different positions, and their number is not fixed"),
     (unknown_function, "what cumsum does to a constant is not known"),
