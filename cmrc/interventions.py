@@ -93,6 +93,9 @@ class Place:
         return self.spread(array, "mask")
 
 
+NEAR = 1 << 17  # bytes that stay in a processor's own cache while they are blended
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """An intervention that fits: `apply` takes a chunk of the value (which it may change) and says what becomes of it."""
@@ -124,7 +127,11 @@ def swap_rows(place: Place, step: Swap, held: Array) -> Ready:
     mask, source = place.mask(step.mask, step.group), np.broadcast_to(np.asarray(step.source), place.count)
 
     def apply(value: Array, rows: slice) -> Array:
-        return blend(value, held[source[rows]], _part(mask, rows))
+        size = max(1, NEAR // max(1, value[:1].nbytes))
+        for start in range(0, len(value), size):
+            some = slice(rows.start + start, min(rows.start + start + size, rows.stop))
+            blend(value[start : start + size], held[source[some]], _part(mask, some))
+        return value
 
     return Ready(place.site.value, apply)
 

@@ -9,6 +9,7 @@ The reduced model is a `Lowered`, a traced program beside its plan, or a plan al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,21 @@ def variables(program: Program, plan: Plan, site: str | Sequence[str] | None = N
     return made
 
 
+def bernoulli(rng: np.random.Generator, p: float, shape: tuple[int, ...]) -> Array:
+    """True with probability p each, to 2^-17. Takes as many random bits for each as p has binary digits: one for a half.
+
+    From the last digit to the first, m := bit | m where the digit is 1, bit & m where it is 0: P(m) := (digit + P(m)) / 2.
+    """
+    digits, size = round(p * 2**16), math.prod(shape)
+    if digits == 2**16:
+        return np.ones(shape, dtype=bool)
+    found = np.zeros(-(-size // 8), dtype=np.uint8)
+    for i in range((digits & -digits).bit_length() - 1, 16) if digits else ():
+        bits = np.frombuffer(rng.bytes(len(found)), dtype=np.uint8)
+        found = bits | found if digits >> i & 1 else bits & found
+    return np.unpackbits(found, count=size).view(bool).reshape(shape)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """Interventions: rows of the data, and for every site a mask over all of its units."""
@@ -100,14 +116,10 @@ class Draw:
         """`count` swaps. Several rates take turns. Masks are over all units, so that plans can be compared on one draw."""
         base, source = rng.integers(rows, size=(2, count))
         rates = np.asarray(p, dtype=np.float64)[np.arange(count) % len(p)]
-        least = np.minimum(np.round(rates * 2**16), 2**16 - 1).astype(
-            np.uint16
-        )  # 16 bits decide: a rate is met to 2^-17
-        masks = {
-            value: rng.integers(2**16, size=(count, n), dtype=np.uint16) < least[:, None] for value, n in sizes.items()
-        }
+        masks = {value: np.empty((count, units), dtype=bool) for value, units in sizes.items()}
         for mask in masks.values():
-            mask[rates == 1.0] = True
+            for turn, rate in enumerate(p):
+                mask[turn :: len(p)] = bernoulli(rng, rate, mask[turn :: len(p)].shape)
         return cls(base, source, masks, rates)
 
     @classmethod

@@ -15,6 +15,7 @@ from torch import nn
 import cmrc
 from cmrc.errors import CertifyError, CmrcError, VerifyError
 from cmrc.evidence import Reading, compare
+from cmrc.verify import bernoulli
 
 MEANS = {"act": [0.1, 0.4, -0.2], "act2": [0.3, 0.2]}
 
@@ -372,3 +373,14 @@ def test_numbers_that_are_none_are_refused() -> None:
         compare(Reading("classes", 2), z, z, None, np.zeros(1))
     with pytest.raises(VerifyError, match="the original gives"):
         compare(Reading("classes", 2), z, z[..., :1], None, np.zeros(1))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.3, 0.5, 0.9, 1.0])
+def test_units_are_drawn_independently_at_the_rate_asked_for(p: float) -> None:
+    found = bernoulli(np.random.default_rng(0), p, (4000, 50)).astype(np.float64)
+    deviation = np.sqrt(p * (1 - p))
+    assert abs(found.mean() - p) <= 5 * deviation / np.sqrt(found.size) + 2**-17
+    centred = found - p
+    together = centred.T @ centred / len(found)  # off the diagonal 0 for independent units
+    assert np.abs(together - np.diag(np.diag(together))).max() <= 6 * deviation**2 / np.sqrt(len(found))
+    assert abs((centred[1:] * centred[:-1]).mean()) <= 5 * deviation**2 / np.sqrt(found.size)
