@@ -197,7 +197,8 @@ def _program(model: Any, plan: Plan | None, args: tuple[Any, ...] | None, option
 
 
 def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
-    first = result.residue[0]
+    # A replacement that stays is the cause of selections that do, and knows the plan's line.
+    first = min(result.residue, key=lambda residue: residue.node.op != "do")
     what = "a replacement" if first.node.op == "do" else "a selection"
     more = f" (and {len(result.residue) - 1} more)" if len(result.residue) > 1 else ""
     entry = first.sources[0] if first.sources else None
