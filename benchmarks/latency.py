@@ -8,13 +8,17 @@ Timed as `cmrc bench` does it: see cmrc/bench.py. Also compared: the ops that on
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import tempfile
+import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -25,40 +29,59 @@ from rich.table import Table
 import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, write_record
-from benchmarks.section import Record, Section, comparisons, table
-from cmrc.bench import clock_for, start, times
+from benchmarks.section import COLOURS, Record, Section, comparisons, table
+from cmrc.bench import LONG_ENOUGH, clock_for, peak_memory, size_of, start, times
 
-NATIVE_TARGET = 1.03  # lowered / native: equal but for what two sessions of one file differ by
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NATIVE_TARGET = 1.02  # lowered / native: equal but for what two sessions of one file differ by
 BATCHES = (1, 8)
+SESSIONS = 6
+PATIENCE = 8.0  # seconds for all rounds of one case and batch
+BATCH = torch.export.Dim("batch")
+
+
+def quiet_exporters() -> None:
+    """They tell of every constant that they cannot fold."""
+    for name in ("torch.onnx", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def export(model: torch.nn.Module, case: models.Case, path: Path) -> Path:
     """By torch's own exporter, with the batch size left open."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        shapes = ({0: torch.export.Dim("batch")},)
-        torch.onnx.export(
-            model, (case.inputs(2),), path, dynamo=True, verbose=False, dynamic_shapes=shapes, external_data=False
-        )
+        given = case.arguments(2)
+        shapes = tuple({0: BATCH} for _ in given)
+        torch.onnx.export(model, given, path, dynamo=True, verbose=False, dynamic_shapes=shapes, external_data=False)
     return path
 
 
 def build(case: models.Case, folder: Path) -> dict[str, Path]:
-    """The files of a case: original, native small, and lowered from each host. Every lowering is checked."""
+    """The files of a case: original, masked, native small, and lowered from each host. Every lowering is checked."""
     wide = case.original()
     made = {"original": export(wide, case, folder / "original.onnx")}
     made["native"] = export(case.native(), case, folder / "native.onnx")
-    options = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
-    programs = {"torch": cmrc.trace(wide, (case.inputs(2),), **options), "onnx": cmrc.trace(made["original"])}
+    programs = {}
+    if "torch" in case.hosts:
+        given = case.arguments(2)
+        programs["torch"] = cmrc.trace(wide, given, dynamic_shapes=tuple({0: BATCH} for _ in given))
+    if "onnx" in case.hosts:
+        programs["onnx"] = cmrc.trace(made["original"])
     for host, program in programs.items():
-        lowered = cmrc.lower(program, case.plan(program))
-        check = lowered.check([case.inputs(3).numpy()])
+        plan = case.plan(program)
+        lowered = cmrc.lower(program, plan)
+        check = lowered.check([tensor.numpy() for tensor in case.arguments(3)])
         if not check.holds:
             raise SystemExit(f"{case.name}, {host} host: {check}")
         made[f"lowered ({host})"] = folder / f"lowered_{host}.onnx"
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             lowered.save(made[f"lowered ({host})"])
+            if "masked" not in made or host == "onnx":
+                made["masked"] = folder / "masked.onnx"
+                program.clamped(plan).save(made["masked"], {})
     return made
 
 
@@ -71,21 +94,52 @@ def histogram(path: Path, threads: int = 1) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in graph.node).items()))
 
 
+def feeds_for(files: Mapping[str, Path], case: models.Case, batch: int) -> dict[str, dict[str, np.ndarray]]:
+    arrays = [tensor.numpy() for tensor in case.arguments(batch)]
+    return {
+        name: dict(zip([one.name for one in start(path).get_inputs()], arrays, strict=True))
+        for name, path in files.items()
+    }
+
+
 def measure(case: models.Case, files: Mapping[str, Path], options: argparse.Namespace) -> list[Ratio]:
-    sessions, rounds = (2, 5) if options.quick else (10, 15)
     ratios = []
     for batch in BATCHES:
         name = f"{case.name}, batch {batch}"
-        x = case.inputs(batch).numpy()
-        feeds = {file: {start(path).get_inputs()[0].name: x} for file, path in files.items()}
+        feeds = feeds_for(files, case, batch)
+        sessions, rounds = (2, 3) if options.quick else (SESSIONS, rounds_for(files, feeds, options.threads))
         counts = {"threads": options.threads, "sessions": sessions, "rounds": rounds, "seed": models.SEED}
         seconds, _ = times(files, feeds, **counts, watch=partial(progress, what=name))
-        for lowered in [file for file in files if file.startswith("lowered")]:
-            for other in ("native", "original"):
-                target = NATIVE_TARGET if other == "native" and not case.extra else None
-                pairs = np.stack([seconds[lowered], seconds[other]], axis=-1)
-                ratios.append(from_pairs(name, lowered, other, pairs, target))
+        for ours, theirs in pairs_of(files):
+            target = NATIVE_TARGET if theirs == "native" and not case.extra else None
+            ratios.append(from_pairs(name, ours, theirs, np.stack([seconds[ours], seconds[theirs]], axis=-1), target))
     return ratios
+
+
+def pairs_of(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    for lowered in [file for file in files if file.startswith("lowered")]:
+        yield from ((lowered, other) for other in ("native", "original"))
+    yield from ((file, "original") for file in ("masked", "native"))
+
+
+def rounds_for(files: Mapping[str, Path], feeds: Mapping[str, Mapping[str, np.ndarray]], threads: int) -> int:
+    """As many rounds as the time for one case and batch allows."""
+    one = start(files["original"], threads=threads)
+    spent = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        one.run(None, dict(feeds["original"]))
+        spent.append(time.perf_counter() - begin)
+    a_round = len(files) * max(min(spent), LONG_ENOUGH)
+    return int(np.clip(PATIENCE / (SESSIONS * a_round), 3, 15))
+
+
+def held(case: models.Case, files: Mapping[str, Path], threads: int) -> dict[str, dict[str, int | None]]:
+    """Bytes on disk, and at most in memory while running one sample, of every file."""
+    feeds = feeds_for(files, case, 1)
+    return {
+        name: {"bytes": size_of(path), "peak": peak_memory(path, feeds[name], threads)} for name, path in files.items()
+    }
 
 
 def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
@@ -100,18 +154,65 @@ def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Non
 
 
 def body(record: Record) -> str:
-    return "\n".join((comparisons(record), histograms(record["histograms"], record["same_ops"])))
+    parts = [comparisons(record), histograms(record["histograms"], record["same_ops"])]
+    return "\n".join([parts[0], sizes_table(record["sizes"]), parts[1]] if "sizes" in record else parts)
+
+
+def sizes_table(found: Mapping[str, Mapping[str, Mapping[str, int | None]]]) -> str:
+    names = ("original", "masked", "lowered (torch)", "lowered (onnx)", "native")
+    rows = []
+    for case, files in found.items():
+        for key, what in (("bytes", "file"), ("peak", "peak memory")):
+            cells = (files[name][key] if name in files else None for name in names)
+            rows.append((case, what, *("" if cell is None else f"{cell / 1e6:.2f}" for cell in cells)))
+    told = "Peak memory is what a process of its own holds at most while it loads the file and runs one sample, beyond its imports.\n"
+    return f"#### Size in MB\n\n{told}\n" + table(("network", "", *names), rows)
 
 
 def histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mapping[str, bool]) -> str:
-    parts = ["#### The ops that onnxruntime is left with\n\nAfter `ORT_ENABLE_EXTENDED`.\n"]
+    """Which networks run the very ops of the native one; the counts where they do not."""
+    equal = [case for case in found if same[case]]
+    parts = [
+        f"#### The ops that onnxruntime is left with\n\nAfter `ORT_ENABLE_EXTENDED` lowered and native are the same: {', '.join(equal)}.\n"
+    ]
     for case, files in found.items():
-        names = [name for name in files if name != "original"]
-        ops = sorted({op for name in names for op in files[name]})
-        verdict = "the same" if same[case] else "**not the same**"
-        parts.append(f"{case}: lowered and native are {verdict}.\n")
+        if same[case]:
+            continue
+        names = [name for name in files if name not in ("original", "masked")]
+        ops = [op for op in sorted({op for name in names for op in files[name]})
+               if len({files[name].get(op, 0) for name in names}) > 1]  # fmt: skip
+        parts.append(f"{case}: **not the same**.\n")
         parts.append(table(("op", *names), ((op, *(str(files[name].get(op, 0)) for name in names)) for op in ops)))
     return "\n".join(parts)
+
+
+def draw(record: Record, figure: Figure) -> None:
+    """Time of each file, of the original's."""
+    found: dict[str, dict[str, Mapping[str, float]]] = {}
+    for ratio in record["ratios"]:
+        if ratio["theirs"] == "original":
+            found.setdefault(ratio["name"], {})[ratio["ours"]] = ratio
+    names = [name for name in found if not name.startswith("ConvNet, constants")]
+    files = ("masked", "lowered (torch)", "lowered (onnx)", "native")
+    colours = dict(zip(files, (COLOURS[1], COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
+    axes = figure.subplots(1, 2, sharey=True)
+    for side, batch in zip(axes, BATCHES, strict=True):
+        shown = [name for name in names if name.endswith(f"batch {batch}")]
+        for k, file in enumerate(files):
+            held = [(i, found[name][file]) for i, name in enumerate(shown) if file in found[name]]
+            places = [i + (k - 1.5) * 0.2 for i, _ in held]
+            values = [ratio["ratio"] for _, ratio in held]
+            spread = [
+                [max(0.0, r["ratio"] - r["low"]) for _, r in held],
+                [max(0.0, r["high"] - r["ratio"]) for _, r in held],
+            ]
+            side.bar(places, values, 0.19, yerr=spread, color=colours[file], label=file, error_kw={"elinewidth": 0.8})
+        side.axhline(1, color="black", linewidth=0.8)
+        labels = [name.rpartition(", batch")[0].replace(", 3 of 30 layers", "\n(3 layers)") for name in shown]
+        side.set_xticks(range(len(shown)), labels, rotation=40, ha="right")
+        side.set_title(f"batch {batch}", fontsize=10)
+    axes[0].set_ylabel("time of the original's")
+    axes[0].legend(fontsize=8, ncols=2, loc="lower left")
 
 
 SECTIONS = (
@@ -119,11 +220,14 @@ SECTIONS = (
         "latency",
         "How fast the result runs",
         """Half of the units of every site replaced, run by onnxruntime on the CPU with {threads} intra-op thread(s).
-The clock is the {clock}.
+The clock is the {clock}; `cmrc bench` is the same code. Weights are random: they do not matter here.
 *native* is the small architecture written by hand and exported by torch; *lowered (torch)* comes from the `nn.Module`,
-*lowered (onnx)* from the exported file of the wide model.
+*lowered (onnx)* from the exported file of the wide model; *masked* is the original with the same units clamped at run time,
+which is what a mask buys.
 """,
         body,
+        draw,
+        size=(9.0, 4.4),
     ),
 )
 
@@ -131,20 +235,22 @@ The clock is the {clock}.
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "latency.json")
     torch.set_num_threads(options.threads)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    quiet_exporters()
     ratios: list[Ratio] = []
     histograms: dict[str, dict[str, dict[str, int]]] = {}
     same: dict[str, bool] = {}
+    sizes: dict[str, dict[str, dict[str, int | None]]] = {}
     for case in models.cases(quick=options.quick):
         with tempfile.TemporaryDirectory() as scratch:
             console.print(f"{case.name}: exporting and lowering")
             files = build(case, Path(scratch))
             counts = {name: histogram(path) for name, path in files.items()}
             ratios += measure(case, files, options)
+            sizes[case.name] = held(case, files, options.threads)
         histograms[case.name] = counts
         same[case.name] = all(counts[name] == counts["native"] for name in counts if name.startswith("lowered"))
     show_histograms(histograms)
-    told = {"clock": clock_for(options.threads), "histograms": histograms, "same_ops": same}
+    told = {"clock": clock_for(options.threads), "histograms": histograms, "same_ops": same, "sizes": sizes}
     write_record(options.json, "latency", ratios, options, **told)
 
 

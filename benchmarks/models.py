@@ -162,6 +162,12 @@ class Case:
     make: Callable[[Sequence[int]], nn.Module]
     constants: str = "random"  # or "zero"
     extra: str = ""  # an op that exactness needs and the native small model has not
+    tokens: int = 0  # inputs are so many token ids, and a mask where `masked`
+    masked: bool = False
+    hosts: tuple[str, ...] = (
+        "torch",
+        "onnx",
+    )  # by which it is lowered: the sites have no names of their own in some files
 
     @property
     def keep(self) -> tuple[int, ...]:
@@ -176,6 +182,13 @@ class Case:
 
     def inputs(self, batch: int, seed: int = SEED) -> torch.Tensor:
         return torch.randn(batch, *self.shape, generator=torch.Generator().manual_seed(seed))
+
+    def arguments(self, batch: int) -> tuple[torch.Tensor, ...]:
+        """Everything that the model takes."""
+        if not self.tokens:
+            return (self.inputs(batch),)
+        ids = torch.randint(0, 1000, (batch, self.tokens), generator=torch.Generator().manual_seed(SEED))
+        return (ids, torch.ones_like(ids)) if self.masked else (ids,)
 
     def units(self) -> list[np.ndarray]:
         """Half of the units of every site, drawn at random, in ascending order."""
@@ -221,7 +234,51 @@ def convnet(channels: Sequence[int] = (32, 64, 64, 128), *, size: int = 32, cons
     return Case(name, sites, tuple(channels), (3, size, size), ConvNet, constants, extra)
 
 
+def resnet56() -> Case:
+    """The inner channels of every block: 16, 32 or 64."""
+    from benchmarks.trained import ResNet
+
+    widths = tuple(width for width in (16, 32, 64) for _ in range(9))
+    sites = tuple(f"blocks.{i}.act" for i in range(27))
+    return Case("ResNet-56", sites, widths, (3, 32, 32), lambda inner: ResNet(blocks=9, inner=inner), "zero")
+
+
+def efficientnet() -> Case:
+    """EfficientNet-Lite0's own code; a native small one expands by 3 instead of 6."""
+    from benchmarks.weights import efficientnet_module
+
+    wide = efficientnet_module()
+    inner = [block._project_conv.in_channels for block in list(wide._blocks)[1:]]
+    return Case(
+        "EfficientNet-Lite0",
+        tuple(f"_blocks.{i}._swish@1" for i in range(1, 16)),
+        tuple(inner),
+        (3, 224, 224),
+        lambda widths: efficientnet_module(expansion=6 if widths[0] == inner[0] else 3),
+        hosts=("torch",),
+    )
+
+
+def minilm() -> Case:
+    """MiniLM-L6's shape; 64 tokens."""
+    from benchmarks.weights import minilm_module
+
+    sites = tuple(f"encoder.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in range(6))
+    return Case("MiniLM-L6", sites, (1536,) * 6, (), lambda widths: minilm_module(widths[0]), tokens=64, masked=True)
+
+
+def smollm(layers: int = 3) -> Case:
+    """SmolLM2's shape, but for its depth; 64 tokens. A gate at zero closes its unit."""
+    from benchmarks.weights import smollm_module
+
+    sites = tuple(f"model.model.layers.{i}.mlp.act_fn" for i in range(layers))
+    name = f"SmolLM2-135M, {layers} of 30 layers"
+    return Case(name, sites, (1536,) * layers, (), lambda widths: smollm_module(widths[0], layers), "zero", tokens=64)
+
+
 def cases(*, quick: bool = False) -> list[Case]:
     """Every case that latency is measured on."""
-    transformer = deit(2, size=64) if quick else deit()
-    return [mlp(), convnet(), convnet(constants="random"), transformer]
+    if quick:
+        return [mlp(), convnet(constants="random"), deit(2, size=64)]
+    small = [mlp(), convnet(), convnet(constants="random"), resnet56(), deit()]
+    return [*small, minilm(), efficientnet(), smollm()]

@@ -15,10 +15,10 @@ from benchmarks.section import Record, Section, sections
 PAGE = ROOT / "docs" / "results.md"
 CHAPTERS = {  # title, to the modules that measure it, in the page's order
     "The paper": ("verification",),
-    "Quality, beside other selectors and libraries": ("selection",),
+    "Quality, beside other selectors and libraries": ("selection", "pretrained"),
     "Interventions": ("interventions", "coverage"),
-    "Deployment": ("latency",),
-    "What cmrc itself costs": ("compile_cost", "calibration", "depth", "llm_size"),
+    "Deployment": ("latency", "widths"),
+    "What cmrc itself costs": ("compile_cost", "calibration", "depth", "scaling", "llm_size"),
 }
 INTRODUCTION = """# Results
 

@@ -1,0 +1,122 @@
+"""The peers that make networks smaller: Torch-Pruning on modules, onnxsim on files. Both set units to zero.
+
+Imported where they are used: nobody needs them who does not measure them.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from onnx import TensorProto
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+CRITERIA = ("L2 of the layer", "group norm", "Taylor")
+
+
+def criterion(name: str) -> Any:
+    """`group norm` is DepGraph's: the norm of a unit's weights in every layer that it is coupled with."""
+    import torch_pruning as tp
+
+    made: dict[str, Callable[[], Any]] = {
+        "L1": lambda: tp.importance.MagnitudeImportance(p=1),
+        "L2 of the layer": lambda: tp.importance.GroupMagnitudeImportance(p=2, group_reduction="first"),
+        "group norm": lambda: tp.importance.GroupMagnitudeImportance(p=2, group_reduction="mean"),
+        "LAMP": lambda: tp.importance.LAMPImportance(p=2),
+        "FPGM": lambda: tp.importance.FPGMImportance(p=2),
+        "Taylor": lambda: tp.importance.GroupTaylorImportance(),
+        "random": lambda: tp.importance.RandomImportance(),
+        "BN scale": lambda: tp.importance.BNScaleImportance(),
+    }
+    return made[name]()
+
+
+def torch_pruned(
+    model: nn.Module,
+    example: tuple[torch.Tensor, ...],
+    layers: Sequence[str],
+    name: str,
+    *,
+    losses: Callable[[nn.Module], Any] = lambda model: (),
+    keep: float = 0.5,
+) -> nn.Module:
+    """A copy whose layers of these names have only a part of their outputs, chosen by Torch-Pruning.
+
+    `losses` gives the losses whose gradient Taylor scores need, one after the other.
+    """
+    import torch_pruning as tp
+
+    torch.manual_seed(0)
+    model = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_()
+    if name == "Taylor":
+        for loss in losses(model):
+            loss.backward()
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        graph = tp.DependencyGraph().build_dependency(model, example_inputs=example)
+    score = criterion(name)
+    for path in layers:
+        layer = model.get_submodule(path)
+        convolves = isinstance(layer, nn.Conv2d)
+        prune = tp.prune_conv_out_channels if convolves else tp.prune_linear_out_channels
+        width = layer.out_channels if convolves else layer.out_features
+        scores = score(graph.get_pruning_group(layer, prune, idxs=list(range(width))))
+        gone = torch.argsort(scores)[: width - round(keep * width)].tolist()
+        graph.get_pruning_group(layer, prune, idxs=gone).prune()
+    model.zero_grad()
+    return model.eval()
+
+
+def onnxsim_pruned(path: Path, out: Path, parameters: int, *, share: float = 0.5) -> tuple[float, bool]:
+    """Prune a file by onnxsim to at most this number of parameters, or else by this share where it cannot get so far.
+
+    Returns the sparsity that it took, found by bisection, and whether it removed anything at all.
+    """
+    import onnx
+    import onnxsim
+
+    with redirect_stdout(io.StringIO()):
+        whole, _ = onnxsim.simplify(onnx.load(path))
+
+    def pruned(sparsity: float) -> Any:
+        copied = onnx.ModelProto.FromString(whole.SerializeToString())
+        return onnxsim.apply_structured_pruning(copied, sparsity=sparsity)
+
+    before, low, high = stored(whole), 0.0, 0.99
+    least = stored(pruned(high))
+    if least > parameters or least == before:
+        made = pruned(share)
+        onnx.save(made, out)
+        return share, stored(made) < before
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (low, middle) if stored(pruned(middle)) <= parameters else (middle, high)
+    onnx.save(pruned(high), out)
+    return high, True
+
+
+def sizes_of_module(model: nn.Module, example: tuple[torch.Tensor, ...]) -> dict[str, int]:
+    """Parameters, and multiply-accumulates of one sample."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*(tensor[:1] for tensor in example))
+    return {"parameters": sum(p.numel() for p in model.parameters()), "macs": counter.get_total_flops() // 2}
+
+
+def stored(model: Any) -> int:
+    """Numbers with a fraction that an ONNX model stores, as initialisers or constants."""
+    constants = [
+        a.t for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"
+    ]
+    floating = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+    tensors = [*model.graph.initializer, *constants]
+    return sum(math.prod(tensor.dims) for tensor in tensors if tensor.data_type in floating)
