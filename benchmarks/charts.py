@@ -25,7 +25,8 @@ def bars(
     low, high = min(values), max(values)
     wide = high / low > 30
     axes = figure.subplots()
-    axes.barh([str(row["method"]) for row in rows], values, color=[KINDS[str(row["kind"])] for row in rows])
+    axes.barh(range(len(rows)), values, color=[KINDS[str(row["kind"])] for row in rows])
+    axes.set_yticks(range(len(rows)), [str(row["method"]) for row in rows])
     if wide:
         axes.set_xscale("log")
         axes.set_xlim(min(low, whole or low) / 2, high * (high / low) ** 0.15)

@@ -33,7 +33,9 @@ from cmrc.files import write_whole
 Item = TypeVar("Item")
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
-PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch-pruning", "onnxsim", "numpy")
+PACKAGES = (
+    "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch-pruning", "onnxsim", "onnxslim", "transformers", "numpy",
+)  # fmt: skip
 STARTED = time.perf_counter()
 console = Console(stderr=True)
 

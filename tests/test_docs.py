@@ -42,8 +42,8 @@ def test_the_page_of_results_and_its_pictures_are_not_stale() -> None:
         for _, each in section.sections(modules):
             record = each.read()
             if record is not None and each.draw is not None:
-                picture = Image.open(ROOT / "docs" / "pictures" / f"{each.record}.png")
-                assert picture.info["Record"] == section.fingerprint(record), told
+                with Image.open(ROOT / "docs" / "pictures" / f"{each.record}.png") as picture:
+                    assert picture.info["Record"] == section.fingerprint(record), told
                 shown.add(f"{each.record}.png")
     assert {path.name for path in (ROOT / "docs" / "pictures").glob("*.png")} == shown
 
