@@ -18,7 +18,7 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
     "Quality, beside other selectors and libraries": ("selection", "pretrained", "masked"),
     "Interventions": ("interventions", "coverage"),
     "Deployment": ("latency", "widths"),
-    "What cmrc itself costs": ("compile_cost", "calibration", "depth", "scaling", "llm_size"),
+    "What cmrc itself costs": ("compile_cost", "peer_cost", "calibration", "depth", "scaling", "llm_size"),
 }
 INTRODUCTION = """# Results
 
