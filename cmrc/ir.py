@@ -23,8 +23,8 @@ The ops (`ops.py` gives each its meaning):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -129,7 +129,10 @@ class Node:
         return (operand for operand in self.inputs if isinstance(operand, str))
 
     def with_attrs(self, **changes: Any) -> Node:
-        return replace(self, attrs={**self.attrs, **changes})
+        return Node(self.op, self.inputs, self.outputs, {**self.attrs, **changes}, self.origin, self.path)
+
+    def with_inputs(self, inputs: Iterable[Operand]) -> Node:
+        return Node(self.op, tuple(inputs), self.outputs, self.attrs, self.origin, self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def fold_into_linear(
         folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
     else:
         folded = weight
-    smaller = replace(node, inputs=(sweep.select(x, axis, keep), take(folded, w_in, keep), bias))
+    smaller = node.with_inputs((sweep.select(x, axis, keep), take(folded, w_in, keep), bias))
     if not np.any(slab):
         sweep.emit(smaller)
         return "nothing to add, the constants are 0"
@@ -75,7 +75,7 @@ def fold_into_linear(
         beta = node.attrs.get("beta", 1.0)
         if node.attrs.get("takes_bias") and not isinstance(bias, str) and beta:
             summed = add_tensors(bias, vector, alpha / beta, weight.dtype)
-            sweep.emit(replace(smaller, inputs=(*smaller.inputs[:2], summed)))
+            sweep.emit(smaller.with_inputs((*smaller.inputs[:2], summed)))
             return "constants into the bias"
         trailing = len(node.output.shape) - axis - 1
         if trailing:
@@ -96,7 +96,7 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
     size, out = int(sweep.values[x].shape[axis]), node.output
     keep = complement(units, size)
     mean = node.attrs["fn"] == "mean"
-    sweep.emit(replace(node, inputs=(sweep.select(x, axis, keep), *node.inputs[1:])))
+    sweep.emit(node.with_inputs((sweep.select(x, axis, keep), *node.inputs[1:])))
     if mean:
         scaled = Value(sweep.fresh(out.name, "scaled"), out.shape, out.dtype)
         sweep.emit(Node("pointwise", (out.name, literal(len(keep) / size)), (scaled,), {"fn": "mul"}, path=node.path))
@@ -148,7 +148,7 @@ def fold_into_rows(
     parts = {rows.name: sweep.select(rows.name, axis, keep), x: sweep.select(x, x_axis, keep)}
     looked_up_first = node.inputs[0] == rows.name
     order = (rows.name, x) if looked_up_first else (x, rows.name)
-    smaller = replace(node, inputs=tuple(parts[name] for name in order))
+    smaller = node.with_inputs(parts[name] for name in order)
     column = axis - len(rows.output.shape) + len(table.shape)
     attrs = {"axis": column, "units": tuple(units)}
     values = literal(np.broadcast_to(slab.reshape(-1), len(units)))
@@ -202,7 +202,7 @@ def fold_into_conv(
     if mix is not None:
         attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0]), "groups": 1 if transposed else groups}
         folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
-    smaller = replace(node, inputs=(sweep.select(x, axis, keep), conv_columns(folded, node, keep), bias))
+    smaller = node.with_inputs((sweep.select(x, axis, keep), conv_columns(folded, node, keep), bias))
     if not np.any(slab):
         sweep.emit(smaller)
         return "nothing to add, the constants are 0"
@@ -220,7 +220,7 @@ def fold_into_conv(
         over = tuple(range(2, 2 + len(kernel)))
         summed = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), weight.dtype)
         vector = apply("reshape", (summed,), {"shape": (outs,)}, (outs,), weight.dtype)
-        sweep.emit(replace(smaller, inputs=(*smaller.inputs[:2], add_tensors(bias, vector, dtype=weight.dtype))))
+        sweep.emit(smaller.with_inputs((*smaller.inputs[:2], add_tensors(bias, vector, dtype=weight.dtype))))
         return "constants into the bias"
     lead = (1,) * axis
     plain = {**pure_conv(node), "groups": 1}

@@ -55,7 +55,7 @@ def add_behind_batch_norm(sweep: Sweep, node: Node) -> bool:
     scaled = _scaled_by_batch_norm(sweep, node, addend)
     if scaled is None:
         return False
-    add_after(sweep, replace(node, inputs=(y, *node.inputs[1:])), scaled)
+    add_after(sweep, node.with_inputs((y, *node.inputs[1:])), scaled)
     sweep.changed = True
     return True
 

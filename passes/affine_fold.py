@@ -61,7 +61,7 @@ def relation_of(node: Node) -> Relation:
 
 def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> str:
     inputs = tuple(relation.source if i == position else o for i, o in enumerate(node.inputs))
-    sweep.emit(replace(node, inputs=inputs))
+    sweep.emit(node.with_inputs(inputs))
     _put(sweep, node.output, relation)
     return "past"
 
@@ -257,7 +257,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
     rows = [r for r, block in enumerate(blocks_of_units) if any(u in where for u in block)]
     units = [u for r in rows for u in blocks_of_units[r]]
     if not rows:
-        sweep.emit(replace(node, inputs=(relation.source,)))
+        sweep.emit(node.with_inputs((relation.source,)))
         return "past, none of the units is read here"
     used = np.flatnonzero(np.any(relation.weight[rows] != 0, axis=0))
     parents = [relation.parents[p * relation.repeat + k] for p in used for k in range(relation.repeat)]
@@ -267,7 +267,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
         return Declined("it repeats the units")
     chosen = [r * relation.repeat + k for r in rows for k in range(relation.repeat)]
     if not parents:
-        sweep.emit(replace(node, inputs=(relation.source,)))
+        sweep.emit(node.with_inputs((relation.source,)))
         sweep.put_do(
             node.output, axis, [where[u] for u in units], np.take(relation.slab, chosen, axis=axis), relation.sources
         )
@@ -290,7 +290,7 @@ def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> Declined | 
     if set(node.attrs.get("parents", ())) & set(relation.units):
         return Declined("the parents of an affine replacement are themselves replaced")
     if here >= set(relation.units):
-        sweep.emit(replace(node, inputs=(relation.source, *node.inputs[1:])))
+        sweep.emit(node.with_inputs((relation.source, *node.inputs[1:])))
         return "past, all of its units are replaced again"
     if not is_affine_do(node):  # which goes first, or they would change places for ever
         return Declined("a replacement by constants stands here")
@@ -331,7 +331,7 @@ def _join(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
 def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
     """An op that reads sizes, not values, does not see the do."""
     made = [relation.source if isinstance(o, str) and is_affine_do(sweep.producers.get(o)) else o for o in node.inputs]
-    sweep.emit(replace(node, inputs=tuple(made)))
+    sweep.emit(node.with_inputs(made))
     return "past"
 
 

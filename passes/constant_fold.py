@@ -90,7 +90,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     if kept is not None:
         sweep.redirected[node.name] = kept
         return "nothing to add, the constants are 0"
-    sweep.emit(replace(node, inputs=tuple(inputs)))
+    sweep.emit(node.with_inputs(inputs))
     if not agreed and not zeros:
         return "a constant operand"
     units, slab = [*sorted(agreed), *sorted(zeros)], np.concatenate([slab, nothing], axis=axis)
@@ -285,7 +285,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if axis != fact.axis:
         return Declined("a replacement along another axis stands here")
     if is_constant_do(node):
-        later = known_of(replace(node, inputs=(fact.source, *node.inputs[1:])))
+        later = known_of(node.with_inputs((fact.source, *node.inputs[1:])))
         first = [u for u in fact.units if u not in set(later.units)]
         slabs = [fact.at(first), later.full()] if first else [later.full()]
         shape = [max(s.shape[d] for s in slabs) for d in range(slabs[0].ndim)]

@@ -16,7 +16,6 @@ of the op, not of the width that is left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -91,7 +90,7 @@ def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         source = facts[position].source if position in facts else inputs[position]
         assert isinstance(source, str)
         inputs[position] = sweep.select(source, last, keep)
-    sweep.emit(replace(node, inputs=tuple(inputs)).with_attrs(narrowed=True))  # hosts write the scale out
+    sweep.emit(node.with_inputs(inputs).with_attrs(narrowed=True))  # hosts write the scale out
     return "taken in, the scores are the same without these units"
 
 
@@ -175,7 +174,7 @@ def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) ->
         operand = facts[i].source if i in facts else inputs[i]
         assert operand is not None
         inputs[i] = sweep.select(operand, inner[i], keep) if isinstance(operand, str) else take(operand, inner[i], keep)
-    smaller = replace(node, inputs=tuple(inputs))
+    smaller = node.with_inputs(inputs)
     if addend is None:
         sweep.emit(smaller)
         return "nothing to add, the constants are 0"

@@ -93,10 +93,9 @@ Rule = Callable[[Rise, Node, int, tuple[int, ...]], Declined | Node]
 
 
 def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: tuple[int, ...], **attrs: object) -> Node:
-    output = replace(node.output, shape=narrowed(node.output.shape, axis, keep))
-    return replace(
-        node, inputs=tuple(inputs), outputs=(output,), attrs={**node.attrs, **attrs} if attrs else node.attrs
-    )
+    output = Value(node.name, narrowed(node.output.shape, axis, keep), node.output.dtype)
+    told = {**node.attrs, **attrs} if attrs else node.attrs
+    return Node(node.op, tuple(inputs), (output,), told, node.origin, node.path)
 
 
 # ---------------------------------------------------------------- rules
@@ -136,7 +135,7 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
     left = np.flatnonzero(counts)
     if len({int(c) for c in counts[left]}) > 1:
         return Declined("its groups would keep different numbers of outputs")
-    inputs = [int(g) * ins + i for g in left for i in range(ins)]
+    inputs = (left[:, None] * ins + np.arange(ins)).reshape(-1).tolist()
     if attrs.get("transposed"):
         if counts[left[0]] != outs:
             return Declined("a grouped transposed convolution keeps or loses whole groups")
@@ -425,7 +424,7 @@ def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], read
             for user in list(rise.uses.pop(reader.name)):
                 node = rise.settled[user]
                 inputs = tuple(name if o == reader.name else o for o in node.inputs)
-                rise.settled[user] = replace(node, inputs=inputs)
+                rise.settled[user] = node.with_inputs(inputs)
                 if user not in rise.uses[name]:
                     rise.uses[name].append(user)
         else:
@@ -495,7 +494,7 @@ def _replace_by_operand(rise: Rise, node: Node) -> None:
     assert isinstance(operand, str)
     for user in rise.uses.pop(node.name):
         reader = rise.settled[user]
-        rise.settled[user] = replace(reader, inputs=tuple(operand if o == node.name else o for o in reader.inputs))
+        rise.settled[user] = reader.with_inputs(operand if o == node.name else o for o in reader.inputs)
         if user not in rise.uses[operand]:
             rise.uses[operand].append(user)
 

@@ -19,7 +19,7 @@ It only reads the graph: nothing is folded, moved or computed here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cmrc.ir import Graph, Node
 from cmrc.passes.fused import fused, whole
@@ -94,7 +94,7 @@ def _piece(
     read = {name for node in own for name in node.values() if name not in inside}
     outputs = tuple(name for name in made_in(nodes) if name in wanted and (name not in free or level == 0))
     nodes = tuple(
-        replace(node, inputs=()) if reads_only_sizes(node) and not set(node.values()) <= inside | read else node
+        node.with_inputs(()) if reads_only_sizes(node) and not set(node.values()) <= inside | read else node
         for node in nodes
     )
     return Graph(tuple(values[name] for name in values if name in read), nodes, outputs)

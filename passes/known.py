@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def known_of(node: Node) -> Known:
 
 def bare(node: Node, facts: Facts) -> Node:
     """The node, reading its operands as they were before the do's."""
-    return replace(node, inputs=tuple(facts[i].source if i in facts else o for i, o in enumerate(node.inputs)))
+    return node.with_inputs(facts[i].source if i in facts else o for i, o in enumerate(node.inputs))
 
 
 def sources_of(facts: Facts) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cmrc.axes import complement as remaining
 from cmrc.axes import is_whole, product
@@ -66,7 +66,7 @@ class Sweep:
         """The node with its operands redirected to what they have become."""
         if any(operand in self.redirected for operand in node.values()):
             inputs = tuple(self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs)
-            return replace(node, inputs=inputs)
+            return node.with_inputs(inputs)
         return node
 
     def emit(self, node: Node) -> None:

@@ -93,7 +93,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
         for i, f in facts.items()
     ):
         known = {i: part_of(sweep, fact, range(len(fact.units))) for i, fact in facts.items()}
-        sweep.emit(replace(node, inputs=tuple(known.get(i, o) for i, o in enumerate(node.inputs))))
+        sweep.emit(node.with_inputs(known.get(i, o) for i, o in enumerate(node.inputs)))
         return "a value of run time as an operand"
     if unknown:
         replaced = facts[sorted(facts)[0]].source
@@ -233,7 +233,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
     if not keep:
         return sink(sweep, node, facts, axis, range(outs), twin(sweep, node, (fact.runtime, order, bias), shape))
     addend = twin(sweep, node, (fact.runtime, order, None), shape)
-    smaller = replace(node, inputs=(sweep.select(fact.source, axis, keep), take(weight, w_in, keep), bias))
+    smaller = node.with_inputs((sweep.select(fact.source, axis, keep), take(weight, w_in, keep), bias))
     return add(sweep, smaller, addend)
 
 
@@ -270,7 +270,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     v = sweep.select(fact.runtime, axis, fact.positions(units))
     addend = twin(sweep, node, (v, conv_columns(weight, node, units), None), shape)
     keep = complement(fact.units, channels)
-    smaller = replace(node, inputs=(sweep.select(fact.source, axis, keep), conv_columns(weight, node, keep), bias))
+    smaller = node.with_inputs((sweep.select(fact.source, axis, keep), conv_columns(weight, node, keep), bias))
     return add(sweep, smaller, addend)
 
 

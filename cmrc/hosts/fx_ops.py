@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -70,13 +71,29 @@ class Arguments:
 
 def arguments(node: fx.Node) -> list[Any]:
     """Positional, keyword and default arguments in schema order."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if not hasattr(node.target, "_schema"):
         return list(node.args)
     found = list(node.args)
-    for argument in schema.arguments[len(found) :]:
-        found.append(node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
+    found += [node.kwargs.get(parameter.name, parameter.default) for parameter in parameters(node.target)[len(found) :]]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of an op's schema."""
+
+    name: str
+    default: Any
+    by_keyword: bool
+
+
+@cache
+def parameters(target: Any) -> tuple[Parameter, ...]:
+    """The schema of an op, read once: torch makes its parts anew whenever they are asked for."""
+    return tuple(
+        Parameter(a.name, a.default_value if a.has_default_value() else None, a.kwarg_only)
+        for a in target._schema.arguments
+    )
 
 
 def opname(node: fx.Node) -> str:

@@ -23,7 +23,7 @@ from cmrc.errors import HostError
 from cmrc.hosts import clamp
 from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
-from cmrc.hosts.fx_ops import Arguments, arguments, opname
+from cmrc.hosts.fx_ops import Arguments, arguments, opname, parameters
 from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ops import materialise
 
@@ -579,13 +579,11 @@ def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:
 
 def _set_arguments(target: fx.Node, values: Iterable[Any]) -> None:
     """Write arguments back: positional as far as the schema allows, the rest by keyword."""
-    values = list(values)
-    schema = target.target._schema.arguments  # type: ignore[union-attr]
-    split = next((i for i, a in enumerate(schema) if a.kwarg_only), len(schema))
+    values, known = list(values), parameters(target.target)
+    split = next((i for i, p in enumerate(known) if p.by_keyword), len(known))
     target.args = tuple(values[:split])
-    names = [a.name for a in schema[split:]]
-    target.kwargs = {n: v for n, v, a in zip(names, values[split:], schema[split:], strict=True)
-                     if n in target.kwargs or v != a.default_value}  # fmt: skip
+    target.kwargs = {p.name: v for p, v in zip(known[split:], values[split:], strict=True)
+                     if p.name in target.kwargs or v != p.default}  # fmt: skip
 
 
 def _dtype(name: str) -> torch.dtype:
