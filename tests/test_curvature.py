@@ -41,7 +41,18 @@ def brute(model: Net, values: np.ndarray, targets: np.ndarray, site: int, loss: 
     return np.array(gradients), np.array(hessians)
 
 
-@pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.Tanh])
+class Scaled(nn.Module):
+    """Bends behind functions that have parameters and do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.slope = nn.BatchNorm1d(1), nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.slope(self.norm(x.reshape(-1, 1, x.shape[-1])).reshape(x.shape)))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.Tanh, Scaled])
 @pytest.mark.parametrize("site", [0, 1, 2])
 @pytest.mark.parametrize("loss", ["cross-entropy", "kl", "logit", "squared-error"])
 def test_derivatives_are_those_of_autograd(act: type[nn.Module], site: int, loss: str) -> None:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from cmrc.batches import Batch
 from cmrc.curvature import LABELLED, Derivatives
 from cmrc.errors import StatsError
-from cmrc.ops import constant
+from cmrc.ops import AFFINE_OPERANDS, constant
 from cmrc.stats import Columns
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ def _bends(host: FxHost, seen: dict[str, torch.Tensor], loss: torch.Tensor) -> I
         before = node.inputs[0]
         if node.op != "pointwise" or len(list(node.values())) != 1 or not isinstance(before, str):
             continue
+        if node.attrs["fn"] == "prelu" or 0 in AFFINE_OPERANDS.get(node.attrs["fn"], ()):
+            continue  # straight, and with parameters as further arguments
         if node.name not in nodes or before not in seen or not seen[before].requires_grad:
             continue
         call = nodes[node.name]
