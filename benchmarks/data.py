@@ -132,6 +132,15 @@ def mnist() -> Images:
     return Images(train, labels[0], test, labels[1])
 
 
+def digits() -> Images:
+    """scikit-learn's digits, which need no network: 1437 and 360 as [count, 64]."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    pictures, labels = x.astype(np.float32) / 16 - 0.5, y.astype(np.int64)
+    return Images(pictures[:1437], labels[:1437], pictures[1437:], labels[1437:])
+
+
 def cifar10_pictures() -> Mapping[str, np.ndarray]:
     """All of CIFAR-10 as bytes [count, 3, 32, 32] and labels. The package stores one picture a row of a PNG."""
     held = cache() / "cifar10.npz"

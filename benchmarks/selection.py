@@ -25,7 +25,7 @@ from benchmarks.measure import parser, write_record
 from benchmarks.pruners import CRITERIA, sizes_of_module, torch_pruned
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import divergence
-from benchmarks.trained import TRAININGS, Training, accuracy, logits, tuned
+from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy, logits, tuned
 from cmrc.axes import complement
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def calibration(training: Training, samples: int, size: int) -> list[tuple[np.nd
 
 
 def mnist(quick: bool) -> dict[str, Any]:
-    training = TRAININGS["mlp"]
+    training = (STAND_INS if quick else TRAININGS)["mlp"]
     program, images = traced(training), training.data
-    batches = calibration(training, 2000 if quick else 10_000, 500)
+    batches = calibration(training, 1000 if quick else 10_000, 500)
     need = ("scatter", "range", "curvature", "coupling", "rows")
     stats = cmrc.calibrate(program, batches, sites="acts.1", need=need)
     site, weight = stats["acts.1"], training.model().layers[-1].weight.detach().double().numpy()
@@ -122,7 +122,7 @@ SELECTORS = {
     "random": {"preset": "random", "replace": "affine"},
     PUBLISHED: {"preset": "magnitude", "replace": "affine", "recompute": "never"},
     "joint, constants": {"preset": "reconstruction"},
-    "CMR-Const refitted, constants": {"preset": "cmr-const-refit"},
+    "CMR-Const refitted, constants": {"preset": "cmr-const-refit", "loss": "kl"},
 }
 CONSTANTS = ("joint, constants", "CMR-Const refitted, constants")
 TUNED = ("joint", PUBLISHED, "joint, constants", *(f"Torch-Pruning {name}" for name in CRITERIA))
@@ -131,15 +131,15 @@ RIVALS = ("CMR-Logit", "VBP", "L2", "Taylor", "random")
 
 
 def cifar(name: str, quick: bool) -> dict[str, Any]:
-    training = TRAININGS[name]
+    training = (STAND_INS if quick else TRAININGS)[name]
     program, images, sites = traced(training), training.data, list(training.sites)
-    count = 200 if quick else 600
+    count = 100 if quick else 600
     batches = calibration(training, count, 50)
     stats = with_task_gradients(program, batches, sites)
-    held_out = slice(DEVELOPMENT, DEVELOPMENT + 500 if quick else None)
+    held_out = slice(0 if quick else DEVELOPMENT, None)
     test, labels = images.test[held_out], images.test_labels[held_out]
     plain, example = logits(training.model(), test), (torch.from_numpy(test[:1]),)
-    steps = 5 if quick else TUNING_STEPS
+    steps = 2 if quick else TUNING_STEPS
     rows = []
 
     def add(method: str, folds: str, model: nn.Module) -> None:

@@ -1,0 +1,119 @@
+"""What the benchmarks ask of other libraries, and how they judge: on small things whose answer is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from benchmarks import pruners, subjects
+from benchmarks.trained import tuned
+
+TOLD = {"block_size": 16, "beg_size": 4, "end_size": 3, "padding_token": 256}
+
+
+def test_a_pruned_model_is_the_model_with_its_weakest_units_at_zero() -> None:
+    pytest.importorskip("torch_pruning", reason="torch-pruning is not installed: pip install 'cmrc[bench]'")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x = torch.randn(5, 6)
+    small = pruners.torch_pruned(model, (x,), ["0"], "L2 of the layer", keep=0.5)
+    weakest = model[0].weight.norm(dim=1).argsort()[:4]
+    with torch.no_grad():
+        hidden = model[1](model[0](x))
+        hidden[:, weakest] = 0.0
+        assert torch.allclose(small(x), model[2](hidden), atol=1e-6)
+    assert pruners.sizes_of_module(small, (x,)) == {"parameters": 4 * 6 + 4 + 3 * 4 + 3, "macs": 4 * 6 + 3 * 4}
+    assert model[0].out_features == 8
+
+
+def test_taylor_scores_follow_the_loss() -> None:
+    pytest.importorskip("torch_pruning", reason="torch-pruning is not installed: pip install 'cmrc[bench]'")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)).eval()
+    with torch.no_grad():
+        model[1].weight[0] = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the loss below sees units 2 and 3 alone
+    x = torch.randn(16, 6)
+    small = pruners.torch_pruned(model, (x,), ["0"], "Taylor", losses=lambda m: [m(x)[:, 0].square().sum()])
+    assert torch.equal(small[0].weight, model[0].weight[2:])
+
+
+def test_stored_numbers_are_counted_wherever_they_lie() -> None:
+    held = numpy_helper.from_array(np.ones((2, 3), dtype=np.float32), "held")
+    constant = numpy_helper.from_array(np.ones(5, dtype=np.float16), "c")
+    whole = numpy_helper.from_array(np.ones(7, dtype=np.int64), "shape")
+    nodes = [helper.make_node("Constant", [], ["c"], value=constant), helper.make_node("Identity", ["c"], ["y"])]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT16, [5])
+    assert pruners.stored(helper.make_model(helper.make_graph(nodes, "g", [], [output], [held, whole]))) == 11
+
+
+def test_onnxsim_is_matched_in_size(tmp_path: Path) -> None:
+    pytest.importorskip("onnxsim", reason="onnxsim is not installed: pip install 'cmrc[bench]'")
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n) for n, s in (("a", (8, 64)), ("b", (64, 4)))
+    ]
+    nodes = [helper.make_node(*step) for step in (
+        ("MatMul", ["x", "a"], ["h"]), ("Relu", ["h"], ["r"]), ("MatMul", ["r", "b"], ["y"]))]  # fmt: skip
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, size]) for n, size in (("x", 8), ("y", 4)))
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights), ir_version=10,
+                              opset_imports=[helper.make_opsetid("", 18)])  # fmt: skip
+    onnx.save(model, tmp_path / "whole.onnx")
+    sparsity, removed = pruners.onnxsim_pruned(tmp_path / "whole.onnx", tmp_path / "small.onnx", 12 * 20)
+    assert removed
+    assert pruners.stored(onnx.load(tmp_path / "small.onnx")) == 12 * 20
+    assert sparsity == pytest.approx(44 / 64, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "apart"),
+    [("", "", 0), ("whale", "whale", 0), ("whale", "wale", 1), ("kitten", "sitting", 3), ("", "ab", 2)],
+)
+def test_the_distance_of_strings(a: str, b: str, apart: int) -> None:
+    assert subjects.distance(a, b) == subjects.distance(b, a) == apart
+
+
+@pytest.mark.parametrize(
+    ("content", "features"),
+    [
+        (b"  abcdefgh\n", [97, 98, 99, 100, 102, 103, 104]),
+        (b"ab", [97, 98, 256, 256, 256, 97, 98]),
+        (b"x" * 40 + b"yz ", [120, 120, 120, 120, 120, 121, 122]),
+    ],
+)
+def test_a_file_is_read_by_its_ends(tmp_path: Path, content: bytes, features: list[int]) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert subjects.file_features(path, TOLD).tolist() == features
+
+
+def test_divergence_of_a_model_from_itself_is_none_and_of_another_is_the_kl() -> None:
+    first, second = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    assert subjects.divergence(first, first) == 0
+    assert subjects.divergence(first, second) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
+
+
+def test_tuning_sees_the_same_pictures_whatever_the_model() -> None:
+    from benchmarks.data import Images
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 3, 32, 32)).astype(np.float32), rng.integers(0, 2, 64)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = nn.Parameter(torch.zeros(2)), []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(float(x.sum()))
+            return x.mean((1, 2, 3))[:, None] * self.weight
+
+    first, second = (tuned(Sums(), Images(x, y, x, y), 3, batch=16) for _ in range(2))
+    assert first.seen == second.seen
+    assert len(set(first.seen)) == 3
+    assert not first.training
