@@ -41,7 +41,7 @@ own constant. The plan is lowered through both hosts: the module as torch export
 **Torch-Pruning** 1.6.1 gets the same units of the same layers, which it sets to 0. *equal*: the pruned model computes the model with
 those units at 0. *wrong*: it runs and computes something else, by so much of the output's scale (also where a batch norm follows
 the units, as in a DenseNet: what the norm makes of 0 is lost). *nothing*: it prunes nothing and says so or not. *error*: it raises,
-what it leaves does not run, or it is not done after 20 s of CPU time. *no way*: the units are not the outputs of layers, by which it is
+what it leaves does not run, or it is not done after 10 s of CPU time. *no way*: the units are not the outputs of layers, by which it is
 asked. It reads no ONNX and folds no constants.
 """
 

@@ -24,7 +24,7 @@ from cmrc.axes import move
 from cmrc.passes.rewriter import Keep, period_of
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
-PATIENCE = 20.0  # seconds of CPU time: on some graphs it does not come to an end
+PATIENCE = 10.0  # seconds of CPU time: on some graphs it does not come to an end
 
 
 @contextmanager
