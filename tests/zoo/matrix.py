@@ -164,7 +164,9 @@ def _forward(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> No
 # ---------------------------------------------------------------- the run
 
 
-def run(names: Iterable[str], requests: Iterable[str], *, again: bool, jobs: int, timeout: float) -> None:
+def run(
+    names: Iterable[str], requests: Iterable[str], *, again: bool, missing: bool, jobs: int, timeout: float
+) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     work: list[tuple[Entry, str, list[Ask]]] = []
@@ -174,7 +176,8 @@ def run(names: Iterable[str], requests: Iterable[str], *, again: bool, jobs: int
             continue
         made_by, known = digest(entry), read(name)
         asked = [ask for ask in asks(entry) if ask[1] in requests]
-        wanted = [ask for ask in asked if again or known.get(ask, {}).get("digest") != made_by]
+        done = known if missing else {ask for ask, record in known.items() if record.get("digest") == made_by}
+        wanted = [ask for ask in asked if again or ask not in done]
         if wanted:
             work.append((entry, made_by, wanted))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -198,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="names, or all")
     parser.add_argument("--again", action="store_true", help="ask although there are records from this code")
+    parser.add_argument("--missing", action="store_true", help="ask only what has no record, from whatever code")
     parser.add_argument("--request", action="append", choices=REQUESTS, help="only this one; may be given again")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--jobs", type=int, default=1, help="models at once; times are only fair with one")
@@ -213,7 +217,8 @@ def main() -> None:
         parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(entries())}")
     if not given.page:
         requests = given.request or REQUESTS
-        run(given.models or entries(), requests, again=given.again, jobs=given.jobs, timeout=given.timeout)
+        names = given.models or entries()
+        run(names, requests, again=given.again, missing=given.missing, jobs=given.jobs, timeout=given.timeout)
     write_whole(page.PAGE, page.text().encode())
 
 
