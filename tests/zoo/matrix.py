@@ -3,6 +3,7 @@
     bash tests/zoo/run.sh                 what has no record from this code yet, then docs/coverage.md
     bash tests/zoo/run.sh vit gpt2        these models
     bash tests/zoo/run.sh --again vit     although there are records
+    bash tests/zoo/run.sh --missing       only what has no record at all, from whatever code
     bash tests/zoo/run.sh --page          only the page, from the records
 
 A model's answers lie in `records/<model>.json`, each with a digest of the code and the model that gave it; a run that is stopped
@@ -22,10 +23,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from page import PEER, REQUESTS, Ask, asks  # noqa: E402
 from cmrc.files import write_whole  # noqa: E402
 
 ANSWER = "@answer "
+HOSTS = ("torch", "ONNX", PEER)
 Record = dict[str, Any]
 
 
@@ -165,7 +168,7 @@ def _forward(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> No
 
 
 def run(
-    names: Iterable[str], requests: Iterable[str], *, again: bool, missing: bool, jobs: int, timeout: float
+    names: Iterable[str], questions: Collection[Ask], *, again: bool, missing: bool, jobs: int, timeout: float
 ) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -175,7 +178,7 @@ def run(
         if entry.skip:
             continue
         made_by, known = digest(entry), read(name)
-        asked = [ask for ask in asks(entry) if ask[1] in requests]
+        asked = [ask for ask in asks(entry) if ask in questions]
         done = known if missing else {ask for ask, record in known.items() if record.get("digest") == made_by}
         wanted = [ask for ask in asked if again or ask not in done]
         if wanted:
@@ -203,6 +206,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="ask although there are records from this code")
     parser.add_argument("--missing", action="store_true", help="ask only what has no record, from whatever code")
     parser.add_argument("--request", action="append", choices=REQUESTS, help="only this one; may be given again")
+    parser.add_argument("--host", action="append", choices=HOSTS, help="only this one; may be given again")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--jobs", type=int, default=1, help="models at once; times are only fair with one")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds that one answer may take")
@@ -216,9 +220,8 @@ def main() -> None:
     if unknown:
         parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(entries())}")
     if not given.page:
-        requests = given.request or REQUESTS
-        names = given.models or entries()
-        run(names, requests, again=given.again, missing=given.missing, jobs=given.jobs, timeout=given.timeout)
+        names, questions = given.models or entries(), set(product(given.host or HOSTS, given.request or REQUESTS))
+        run(names, questions, again=given.again, missing=given.missing, jobs=given.jobs, timeout=given.timeout)
     write_whole(page.PAGE, page.text().encode())
 
 

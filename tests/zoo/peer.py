@@ -21,6 +21,7 @@ from asking import Subject
 
 import cmrc
 from cmrc.axes import move
+from cmrc.ir import leaves_of
 from cmrc.passes.rewriter import Keep, period_of
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
@@ -60,7 +61,9 @@ def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ..
     if node is None:
         return []
     if node.op in ("linear", "conv"):
-        return [(node.path, list(units))] if axis == node.attrs["axis"] else []
+        of_a_layer = (f"{node.path}.weight", f"{node.path}.parametrizations.weight")  # not packed into a larger module
+        own = any(leaf.name.startswith(of_a_layer) for leaf in leaves_of(node.inputs[1]))
+        return [(node.path, list(units))] if own and axis == node.attrs["axis"] else []
     if node.op == "attention" or (node.op == "matmul" and axis == len(node.output.shape) - 3):
         found = []
         for operand in node.inputs[:3]:
