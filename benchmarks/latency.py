@@ -154,7 +154,9 @@ def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Non
 
 
 def body(record: Record) -> str:
-    parts = [comparisons(record), histograms(record["histograms"], record["same_ops"])]
+    native = [r["ratio"] for r in record["ratios"] if r["theirs"] == "native" and r["target"] is not None]
+    told = f"Lowered over native, median of {len(native)} comparisons without an extra op: **{np.median(native):.3f}**.\n\n"
+    parts = [told + comparisons(record), histograms(record["histograms"], record["same_ops"])]
     return "\n".join([parts[0], sizes_table(record["sizes"]), parts[1]] if "sizes" in record else parts)
 
 
@@ -211,8 +213,9 @@ def draw(record: Record, figure: Figure) -> None:
         labels = [name.rpartition(", batch")[0].replace(", 3 of 30 layers", "\n(3 layers)") for name in shown]
         side.set_xticks(range(len(shown)), labels, rotation=40, ha="right")
         side.set_title(f"batch {batch}", fontsize=10)
-    axes[0].set_ylabel("time of the original's")
-    axes[0].legend(fontsize=8, ncols=2, loc="lower left")
+    axes[0].set_ylabel("time, of the original's")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=4, fontsize=8)
 
 
 SECTIONS = (

@@ -285,8 +285,18 @@ TITLES = {
     "magika": "Magika (types of files, ONNX)",
     "recogniser": "PP-OCRv4 rec (lines of text, ONNX)",
 }
+NOTES = {
+    "magika": """Behind the first layer everything is normalised along the positions: a constant unit leaves only the norm's shift, whichever
+constant it is, so that only the selection differs here, and affine maps do not pass. What is left of the units that go is a map by
+position of 260,096 numbers, so that the multiply-accumulates fall to half but the parameters by a tenth only. The files are those of the
+machine that measures; where onnxsim removes nothing it has no other row.
+""",
+    "smollm": """Fitted in one pass: every site on the values of the whole network. Weights are those of the 4-bit file, as float32.
+""",
+}
 SECTIONS = tuple(
-    Section(f"pretrained_{name}", title, TEXT, body, draw, (name,), (8.0, 3.2)) for name, title in TITLES.items()
+    Section(f"pretrained_{name}", title, f"{TEXT}{NOTES.get(name, '')}", body, draw, (name,), (8.0, 3.2))
+    for name, title in TITLES.items()
 )
 
 
