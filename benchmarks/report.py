@@ -15,7 +15,7 @@ from benchmarks.section import Record, Section, sections
 PAGE = ROOT / "docs" / "results.md"
 CHAPTERS = {  # title, to the modules that measure it, in the page's order
     "The paper": ("verification",),
-    "Quality, beside other selectors and libraries": ("selection", "pretrained", "masked"),
+    "Quality, beside other selectors and libraries": ("selection", "pretrained", "heads", "masked"),
     "Interventions": ("interventions", "coverage"),
     "Deployment": ("latency", "widths"),
     "What cmrc itself costs": ("compile_cost", "peer_cost", "calibration", "depth", "scaling", "llm_size"),
