@@ -14,7 +14,7 @@ from benchmarks.section import Record, Section, sections
 
 PAGE = ROOT / "docs" / "results.md"
 CHAPTERS = {  # title, to the modules that measure it, in the page's order
-    "The paper": ("verification",),
+    "The paper": ("invariance", "transformer", "abstraction", "verification", "ablations", "stages"),
     "Quality, beside other selectors and libraries": ("selection", "pretrained", "heads", "masked"),
     "Interventions": ("interventions", "coverage"),
     "Deployment": ("latency", "widths"),
