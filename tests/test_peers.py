@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from benchmarks import pruners, subjects
+from benchmarks import heads, pretrained, pruners, subjects, widths
 from benchmarks.trained import tuned
 
 TOLD = {"block_size": 16, "beg_size": 4, "end_size": 3, "padding_token": 256}
@@ -90,6 +90,24 @@ def test_a_file_is_read_by_its_ends(tmp_path: Path, content: bytes, features: li
     path = tmp_path / "file"
     path.write_bytes(content)
     assert subjects.file_features(path, TOLD).tolist() == features
+
+
+def test_one_head_of_every_group_goes() -> None:
+    assert heads.weakest(np.array([3.0, 1.0, 2.0, 0.5, 0.7, 0.6])) == [1, 3]
+
+
+def test_rounding_is_told_for_widths_that_are_no_multiple() -> None:
+    seconds = {"7": np.full((2, 3), 4.0), "8": np.full((2, 3), 1.0), "9": np.full((2, 3), 2.0)}
+    assert widths.rounded((7, 8, 9), seconds) == [{"kept": 7, "rounded": 8, "ratio": 0.25, "low": 0.25, "high": 0.25}]
+
+
+def test_claims_count_what_is_lost_beyond_the_whole_network() -> None:
+    rows = [
+        {"kind": kind, "method": kind, "KL": kl}
+        for kind, kl in (("cmrc", 12.0), ("peer", 20.0), ("as published", 14.0))
+    ]
+    told = pretrained.claims_of(rows, "KL", 10.0)
+    assert [(c["value"], c["met"]) for c in told] == [(0.2, True), (0.5, True)]
 
 
 def test_divergence_of_a_model_from_itself_is_none_and_of_another_is_the_kl() -> None:
