@@ -286,6 +286,9 @@ TITLES = {
     "recogniser": "PP-OCRv4 rec (lines of text, ONNX)",
 }
 NOTES = {
+    "efficientnet": """Half of a network that is narrow already is more than any method here makes up for without fine-tuning: the numbers tell who
+loses least.
+""",
     "magika": """Behind the first layer everything is normalised along the positions: a constant unit leaves only the norm's shift, whichever
 constant it is, so that only the selection differs here, and affine maps do not pass. What is left of the units that go is a map by
 position of 260,096 numbers, so that the multiply-accumulates fall to half but the parameters by a tenth only. The files are those of the
