@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 sys.path[:0] = [str(ROOT / "tests" / "zoo"), str(ROOT / "tests")]
 TARGET = 0.5
-PATIENCE = 60.0  # seconds of processor time for one of Torch-Pruning's answers
+PATIENCE = 15.0  # seconds of processor time for one of Torch-Pruning's answers
 REQUESTS = ("inner units", "heads")
 
 TINY = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
@@ -228,7 +228,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     from asking import Subject
 
-    resumed, pairs = Resumed(options.json), 2 if options.quick else 7
+    resumed, pairs = Resumed(options.json), 2 if options.quick else 5
     chosen = {name: SIZES[name] for name in (QUICK if options.quick else SIZES)}
     rows = []
     for i, (name, sizes) in enumerate(chosen.items(), start=1):
