@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -298,6 +299,7 @@ by hand. Each target of 1.05 is for the fastest of them at that site.
 def main() -> None:
     options = arguments("interventions beside other libraries", "interventions.json")
     torch.set_num_threads(options.threads)
+    sys.modules["torchvision"] = None  # type: ignore[assignment]  # peers import it through transformers, and it may be one for another torch
     pairs = 3 if options.quick else 7
     ratios: list[Ratio] = []
     work: dict[str, Any] = {}
