@@ -7,11 +7,14 @@ A trained model lies in the cache beside the data, with every epoch's state in b
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from torch.nn import functional
 
 from benchmarks.data import Images, cache, cifar10, digits, mnist
 from benchmarks.models import MLP, DeiT
+from cmrc.files import write_whole
 
 
 class ResidualBlock(nn.Module):
@@ -152,14 +156,18 @@ class Training:
                 schedule.step()
                 total += loss.item()
             state = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-            torch.save({**state, "schedule": schedule.state_dict(), "epoch": epoch + 1}, part.with_suffix(".new"))
-            part.with_suffix(".new").rename(part)
+            save({**state, "schedule": schedule.state_dict(), "epoch": epoch + 1}, part)
             print(f"{self.name} epoch {epoch + 1} of {self.epochs}: loss {total / (step + 1):.4f}", flush=True)
-        torch.save(model.state_dict(), path.with_suffix(".new"))
-        path.with_suffix(".new").rename(path)
-        part.unlink()
+        save(model.state_dict(), path)
+        part.unlink(missing_ok=True)  # another process may have trained the same
         found = accuracy(logits(model.eval(), images.test), images.test_labels)
         print(f"{self.name}: test accuracy {found:.4f}", flush=True)
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    made = io.BytesIO()
+    torch.save(state, made)
+    write_whole(path, made.getvalue())
 
 
 def tuned(
