@@ -142,8 +142,8 @@ SECTIONS = (
         "abstraction",
         "Reductions under interchange interventions (table 4)",
         """The 256 hidden units of CIFAR-10 ConvNets and the 64 last channels of a ResNet-56, R = 2000 swaps at rate 0.5 on the test set, five
-seeds ({checkpoints} ConvNets, trained for three epochs; the paper has five). In the paper CMR-Logit is best, VBP close behind, CMR-Const with its constants refitted below both, and CMR-Affine
-below random. CIFAR-100 cannot be had here: our ResNet-56 is for CIFAR-10 (one checkpoint, trained for four short epochs), so its
+seeds ({checkpoints} ConvNets, plain Adam, two epochs; the paper has five). In the paper CMR-Logit is best, VBP close behind, CMR-Const with its constants refitted below both, and CMR-Affine
+below random. CIFAR-100 cannot be had here: our ResNet-56 is for CIFAR-10 (one checkpoint, four short epochs), so its
 level cannot be compared. *CMR-Const, each alone* folds every unit's own c*; *no gradient* scores and refits by curvature alone;
 *iterative* scores anew halfway.
 """,

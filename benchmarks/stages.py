@@ -102,7 +102,7 @@ def draw(record: Record, figure: Figure) -> None:
     panel.set_xscale("log")
     panel.set_xlabel("seconds")
     panel.set_yticks([-i for i in range(len(rows))], [f"{row['step']}, keep {row['keep']}" for row in rows], fontsize=9)
-    panel.legend(fontsize=9)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
 
 
 SECTIONS = (
