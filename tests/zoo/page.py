@@ -36,7 +36,8 @@ own constant. The plan is lowered through both hosts: the module as torch export
 * **declined**: refused with the reason, listed below. **fails**: anything else. **–**: the model has nothing of the kind.
 
 *Parameters* are those of the module before and after, bias vectors that folding adds included. *Time* is the CPU time of
-`cmrc.lower` on a traced module, on one thread, in the same process as Torch-Pruning's graph build and prune.
+`cmrc.lower` on a traced module, on one thread, in the same process as Torch-Pruning's graph build and prune. The
+models here are so small that what it costs to begin weighs most; [results.md](results.md) has the same comparison at sizes that people deploy.
 
 **Torch-Pruning** 1.6.1 gets the same units of the same layers, which it sets to 0. *equal*: the pruned model computes the model with
 those units at 0. *wrong*: it runs and computes something else, by so much of the output's scale (also where a batch norm follows
