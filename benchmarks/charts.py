@@ -14,6 +14,11 @@ OURS, PUBLISHED, PEER = "cmrc", "as published", "peer"
 KINDS = {OURS: COLOURS[0], PUBLISHED: COLOURS[2], PEER: COLOURS[1]}
 
 
+def digits(value: float) -> str:
+    """Three digits, or all of a large number."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def bars(
     figure: Figure, rows: Sequence[Mapping[str, object]], number: str, label: str, *, whole: float | None = None
 ) -> None:
@@ -29,11 +34,11 @@ def bars(
     axes.set_yticks(range(len(rows)), [str(row["method"]) for row in rows])
     if wide:
         axes.set_xscale("log")
-        axes.set_xlim(min(low, whole or low) / 2, high * (high / low) ** 0.15)
+        axes.set_xlim(min(low, whole or low) / 2, high * (high / low) ** 0.2)
     else:
         axes.set_xlim(0, 1.15 * high)
     for i, value in enumerate(values):
-        axes.annotate(f" {value:.3g}", (value, i), va="center", fontsize=9)
+        axes.annotate(f" {digits(value)}", (value, i), va="center", fontsize=9)
     if whole:
         axes.axvline(whole, color="black", linestyle="--", linewidth=1, label="whole network")
     axes.set_xlabel(f"{label} ({'log scale; ' if wide else ''}less is better)")
