@@ -143,7 +143,7 @@ SECTIONS = (
         "How the cost grows with width, depth and samples",
         """MLPs with random weights on the torch host; half of the units of every hidden layer are replaced. Samples are what is
 calibrated on, and the number of swaps that verify. Medians of the CPU time of the thread; the exponent is the slope of log time over
-log size, so 1 is linear; the last column is the slope of the last doubling, where fixed costs count less.
+log size (the numbers in the picture), so 1 is linear; the last column is the slope of the last doubling, where fixed costs count less.
 """,
         body,
         draw,
