@@ -26,6 +26,22 @@ def test_the_page_names_every_model_that_has_not_answered_everything(monkeypatch
     assert page.missing([{"model": "vit", "answers": answers}]) == ["* gpt2: anything"]
 
 
+def test_every_model_has_answered_everything() -> None:
+    """A model that cannot be built here says so, and may have no record."""
+    told = page.missing(page.documents())
+    assert [line for line in told if not entries()[line.split(":")[0].removeprefix("* ")].skip] == []
+
+
+def test_no_answer_is_a_failure() -> None:
+    failed = [
+        (model["model"], answer["host"], answer["request"], answer["detail"])
+        for model in page.documents()
+        for answer in model["answers"]
+        if answer["verdict"] == "fails"
+    ]
+    assert failed == []
+
+
 def test_no_record_is_left_of_a_model_that_went() -> None:
     assert {path.stem for path in page.RECORDS.glob("*.json")} <= set(entries())
 
