@@ -364,6 +364,7 @@ def recogniser(count: int = 160, tests: int = 200, keep: float = 0.5) -> Subject
         [{entry: calibration[i : i + 20]} for i in range(0, len(calibration), 20)],
         judge,
         keep=keep,
+        refit=False,
     )
 
 

@@ -7,6 +7,7 @@ A trained model lies in the cache beside the data, with every epoch's state in b
 
 from __future__ import annotations
 
+import copy
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -173,7 +174,11 @@ def save(state: dict[str, Any], path: Path) -> None:
 def tuned(
     model: nn.Module, images: Images, steps: int, *, rate: float = 1e-3, batch: int = 128, seed: int = 0
 ) -> nn.Module:
-    """Trained further: the same steps on the same pictures in the same order, whatever the model."""
+    """A copy trained further: the same steps on the same pictures in the same order, whatever the model.
+
+    A lowered module shares what did not change with the model that it comes from, which must not be trained with it.
+    """
+    model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.from_numpy(images.train), torch.from_numpy(images.train_labels)
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=1e-2)

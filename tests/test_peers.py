@@ -131,7 +131,10 @@ def test_tuning_sees_the_same_pictures_whatever_the_model() -> None:
             self.seen.append(float(x.sum()))
             return x.mean((1, 2, 3))[:, None] * self.weight
 
-    first, second = (tuned(Sums(), Images(x, y, x, y), 3, batch=16) for _ in range(2))
+    plain = Sums()
+    first, second = (tuned(plain, Images(x, y, x, y), 3, batch=16) for _ in range(2))
+    assert not plain.weight.any()
+    assert first.weight.any()
     assert first.seen == second.seen
     assert len(set(first.seen)) == 3
     assert not first.training
