@@ -65,7 +65,9 @@ def rescaled(case: Case, factor: float, seed: int) -> Case:
     scale = rescaling.log_uniform(factor, seed)(case.units)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     if len(layers) > 1:
-        rescaling.rescale_hidden(layers[-2], layers[-1], scale)
+        norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)]
+        rescaling.multiply(layers[-2], norms[0] if norms else None, scale)
+        rescaling.divide(layers[-1], scale)
         return replace(case, model=model)
     rescaling.divide(layers[-1], scale)
     (x, y), (held_out, labels) = case.calibration, case.test
@@ -313,7 +315,7 @@ def main() -> None:
     layers: list[Mapping[str, Any]] = []
     for name, seed in progress(whole, "inner layers"):
         for factor in FACTORS[2:]:
-            samples = 8 if quick else 200 if name == "ConvNet" else 100
+            samples = 8 if quick else 200 if name == "ConvNet" else 50
             layers += resumed(
                 f"inner {name} {seed} {factor}",
                 lambda name=name, seed=seed, factor=factor, samples=samples: inner(name, factor, seed, samples),

@@ -143,7 +143,7 @@ def convnet(seed: int, samples: int = 2000) -> Case:
     training = TRAININGS[f"convnet-{seed % CONVNETS}"]
     model = training.model()
     assert isinstance(model, Classifier)
-    tail = nn.Sequential(OrderedDict(hidden=model.hidden, act=model.act, head=model.head))
+    tail = nn.Sequential(OrderedDict(hidden=model.hidden, norm=model.norm, act=model.act, head=model.head))
     return Case(tail.eval(), "act", *_drawn(before(training, model.features), seed, samples), seed)
 
 

@@ -44,7 +44,9 @@ def classifier(model: Classifier, draws: tuple[Draw, Draw]) -> Classifier:
                 divide(layers[behind], scale)
             else:
                 divide(made.hidden, scale.repeat_interleave(made.hidden.in_features // len(scale)))
-        rescale_hidden(made.hidden, made.head, draws[len(convolutions) % 2](made.hidden.out_features))
+        scale = draws[len(convolutions) % 2](made.hidden.out_features)
+        multiply(made.hidden, made.norm, scale)
+        divide(made.head, scale)
     return made
 
 
@@ -72,18 +74,17 @@ def resnet(model: ResNet, draws: tuple[Draw, Draw]) -> ResNet:
     return made
 
 
-def rescale_hidden(hidden: nn.Linear, head: nn.Linear, scale: torch.Tensor) -> None:
+def multiply(maker: nn.Module, norm: nn.BatchNorm1d | nn.BatchNorm2d | None, scale: torch.Tensor) -> None:
+    """The rows of a linear layer or convolution, one for each unit that it makes, and what follows it."""
+    assert isinstance(maker, (nn.Linear, nn.Conv2d))
     with torch.no_grad():
-        hidden.weight.mul_(scale[:, None])
-        hidden.bias.mul_(scale)
-        divide(head, scale)
-
-
-def multiply(conv: nn.Conv2d, norm: nn.BatchNorm2d, scale: torch.Tensor) -> None:
-    assert norm.running_mean is not None
-    conv.weight.mul_(scale[:, None, None, None])
-    norm.running_mean.mul_(scale)
-    norm.bias.mul_(scale)
+        maker.weight.mul_(scale.reshape(-1, *(1,) * (maker.weight.ndim - 1)))
+        if maker.bias is not None:
+            maker.bias.mul_(scale)
+        if norm is not None:
+            assert norm.running_mean is not None
+            norm.running_mean.mul_(scale)
+            norm.bias.mul_(scale)
 
 
 def divide(reader: nn.Module, scale: torch.Tensor) -> None:
