@@ -110,6 +110,7 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "add": lambda x, y, alpha=1.0: x + alpha * y,
     "sub": lambda x, y, alpha=1.0: x - alpha * y,
     "rsub": lambda x, y, alpha=1.0: y - alpha * x,
+    "addcmul": lambda x, y, z, value=1.0: x + value * y * z,
     "mul": np.multiply,
     "div": np.divide,
     "pow": np.power,
@@ -130,7 +131,7 @@ POINTWISE: dict[str, Callable[..., Array]] = {
 # Operands in which a function is affine once the others are constant: f(x) = scale*x + shift, element by element.
 AFFINE_OPERANDS: dict[str, tuple[int, ...]] = {
     "identity": (0,), "cast": (0,), "neg": (0,), "batch_norm": (0,), "add": (0, 1), "sub": (0, 1), "rsub": (0, 1),
-    "mul": (0, 1), "div": (0,), "where": (1, 2),
+    "mul": (0, 1), "div": (0,), "where": (1, 2), "addcmul": (0, 1, 2),
 }  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def test_pair(fn: str) -> None:
 
 
 def test_every_function_is_compared() -> None:
-    others = {"where", "batch_norm"}
+    others = {"where", "batch_norm", "addcmul"}
     assert set(POINTWISE) == set(ACTIVATIONS) | set(PAIRS) | others
 
 
@@ -235,6 +235,8 @@ def test_where_and_clip_by_operands() -> None:
     x, y, low = normal(4, 3), normal(4, 3, seed=1), np.asarray([-0.1, 0.0, 0.1])
     agree(MEANINGS["pointwise"]({"fn": "where"}, x > y, x, y), torch.from_numpy(np.maximum(x, y)))
     agree(MEANINGS["pointwise"]({"fn": "clip"}, x, low, None), torch.from_numpy(np.maximum(x, low)))
+    tensors = [torch.from_numpy(a) for a in (low, x, y)]
+    agree(MEANINGS["pointwise"]({"fn": "addcmul", "value": 0.6}, low, x, y), torch.addcmul(*tensors, value=0.6))
 
 
 def test_batch_norm() -> None:

@@ -250,6 +250,11 @@ def _(a: Arguments) -> Read:
     return Read("pointwise", (0, 1), {"fn": "add", **({"alpha": float(a[2])} if a[2] != 1 else {})})
 
 
+@row("addcmul")
+def _(a: Arguments) -> Read:
+    return Read("pointwise", (0, 1, 2), {"fn": "addcmul", **({"value": float(a[3])} if a[3] != 1 else {})})
+
+
 @row("sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar")
 def _(a: Arguments) -> Read:
     fn = "rsub" if "rsub" in str(a.node.target) else "sub"
@@ -339,6 +344,11 @@ def _(a: Arguments) -> Read:
     whole = len(a.values) < 2 or (str(a.node.target).endswith(".default") and name in ("mean", "sum"))
     axes = tuple(range(a.rank())) if whole else a.dims(1)
     return _along(a, name, axes, drop=len(a.out_shape()) < a.rank())
+
+
+@row("linalg_vector_norm")
+def _(a: Arguments) -> Read | None:
+    return _along(a, "l2", a.dims(2), drop=not a[3]) if a[1] == 2 and a[4] is None else None
 
 
 @row("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")

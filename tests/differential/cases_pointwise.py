@@ -136,6 +136,18 @@ case(
     const("act", [0, 5]),
 )
 case(
+    "addcmul",
+    between(lambda m, x: torch.addcmul(m.shift, m.scale, x, value=0.6), shift=vector(8), scale=vector(8)),
+    ("n", 6),
+    const("act", [0, 5]),
+)
+case(
+    "addcmul_affine",
+    between(lambda m, x: torch.addcmul(m.shift, m.scale, x), shift=vector(8), scale=vector(8)),
+    ("n", 6),
+    affine("act", [0, 5], [1, 2]),
+)
+case(
     "masked_fill",
     between(lambda m, x: x.masked_fill(m.mask, 0.7), mask=torch.arange(8) % 3 > 0),
     ("n", 6),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from differential.models import affine, case, chain, const, step
+from differential.models import affine, case, chain, const, net, step
 from torch import nn
 
 
@@ -77,6 +77,30 @@ case(  # windows that overlap: ONNX has them as positions that GatherND picks
     affine("act", [2], [0], left=3),
 )
 case("adaptive_avg_larger", lambda: around(nn.AdaptiveAvgPool2d(5)), ("n", 3, 4, 4), const("act", [1, 4]))
+
+
+def _response(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Each channel times its norm over positions, relative to the mean of all channels' norms."""
+    h = m.act(m.a(x))
+    norm = m.norm(h)
+    found: torch.Tensor = m.b(m.mul(h, norm / (norm.mean(1, keepdim=True) + 0.1)))
+    return found
+
+
+case(
+    "response_norm",
+    lambda: net(
+        _response,
+        a=nn.Conv2d(3, 6, 3),
+        act=nn.ReLU(),
+        norm=step(lambda x: torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)),
+        mul=step(torch.mul),
+        b=nn.Conv2d(6, 4, 1),
+    ),
+    ("n", 3, 6, 5),
+    const("norm", [1, 4], [0.7, 1.9]),
+    const("mul", [1, 4]),
+)
 case("adaptive_max", lambda: around(nn.AdaptiveMaxPool2d((2, 1))), ("n", 3, 6, 5), const("act", [1, 4]))
 case(
     "max_pool_1d",

@@ -123,7 +123,6 @@ timm_model(
     64,
     depths=(1, 1, 2, 1),
     dims=(8, 12, 16, 20),
-    note="its response norm divides by the mean over all units of an FFN, so that every unit is needed",
 )
 timm_model("timm_efficientnet", "efficientnet_b0", 64)
 timm_model("timm_mobilenetv3", "mobilenetv3_small_050", 64)
