@@ -75,7 +75,10 @@ class Lowered:
 
     @cached_property
     def module(self) -> torch.nn.Module:
-        """The result as a trainable torch module (torch host)."""
+        """The result as a trainable torch module (torch host).
+
+        It lies in the model's own memory where nothing changed, until `module.train()`: call that before you train it.
+        """
         make = getattr(self.host, "module", None)
         if make is None:
             raise HostError("an ONNX model has no torch module", fix="trace the nn.Module, or train before exporting")

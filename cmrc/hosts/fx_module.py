@@ -22,9 +22,11 @@ class LoweredModule(fx.GraphModule):
     those that are given by keyword: they are the same in both (`fx_clean.py`).
 
     Modules that differ in parameters only share their graph and its code, until somebody asks one of them for its graph.
+    Tensors lie where the model's own lie, as far as they did not change, until `.train()` copies them: training the result does
+    not train the model.
     """
 
-    _shares_graph = False
+    _shares_graph = _shares_memory = False
 
     @classmethod
     def template(cls, graph: fx.Graph, tensors: Mapping[str, Any], subgraphs: Mapping[str, Any]) -> Self:
@@ -45,15 +47,21 @@ class LoweredModule(fx.GraphModule):
         held = {name: value for name, value in vars(template).items() if name not in vars(module)}
         vars(module).update({n: copy.copy(v) if isinstance(v, (list, dict)) else v for n, v in held.items()})
         module._modules.update(template._modules)
-        module._shares_graph, module.training = True, False
+        module._shares_graph, module._shares_memory, module.training = True, True, False
         owners: dict[str, torch.nn.Module] = {"": module}
+        made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
         for name, tensor in tensors.items():
             path, _, last = name.rpartition(".")
             owner = owners.get(path) or _owner(owners, path)
-            if isinstance(tensor, torch.nn.Parameter):
-                owner.register_parameter(last, tensor)
+            own = made.get(id(tensor))
+            if own is None:
+                own = made[id(tensor)] = tensor.detach()
+                if isinstance(tensor, torch.nn.Parameter):
+                    own = made[id(tensor)] = torch.nn.Parameter(own, requires_grad=tensor.requires_grad)
+            if isinstance(own, torch.nn.Parameter):
+                owner.register_parameter(last, own)
             else:
-                owner.register_buffer(last, tensor)
+                owner.register_buffer(last, own)
         return module
 
     @property
@@ -72,6 +80,10 @@ class LoweredModule(fx.GraphModule):
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
+        if mode and self._shares_memory:
+            self._shares_memory = False
+            for tensor in (*self.parameters(), *self.buffers()):
+                tensor.data = tensor.data.clone()
         if any(_is_other_mode(node, mode) for node in self._graph.nodes):
             for node in self.graph.nodes:
                 if _is_other_mode(node, mode):
