@@ -230,7 +230,13 @@ def body(record: Record) -> str:
             f", after the same tuning {told['tuned']:.4f}; {told['parameters']:,} parameters, {told['macs']:,} MACs"
         )
     cells = [[COLUMNS[key].format(row[key]) if key in row else "" for key in head] for row in rows]
-    return "\n".join((f"{whole}.\n", claims(record["claims"]), table(head, cells)))
+    sizes = (
+        f"*tuned* is the accuracy after {record['steps']} further steps of training, the same for all. Parameters and MACs are those of "
+        "the same shapes, but for biases and for what keeps folds exact at padded borders.\n\n"
+        if "whole" in record
+        else ""
+    )
+    return "\n".join((f"{whole}.\n", claims(record["claims"]), sizes + table(head, cells)))
 
 
 def draw(record: Record, figure: Figure) -> None:
@@ -238,17 +244,15 @@ def draw(record: Record, figure: Figure) -> None:
     rows = [
         {**row, "kind": AS_PUBLISHED if row["method"] == PUBLISHED else kinds[row["folds"]]} for row in record["rows"]
     ]
-    bars(figure, rows, "kl", "KL of the whole network's answers to the smaller one's")
+    bars(figure, rows, "kl", "KL from the whole network")
 
 
 NO_TUNING = "No fine-tuning anywhere; the network was trained here (`benchmarks/trained.py`). "
 SAME_FOLDS = (
     "The network was trained here (`benchmarks/trained.py`). "
-    "Every selector gets the same affine folds, fitted on 600 training images; Torch-Pruning's units are set to zero. Parameters and "
-    "multiply-accumulates are the same for all but for biases. *tuned* is the accuracy after "
-    f"{TUNING_STEPS} further steps of training, the "
-    "same for all; everything else is without any. "
-    "*error* is the distance of the logits from the whole network's, relative to their norm. Measured on 6000 test images that chose nothing.\n"
+    "Every selector gets the same affine folds, fitted on 600 training images; Torch-Pruning's units are set to zero. "
+    "*error* is the distance of the logits from the whole network's, relative to their norm. Measured on 6000 test images that chose "
+    "nothing, without fine-tuning but in the column *tuned*, if there is one.\n"
 )
 SECTIONS = (
     Section(
