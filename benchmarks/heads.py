@@ -136,8 +136,8 @@ def measure(subject: Subject, resumed: Resumed) -> dict[str, Any]:
             "exports": {}, "claims": told}  # fmt: skip
 
 
-NOTE = """{name}: {setting}. No fine-tuning. Torch-Pruning is asked for the queries of the heads that the norm chooses; it couples other rows of keys and values to them than those
-that these heads share, without an error.
+NOTE = """{name}: {setting}. No fine-tuning. Torch-Pruning is asked for the queries of the heads that the norm chooses; it takes one of
+the three heads of keys and values along, although queries that read it stay, and the queries that are left meet others than theirs: no error.
 """
 SECTIONS = (Section("heads", "SmolLM2-135M: attention heads", NOTE, body, draw, (), (8.0, 2.4)),)
 
