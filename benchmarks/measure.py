@@ -150,14 +150,17 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that was measured, marked where the tree differs from it."""
+    """The commit that was measured, marked where the code differs from it."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+
     try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
+        told = git("describe", "--always")
+        changed = git("status", "--porcelain", "--", "*.py").stdout.strip()
+    except OSError:
         return "unknown"
-    return told.stdout.strip()
+    return told.stdout.strip() + ("-dirty" if changed else "") if not told.returncode else "unknown"
 
 
 @cache
