@@ -289,7 +289,8 @@ SECTIONS = (
         "Interventions beside other libraries",
         """R swaps of random units at one site, bases and sources drawn from R/2 inputs (R = 2000, for the ViT 16), by processor time. The peers
 run the model on the sources, then on the bases, as their documentation shows; *hooks, sources once* is the best that hooks can do
-by hand. Each target of 1.05 is for the fastest of them at that site.
+by hand. Each target of 1.05 is for the fastest of them at that site. Where the work is the cut's least and nearly all of it lies before
+the site (MLP-12, last layer), cmrc takes what one plain forward pass of the inputs takes: no way can take less.
 """,
         body,
     ),
