@@ -120,32 +120,13 @@ def measure(name: str, request: str, subject: Any, pairs: int) -> dict[str, Any]
         theirs = time.process_time() - start
         if i >= 0:
             seconds.append((ours, theirs, assembled))
-    verdict, detail = judged(subject, plan, model, inputs)
+    verdict, detail, gap = peer.judged(subject, plan, model, inputs)
+    if gap > peer.EQUAL:
+        detail = f"by {gap:.0%} of the output's scale"
     return {
         "verdict": verdict, "detail": detail or found, "seconds": seconds, "nodes": len(program.graph.nodes),
         "parts": lowered.seconds, "parameters": sum(p.numel() for p in subject.built.parameters()),
     }  # fmt: skip
-
-
-def judged(subject: Any, plan: cmrc.Plan, model: torch.nn.Module, inputs: Any) -> tuple[str, str]:
-    """Whether the pruned model computes the model with the asked units at zero."""
-    import peer
-
-    if sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in subject.built.parameters()):
-        return "nothing", ""
-    silent = cmrc.Plan(subject.program)
-    for do in plan.entries:
-        silent.do(do.value, units=do.units, constant=0.0, axis=do.axis)
-    expected = subject.program.clamped(silent).run(inputs)[0]
-    try:
-        with torch.no_grad():
-            got = model.eval()(*inputs).numpy()
-    except Exception as error:
-        return "error", f"the pruned model does not run: {' '.join(str(error).split())[:160]}"
-    if got.shape != expected.shape:
-        return "wrong", f"its output has shape {list(got.shape)}"
-    gap = float(np.abs(got - expected).max() / np.abs(expected).max())
-    return ("equal", "") if gap <= peer.EQUAL else ("wrong", f"by {gap:.0%} of the output's scale")
 
 
 # ---------------------------------------------------------------- the page

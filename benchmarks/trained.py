@@ -176,7 +176,14 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 def tuned(
-    model: nn.Module, images: Images, steps: int, *, rate: float = 1e-3, batch: int = 128, seed: int = 0
+    model: nn.Module,
+    images: Images,
+    steps: int,
+    *,
+    rate: float = 1e-3,
+    decay: float = 1e-2,
+    batch: int = 128,
+    seed: int = 0,
 ) -> nn.Module:
     """A copy trained further: the same steps on the same pictures in the same order, whatever the model.
 
@@ -185,7 +192,7 @@ def tuned(
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.from_numpy(images.train), torch.from_numpy(images.train_labels)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=1e-2)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     order = torch.randperm(len(x), generator=generator)
     model.train()

@@ -9,7 +9,6 @@ grid: the last block's FFN at keep 0.75, 0.5, 0.25, scored on the class token of
 from __future__ import annotations
 
 import argparse
-import copy
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -20,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 import cmrc
 from benchmarks import models
+from benchmarks.data import Images
 from benchmarks.measure import RECORDS, Resumed, progress, write_record
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.selection import DEVELOPMENT, divergence
-from benchmarks.trained import TRAININGS, accuracy, augmented, logits
+from benchmarks.trained import TRAININGS, accuracy, logits, tuned
 from cmrc.bench import bench
 from cmrc.cost import elements
 from cmrc.ir import Graph
@@ -98,23 +97,12 @@ def statistics(setting: Setting, program: cmrc.Program, sites: Sequence[str], lo
     return cmrc.calibrate(program, data, sites=list(sites), need=NEED, loss=loss, positions=positions), data
 
 
-def tuned(lowered: nn.Module, setting: Setting, rate: float = 3e-4) -> nn.Module:
-    """The same steps on the same pictures in the same order, whatever the module."""
-    module = copy.deepcopy(lowered)  # what no replacement changed, it shares with the network itself
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.from_numpy(part) for part in setting.train)
-    optimiser = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=5e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, setting.steps)
-    module.train()
-    order = torch.randperm(len(x), generator=generator)
-    for step in range(setting.steps):
-        rows = order[step * 128 % len(x) :][:128]
-        loss = functional.cross_entropy(module(augmented(x[rows], generator)), y[rows])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-    return module.eval()
+def tuned_accuracy(module: nn.Module, setting: Setting) -> float:
+    """In per cent, after the same steps for every module."""
+    images = Images(*setting.train, *setting.test)
+    return 100 * accuracy(
+        logits(tuned(module, images, setting.steps, rate=3e-4, decay=5e-2), images.test), images.test_labels
+    )
 
 
 def cell(setting: Setting, program: cmrc.Program, plan: cmrc.Plan, plain: np.ndarray, tune: bool) -> dict[str, float]:
@@ -124,7 +112,7 @@ def cell(setting: Setting, program: cmrc.Program, plan: cmrc.Plan, plain: np.nda
     found = logits(lowered.module.eval(), x)
     told = {"zero-shot": 100 * accuracy(found, labels), "kl": divergence(plain, found)}
     if tune:
-        told["tuned"] = 100 * accuracy(logits(tuned(lowered.module, setting), x), labels)
+        told["tuned"] = tuned_accuracy(lowered.module, setting)
     return told
 
 
@@ -163,7 +151,7 @@ def grid(setting: Setting, resumed: Resumed) -> dict[str, Any]:
 def whole(setting: Setting, program: cmrc.Program) -> float:
     """The network itself after the same fine-tuning."""
     module = cmrc.lower(program, cmrc.Plan(program)).module
-    return 100 * accuracy(logits(tuned(module, setting), setting.test[0]), setting.test[1])
+    return tuned_accuracy(module, setting)
 
 
 def judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -255,7 +255,7 @@ def rise_through_select(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
             return Declined("a select along another axis stands here")
         return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
     rest = tuple(node.attrs["keep"][k] for k in keep)
-    if not node.origin and rest == tuple(range(int(rise.shape(node.inputs[0])[axis]))):
+    if not node.origin and is_whole(rest, rise.shape(node.inputs[0])[axis]):
         return replace(_shrunk(node, node.inputs, axis, keep), op="pointwise", attrs=COPY)
     return _shrunk(node, node.inputs, axis, keep).with_attrs(keep=rest, touched=True)
 

@@ -150,18 +150,27 @@ def ask(subject: Subject, request: str) -> Pruned:
         times.append(time.process_time() - start)
     after = sum(p.numel() for p in model.parameters())
     told |= {"cpu": min(times), "parameters": (before, after)}
-    if after == before:
-        return Pruned("nothing", problem, **told)
-    silent = cmrc.Plan(program)
+    verdict, detail, gap = judged(subject, plan, model, inputs)
+    return Pruned(verdict, detail or problem, error=gap, **told)
+
+
+def judged(
+    subject: Subject, plan: cmrc.Plan, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> tuple[str, str, float]:
+    """Whether a pruned model computes the model with the asked units at 0: the verdict, what to say, and the gap."""
+    assert isinstance(subject.built, torch.nn.Module)
+    if sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in subject.built.parameters()):
+        return "nothing", "", 0.0
+    silent = cmrc.Plan(subject.program)
     for do in plan.entries:
         silent.do(do.value, units=do.units, constant=0.0, axis=do.axis)
-    expected = program.clamped(silent).run(inputs)[0]
+    expected = subject.program.clamped(silent).run(inputs)[0]
     try:
         with torch.no_grad():
             found = model.eval()(*inputs).numpy()
     except Exception as error:
-        return Pruned("error", f"the pruned model does not run: {' '.join(str(error).split())[:160]}", **told)
+        return "error", f"the pruned model does not run: {' '.join(str(error).split())[:160]}", 0.0
     if found.shape != expected.shape:
-        return Pruned("wrong", f"its output has shape {list(found.shape)}", **told)
+        return "wrong", f"its output has shape {list(found.shape)}", 0.0
     gap = float(np.abs(found - expected).max() / np.abs(expected).max())
-    return Pruned("equal" if gap <= EQUAL else "wrong", problem, error=gap, **told)
+    return "equal" if gap <= EQUAL else "wrong", "", gap
