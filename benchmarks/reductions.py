@@ -27,7 +27,7 @@ BATCH = torch.export.Dim("batch", min=2, max=65536)
 NEED = ("scatter", "range", "curvature", "coupling", "rows")
 POOL = 10_000  # training pictures that seeds draw their calibration data from
 SWAPS = 2000
-CONVNETS = 2  # trained checkpoints; seeds take turns
+CONVNETS = 5  # trained checkpoints; seeds take turns
 METHODS: dict[str, dict[str, Any]] = {  # as the paper names them; ours follow
     "CMR-Logit": {"preset": "cmr-logit"},
     "VBP": {"preset": "vbp"},
