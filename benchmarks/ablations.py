@@ -8,17 +8,15 @@ python -m benchmarks.ablations curvature     coupling of units, and scoring anew
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 import cmrc
-from benchmarks.measure import RECORDS, Resumed, progress, write_record
+from benchmarks.measure import Resumed, parser, progress, write_record
 from benchmarks.reductions import SWAPS, Case, convnet, difference, mnist, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from cmrc import diagnose
@@ -377,18 +375,14 @@ PARTS: dict[str, tuple[Callable[..., Case], int, Callable[..., Row], Callable[[l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=sorted(PARTS))
-    parser.add_argument("--quick", action="store_true", help="two seeds of a small network, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the record")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
-    options = parser.parse_args()
+    wanted = parser(__doc__, "ablations_{part}.json")
+    wanted.add_argument("part", choices=sorted(PARTS))
+    options = wanted.parse_args()
     torch.set_num_threads(options.threads)
     part = options.part
-    out = options.json or RECORDS / f"ablations_{part}.json"
     make, seeds, compute, tell = PARTS[part]
     make, seeds, swaps = (small, 2, 200) if options.quick else (make, seeds, SWAPS)
-    resumed = Resumed(out)
+    resumed = Resumed(options.json)
 
     def measured(seed: int) -> Row:
         return compute(make, seed, swaps) if part == "calibration" else compute(make(seed), swaps)
@@ -396,8 +390,7 @@ def main() -> None:
     found = [resumed(f"seed {s}", lambda s=s: measured(s)) for s in progress(range(seeds), f"{part}, {seeds} seeds")]
     told = tell(found)
     print(told["claims"], {key: value for key, value in told.items() if key != "claims"})
-    if not options.quick or options.json:
-        write_record(out, f"ablations, {part}", [], options, seeds=found, **told)
+    write_record(options.json, f"ablations, {part}", [], options, seeds=found, **told)
     resumed.forget()
 
 

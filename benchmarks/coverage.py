@@ -9,9 +9,7 @@ hold at all looks together.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import cmrc
-from benchmarks.measure import RECORDS, ROOT, progress, write_record
+from benchmarks.measure import ROOT, arguments, progress, write_record
 from benchmarks.section import Record, Section, table
 from cmrc.bounds import at_any_time
 from cmrc.certify import NAMES, indicator, ladder
@@ -91,11 +89,7 @@ truth. *at any time*: the interval is looked at every 250 swaps and must hold at
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="20 repetitions, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the record")
-    parser.add_argument("--threads", type=int, default=1, help="recorded; onnxruntime decides by itself")
-    options = parser.parse_args()
+    options = arguments(__doc__, "coverage.json")
     repetitions = 20 if options.quick else 1000
     table = Table(
         "replaced", "bound", "truth", "holds in", "estimate − bound", title=f"{repetitions} repetitions", box=None
@@ -110,9 +104,8 @@ def main() -> None:
             shown, wide = cells
             table.add_row(str(replaced), name, shown, f"{100 * share:.1f} %", wide)
     Console(width=100).print(table)
-    if not options.quick or options.json:
-        told = {"delta": DELTA, "swaps": SWAPS, "repetitions": repetitions, "cases": found}
-        write_record(options.json or RECORDS / "coverage.json", "coverage", [], options, **told)
+    told = {"delta": DELTA, "swaps": SWAPS, "repetitions": repetitions, "cases": found}
+    write_record(options.json, "coverage", [], options, **told)
 
 
 if __name__ == "__main__":

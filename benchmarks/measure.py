@@ -33,6 +33,7 @@ from cmrc.files import write_whole
 Item = TypeVar("Item")
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
+QUICK = ROOT / "benchmarks" / "quick"  # not in git: what quick runs write, since their numbers mean nothing
 PACKAGES = (
     "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch-pruning", "onnxsim", "onnxslim", "transformers", "numpy",
 )  # fmt: skip
@@ -110,11 +111,38 @@ def arguments(description: str, record: str) -> argparse.Namespace:
     return parser(description, record).parse_args()
 
 
+class Format(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """A description as it is written, and the defaults."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says where the record goes. A quick run never writes among the records."""
+
+    record = ""  # its file's name, with {options} in it
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options = super().parse_args(args, namespace)
+        default = self.get_default("json")
+        if options.json == default:  # None where a module names the record itself
+            name = self.record.format(**vars(options))
+            options.json = QUICK / name if options.quick else default and RECORDS / name
+        elif options.quick and options.json.resolve().is_relative_to(RECORDS):
+            self.error(f"a quick run is no record: give --json a place outside of {RECORDS.relative_to(ROOT)}")
+        return options
+
+
 def parser(description: str, record: str) -> argparse.ArgumentParser:
-    """What every benchmark takes; one with options of its own adds them."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    """What every benchmark takes; one with options of its own adds them, and may name its record by them: selection_{part}.json."""
+    made = Parser(description=description, formatter_class=Format)
+    made.record = record
     made.add_argument("--quick", action="store_true", help="small sizes and few pairs, to see that it runs")
-    made.add_argument("--json", type=Path, default=RECORDS / record, metavar="OUT", help="where to write the record")
+    made.add_argument(
+        "--json",
+        type=Path,
+        default=RECORDS / record,
+        metavar="OUT",
+        help="where to write the record; with --quick in benchmarks/quick if absent",
+    )
     made.add_argument("--threads", type=int, default=1, help="threads of torch, and of an onnxruntime session")
     return made
 
@@ -188,6 +216,7 @@ class Resumed:
         if name not in self.parts:
             self.parts[name] = compute()
             held = {"code": code(), "seconds": self.seconds, "parts": self.parts}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(held).encode())
         return self.parts[name]
 
@@ -216,6 +245,7 @@ def write_record(out: Path, what: str, ratios: Sequence[Ratio], options: argpars
         "ratios": [{**asdict(ratio), "met": ratio.met} for ratio in ratios],
         **more,
     }
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, (json.dumps(document, indent=1) + "\n").encode())
     if not ratios:
         return

@@ -284,13 +284,12 @@ SECTIONS = (
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "selection_PART.json")
+    made = parser(__doc__.splitlines()[0], "selection_{part}.json")
     made.add_argument("part", choices=("mnist", "resnet", "vit"))
     options = made.parse_args()
     torch.set_num_threads(options.threads)
     found = mnist(options.quick) if options.part == "mnist" else cifar(options.part, options.quick)
-    out = options.json.with_name(options.json.name.replace("PART", options.part))
-    write_record(out, f"selection, {options.part}", [], options, **found)
+    write_record(options.json, f"selection, {options.part}", [], options, **found)
     for told in found["claims"]:
         print(
             f"{told['name']}: {told['value']:.4f} {told['relation']} {told['target']:.4f}: {'yes' if told['met'] else 'NO'}"

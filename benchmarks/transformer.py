@@ -8,7 +8,6 @@ grid: the last block's FFN at keep 0.75, 0.5, 0.25, scored on the class token of
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from torch import nn
 import cmrc
 from benchmarks import models
 from benchmarks.data import Images
-from benchmarks.measure import RECORDS, Resumed, progress, write_record
+from benchmarks.measure import Resumed, parser, progress, write_record
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.selection import DEVELOPMENT, divergence
 from benchmarks.trained import TRAININGS, accuracy, logits, tuned
@@ -341,23 +340,18 @@ modules only); `cmrc`'s own report counts the first column. Throughput of the ON
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("grid", "shape"))
-    parser.add_argument("--quick", action="store_true", help="a tiny network with random weights, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the record")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch, and of an onnxruntime session")
-    options = parser.parse_args()
+    made = parser(__doc__, "transformer_{part}.json")
+    made.add_argument("part", choices=("grid", "shape"))
+    options = made.parse_args()
     torch.set_num_threads(options.threads)
-    out = options.json or RECORDS / f"transformer_{options.part}.json"
-    resumed = Resumed(out)
+    resumed = Resumed(options.json)
     if options.part == "grid":
         told = grid(Setting.quick() if options.quick else Setting.trained(), resumed)
     else:
         told = shape(options.quick, options.threads)
         for row in told["rows"]:
             print(row)
-    if not options.quick or options.json:
-        write_record(out, f"transformer, {options.part}", [], options, **told)
+    write_record(options.json, f"transformer, {options.part}", [], options, **told)
     resumed.forget()
 
 

@@ -9,16 +9,14 @@ paired over seeds, by the bootstrap.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchmarks.measure import RECORDS, Resumed, progress, write_record
+from benchmarks.measure import Resumed, parser, progress, write_record
 from benchmarks.models import MLP
 from benchmarks.reductions import METHODS, OURS, SWAPS, Case, difference, fit, mnist, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
@@ -248,19 +246,15 @@ the networks differ, and the paper does not tell how its own were trained (ours:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=sorted(PAPER))
-    parser.add_argument("--quick", action="store_true", help="two seeds of a small network, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the record")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
-    options = parser.parse_args()
+    made = parser(__doc__, "verification_{table}.json")
+    made.add_argument("table", choices=sorted(PAPER))
+    options = made.parse_args()
     torch.set_num_threads(options.threads)
     which, quick = options.table, options.quick
-    out = options.json or RECORDS / f"verification_{which}.json"
     make = {"boolean": boolean, "mnist": mnist}[which]
     width = {"boolean": 64, "mnist": 512}[which]
     parts = tuple(keep / width for keep in KEEPS[which])
-    resumed, seeds = Resumed(out), range(2 if quick else SEEDS[which])
+    resumed, seeds = Resumed(options.json), range(2 if quick else SEEDS[which])
     swaps = 200 if quick else SWAPS
     found = [
         resumed(f"seed {seed}", lambda seed=seed: measure(small if quick else make, seed, parts, swaps))
@@ -290,8 +284,7 @@ def main() -> None:
         "network": "an MLP on scikit-learn's digits" if quick else which,
         "recipes": {name: METHODS[name] for name in SHOWN},
     }
-    if not quick or options.json:
-        write_record(out, f"verification, {which}", [], options, **told)
+    write_record(options.json, f"verification, {which}", [], options, **told)
     resumed.forget()
 
 
