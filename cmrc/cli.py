@@ -271,11 +271,16 @@ def verify_command(
             raise CmrcError(
                 "every lowered model needs its plan", fix="cmrc verify MODEL LOWERED PLAN [LOWERED PLAN ...]"
             )
+        files = list(zip(reduced[::2], reduced[1::2], strict=True))
+        plans = [file for _, file in files]
+        names = [str(file) if plans.count(file) == 1 else f"{lowered} {file}" for lowered, file in files]
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise CmrcError(f"{twice[0]} is given twice", fix="give every lowered model with its plan once")
         program = trace(model)
         found: dict[str, Verification] = {}
-        for lowered, file in zip(reduced[::2], reduced[1::2], strict=True):
+        for name, (lowered, file) in zip(names, files, strict=True):
             plan = Plan.load(file)
-            found[str(file)] = verify(
+            found[name] = verify(
                 program, plan if str(lowered) == "-" else lowered, data, plan=plan, site=site or None, swaps=swaps,
                 p=tuple(p) if p and len(p) > 1 else p[0] if p else 0.5, seed=seed, until=until or None, delta=delta,
                 controls=controls, output=int(output) if output and output.isdigit() else output, reads=reads,
@@ -324,10 +329,12 @@ def bench_command(
 
 def show_bench(result: Bench) -> None:
     table = Table("file", "ms a run", "samples/s", "speed-up", "MB", "peak MB", "ran on", box=None, header_style="bold")
+    names = [file.path.name for file in result.files]
     for file, told in zip(result.files, result.to_json()["files"], strict=True):
         faster = told["faster_than_first"]
         table.add_row(
-            file.path.name, f"{1e3 * file.median:.3g} ({1e3 * told['low']:.3g}-{1e3 * told['high']:.3g})",
+            file.path.name if names.count(file.path.name) == 1 else str(file.path),
+            f"{1e3 * file.median:.3g} ({1e3 * told['low']:.3g}-{1e3 * told['high']:.3g})",
             f"{told['samples_per_second']:,.4g}",
             f"{faster['ratio']:.2f} ({faster['low']:.2f}-{faster['high']:.2f})", f"{file.bytes / 1e6:.4g}",
             "" if file.memory is None else f"{file.memory / 1e6:.4g}",

@@ -49,6 +49,19 @@ def test_less_work_is_faster_and_the_files_are_told_apart(tmp_path: Path) -> Non
     assert long.bytes == paths[0].stat().st_size + 64 * 64 * 4 == size_of(paths[0])
 
 
+def test_a_path_that_is_given_twice_is_run_as_two(tmp_path: Path) -> None:
+    """A file beside itself: how far apart equal files come out."""
+    path = product(tmp_path / "chain.onnx", 20)
+    (tmp_path / "copy").mkdir()
+    copy = product(tmp_path / "copy" / "chain.onnx", 20)
+    found = bench([path, path, copy], batch=64, sessions=2, rounds=5)
+    assert [file.path for file in found.files] == [path, path, copy]
+    first, second = found.files[0].seconds, found.files[1].seconds
+    assert not np.array_equal(first, second)
+    shown = cli("bench", str(path), str(path), str(copy), "--sessions", "1", "--rounds", "2").stdout.splitlines()
+    assert [line.split()[0] for line in shown[1:4]] == [str(path), str(path), str(copy)]
+
+
 def test_memory_is_that_of_the_file_alone(tmp_path: Path) -> None:
     path = product(tmp_path / "chain.onnx", 4)
     small, large = (bench([path], batch=batch, sessions=1, rounds=1).files[0].memory for batch in (1, 100_000))

@@ -213,10 +213,18 @@ def test_verify_compares_plans_and_draws_them(held_out: Path) -> None:
     assert Path("plans.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
+    call = ("verify", "model.onnx", "gentle.onnx", "gentle.json", "-", "gentle.json", "--data", "held-out.npz")
+    shown = cli(*call, "--swaps", "100", "--no-controls", "--json")
+    assert shown.exit_code == 0, shown.output
+    assert list(json.loads(shown.stdout)["plans"]) == ["gentle.onnx gentle.json", "- gentle.json"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("gentle.onnx",), "every lowered model needs its plan"),
+        (("-", "gentle.json", "-", "gentle.json"), "- gentle.json is given twice"),
         (("gentle.onnx", "harsh.json"), "the reduced model has 60 units here, the plan retains 24 of 64"),
         (("gentle.onnx", "gentle.json", "--until", "kl<=1"), "the target 'kl<=1' is not understood"),
         (("gentle.onnx", "gentle.json", "--p", "2"), "2000 swaps at rate 2.0"),
