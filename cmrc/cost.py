@@ -30,7 +30,7 @@ def elements(shape: Shape, sizes: Mapping[str, int]) -> int:
 
 
 def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> int:
-    """Multiply-accumulates of one node: affine ops and products of values; everything else counts nothing."""
+    """Multiply-accumulates of one node: affine ops, products of values, attention; everything else counts nothing."""
     out = elements(node.output.shape, sizes)
     weight = node.inputs[1] if len(node.inputs) > 1 else None
     if node.op == "linear" and isinstance(weight, Tensor):
@@ -44,9 +44,18 @@ def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> i
             assert isinstance(x, str)
             return elements(shapes[x], sizes) * weight.shape[1] * kernel
         return out * weight.shape[1] * kernel
-    if node.op == "matmul" and isinstance(node.inputs[0], str):
-        return out * elements(shapes[node.inputs[0]][-1:], sizes)
+    if node.op == "matmul":
+        return out * elements(_shape(node, 0, shapes)[-1:], sizes)
+    if node.op == "attention":  # q kᵀ, then the weights times v: whole products, also where a mask is causal
+        q, k, v = (_shape(node, i, shapes) for i in range(3))
+        return elements((*q, k[-2]), sizes) + elements((*q[:-1], k[-2], v[-1]), sizes)
     return 0
+
+
+def _shape(node: Node, operand: int, shapes: Mapping[str, Shape]) -> Shape:
+    found = node.inputs[operand]
+    assert found is not None
+    return shapes[found] if isinstance(found, str) else found.shape
 
 
 def cost(graph: Graph, sizes: Mapping[str, int] | None = None) -> Cost:

@@ -1,0 +1,98 @@
+"""Multiply-accumulates, counted by hand, on both hosts and in every form that attention has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, parser
+from torch import nn
+from torch.nn import functional
+
+import cmrc
+from cmrc.cost import cost
+from cmrc.ir import Graph, Literal, Node, Value
+
+BATCH, HEADS, SERVED, QUERIES, KEYS, SIZE, WIDTH = 2, 6, 3, 5, 7, 8, 4  # keys are of SIZE, values of WIDTH
+BY_HAND = BATCH * HEADS * QUERIES * KEYS * SIZE + BATCH * HEADS * QUERIES * KEYS * WIDTH
+
+
+class Attention(nn.Module):
+    """Six heads of queries in two groups, over keys and values of three heads of other sizes."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def example() -> tuple[torch.Tensor, ...]:
+    shapes = ((HEADS, QUERIES, SIZE), (SERVED, KEYS, SIZE), (SERVED, KEYS, WIDTH))
+    return tuple(torch.randn(BATCH, *shape) for shape in shapes)
+
+
+def model(nodes: str, inputs: dict[str, tuple[int, ...]], opset: int) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [parser.parse_node(line) for line in nodes.strip().splitlines()],
+        "main",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def test_attention_in_torch_and_as_it_is_exported(tmp_path: Path) -> None:
+    program = cmrc.trace(Attention().eval(), example())
+    assert [node.op for node in program.graph.nodes] == ["attention"]
+    assert program.cost().macs == BY_HAND
+    path = tmp_path / "attention.onnx"
+    cmrc.lower(program, cmrc.Plan(program)).save(path)
+    exported = cmrc.trace(path)
+    assert "attention" not in {node.op for node in exported.graph.nodes}  # products of matrices and a softmax
+    assert exported.cost().macs == BY_HAND
+
+
+@pytest.mark.parametrize(
+    ("nodes", "apart", "opset"),
+    [
+        ("y = Attention(q, k, v)", True, 23),
+        (f"y = Attention <q_num_heads = {HEADS}, kv_num_heads = {SERVED}> (q, k, v)", False, 23),
+        (f"y = com.microsoft.MultiHeadAttention <num_heads = {HEADS}> (q, k, v)", False, 17),
+    ],
+)
+def test_attention_in_onnx(nodes: str, apart: bool, opset: int) -> None:
+    served = HEADS if "num_heads" in nodes and "kv" not in nodes else SERVED
+    shapes = {"q": (HEADS, QUERIES, SIZE), "k": (served, KEYS, SIZE), "v": (served, KEYS, WIDTH)}
+    together = {name: (BATCH, tokens, heads * size) for name, (heads, tokens, size) in shapes.items()}
+    inputs = {name: (BATCH, *shape) for name, shape in shapes.items()} if apart else together
+    program = cmrc.trace(model(nodes, inputs, opset))
+    assert "attention" in {node.op for node in program.graph.nodes}
+    assert program.cost().macs == BY_HAND
+
+
+def test_packed_attention_counts_its_projections_too() -> None:
+    width, tokens = HEADS * SIZE, 5
+    made = model(f"y = com.microsoft.Attention <num_heads = {HEADS}> (x, w)", {"x": (BATCH, tokens, width)}, 17)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((width, 3 * width), np.float32), "w"))
+    assert cmrc.trace(made).cost().macs == BATCH * tokens * width * (3 * width) + 2 * BATCH * tokens * tokens * width
+
+
+def test_sizes_of_run_time_count_as_given() -> None:
+    tokens = torch.export.Dim("tokens")
+    x = torch.randn(1, 2, 6, 4)
+    program = cmrc.trace(Attention().eval(), (x, x, x), dynamic_shapes=({2: tokens},) * 3)
+    (name,) = {size for size in program.graph.inputs[0].shape if isinstance(size, str)}
+    assert program.cost().macs == 2 * (2 * 1 * 1 * 4)
+    assert program.cost({name: 10}).macs == 2 * (2 * 10 * 10 * 4)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_product_with_a_stored_matrix_on_either_side(first: bool) -> None:
+    """[3, 4] · [4, 5], one of them stored."""
+    shapes = (3, 4), (4, 5)
+    stored = Literal(np.ones(shapes[not first]))
+    operands = (stored, "x") if first else ("x", stored)
+    node = Node("matmul", operands, (Value("y", (3, 5)),))
+    assert cost(Graph((Value("x", shapes[first]),), (node,), ("y",))).macs == 3 * 4 * 5
