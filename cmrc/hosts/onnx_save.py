@@ -47,12 +47,10 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
         data = f"{path.stem}.onnx.data"
         if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, model)):
             data = f"{path.stem}.{uuid.uuid4().hex[:8]}.onnx.data"
-    own = dict(model.metadata_props)
-    model.metadata_props.update(metadata)
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".cmrc-") as temporary:
             written = Path(temporary) / path.name
-            onnx_ir.save(model, written, format="protobuf", external_data=data)
+            onnx_ir.save(_described(model, metadata), written, format="protobuf", external_data=data)
             _check(written, alive[-1])
             held = None if data is None else Path(temporary) / data
             if data is not None and held is not None and held.exists() and held.stat().st_size:
@@ -60,9 +58,22 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
             os.replace(written, path)
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        model.metadata_props.clear()
-        model.metadata_props.update(own)
+
+
+def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Model:
+    """The same graph under metadata of its own: what the model in memory says of itself stays as it is."""
+    return onnx_ir.Model(
+        model.graph,
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        domain=model.domain,
+        model_version=model.model_version,
+        doc_string=model.doc_string,
+        functions=list(model.functions.values()),
+        metadata_props={**model.metadata_props, **metadata},
+        device_configurations=model.device_configurations,
+    )
 
 
 def _reads(model: onnx_ir.Model, data: Path) -> bool:

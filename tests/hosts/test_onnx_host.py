@@ -985,9 +985,36 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("cmrc.hosts.onnx_save.onnx_ir.save", fail)
     with pytest.raises(HostError, match=r"cannot write .*No space left on device"):
-        mlp().save(path, {})
+        (host := mlp()).save(path, {"plan": "p"})
+    assert "plan" not in host.model.metadata_props
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
     assert path.read_bytes() == b"old"
+
+
+def test_saving_writes_metadata_that_the_model_in_memory_never_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = helper.make_function("own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)])  # fmt: skip
+    made = model("y = MatMul(x, w)", {"x": ("N", 5)}, "y", w=random(5, 8))
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    made.functions.append(function)
+    made.producer_name, made.producer_version, made.domain = "someone", "2", "org.some"
+    made.model_version, made.doc_string = 7, "what it is"
+    onnx.helper.set_model_props(made, {"own": "1", "source": "before"})
+    host, write, seen = OnnxHost.from_model(made), onnx_ir.save, []
+
+    def watch(*args: Any, **options: Any) -> None:
+        seen.append(dict(host.model.metadata_props))
+        write(*args, **options)
+
+    monkeypatch.setattr("cmrc.hosts.onnx_save.onnx_ir.save", watch)
+    host.save(tmp_path / "m.onnx", {"source": "after", "plan": "p"})
+    assert [*seen, dict(host.model.metadata_props)] == [{"own": "1", "source": "before"}] * 2
+    saved = onnx.load(tmp_path / "m.onnx")
+    assert {p.key: p.value for p in saved.metadata_props} == {"own": "1", "source": "after", "plan": "p"}
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
+        assert getattr(saved, field) == getattr(made, field)
+    assert list(saved.functions) == list(made.functions)
 
 
 def test_a_large_model_runs_and_saves_through_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
