@@ -111,7 +111,7 @@ def _lowered(program: Program, counts: Sequence[int], curves: Sequence[Curve]) -
     for curve, count in zip(curves, counts, strict=True):
         if count:
             made.do(curve.site.value, units=range(count), constant=0.5, axis=curve.site.axis)
-    return passes.run(program.with_dos(made)).graph if len(made) else program.graph
+    return passes.run(program.with_dos(made), since=program.verified).graph if len(made) else program.graph
 
 
 def _latency(program: Program, graph: Graph) -> float:

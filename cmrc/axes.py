@@ -123,7 +123,7 @@ def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
     for local, size in enumerate(mask.shape):
         profile = mask.any(axis=tuple(i for i in range(mask.ndim) if i != local))
         if size > 1 and int(mask.sum()) == int(profile.sum()) * (mask.size // size):
-            return local, tuple(int(i) for i in np.flatnonzero(profile))
+            return local, tuple(np.flatnonzero(profile).tolist())
     return None
 
 
@@ -157,7 +157,7 @@ def _move_repeated(
     rows = run.reshape(-1, span) if run.size % span == 0 else run[None]
     if product(after[above : above + 1])[0] % len(rows) or not np.all(rows == rows[:, :1]):
         return problem
-    return Moved(above, tuple(int(i) for i in np.flatnonzero(rows[:, 0])), segment, len(rows))
+    return Moved(above, tuple(np.flatnonzero(rows[:, 0]).tolist()), segment, len(rows))
 
 
 def _fixed_tail(dims: Sequence[Dim]) -> Sequence[Dim]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -427,10 +428,10 @@ def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
 
 def _select(attrs: Attrs, x: Array) -> Array:
     """Positions of an axis; with a period, the same of every run of that many."""
-    axis, keep = attrs["axis"], np.asarray(attrs["keep"])
-    period = attrs.get("period") or x.shape[axis]
-    runs = np.arange(x.shape[axis] // period)[:, None] * period
-    return np.asarray(np.take(x, (runs + keep).reshape(-1), axis=axis))
+    axis, keep, period = attrs["axis"], np.asarray(attrs["keep"]), attrs.get("period")
+    if period:
+        keep = (np.arange(x.shape[axis] // period)[:, None] * period + keep).reshape(-1)
+    return x.take(keep, axis=axis)
 
 
 def _select_in_groups(attrs: Attrs, weight: Array) -> Array:
@@ -464,6 +465,7 @@ MEANINGS: dict[str, Callable[..., Array]] = {
 AS_STORED = {"select", "select_in_groups", "reshape", "transpose", "weigh_columns"}
 
 
+@cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """By the name that the IR has for it: numpy's own, or ml_dtypes' (bfloat16)."""
     return np.dtype(getattr(ml_dtypes, name, None) or name)
@@ -494,16 +496,16 @@ def _compute(tensor: Tensor) -> Array:
 
 
 def apply(op: str, inputs: Sequence[Tensor], attrs: Attrs, shape: Sequence[int], dtype: str) -> Tensor:
-    """A tensor that is `op` of tensors; a select of everything is the tensor itself."""
-    if op == "select" and is_whole(attrs["keep"], inputs[0].shape[attrs["axis"]]):
-        return inputs[0]
+    """A tensor that is `op` of tensors."""
     return Apply(op, tuple(inputs), dict(attrs), tuple(shape), dtype)
 
 
 def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
-    """Positions of an axis of a tensor."""
+    """Positions of an axis of a tensor; all of them are the tensor itself."""
+    if is_whole(keep, tensor.shape[axis]):
+        return tensor
     shape = (*tensor.shape[:axis], len(keep), *tensor.shape[axis + 1 :])
-    return apply("select", (tensor,), {"axis": axis, "keep": tuple(keep)}, shape, tensor.dtype)
+    return Apply("select", (tensor,), {"axis": axis, "keep": tuple(keep)}, shape, tensor.dtype)
 
 
 # ---------------------------------------------------------------- shape checks

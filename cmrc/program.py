@@ -20,7 +20,7 @@ from cmrc.errors import GraphError, SiteError, TraceError
 from cmrc.fingerprint import Fingerprint, fingerprint
 from cmrc.groups import Group, describe, find_groups
 from cmrc.hosts import Host
-from cmrc.ir import Array, Graph, Node, Shape, Value, literal
+from cmrc.ir import Array, Graph, Node, Shape, Value, literal, verify
 from cmrc.ops import as_dtype
 from cmrc.plan import Do, Plan, pack_text, unpack_text
 
@@ -56,6 +56,12 @@ class Program:
     @property
     def graph(self) -> Graph:
         return self.host.graph
+
+    @cached_property
+    def verified(self) -> Graph:
+        """The IR, checked once: what is made of it is checked only where it differs."""
+        verify(self.graph)
+        return self.graph
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

@@ -50,25 +50,28 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def run(graph: Graph, *, watch: Callable[[str, Graph], None] = lambda name, graph: None) -> Result:
+def run(
+    graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph], None] = lambda name, graph: None
+) -> Result:
     """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`).
 
+    `since` is a verified graph that this one was made of, whose nodes need no second look.
     A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again (fused.py).
     """
-    result = _pipeline(graph, watch)
+    result = _pipeline(graph, since, watch)
     while origins := fused.torn(graph, result.graph):
         groups = fused.fused(result.graph)
         stayed = [(residue.node, residue.reason) for residue in result.residue]
         graph = fused.whole(graph, {o: fused.reason(groups.get(o, []), stayed) for o in origins})
-        again = _pipeline(graph, watch)
+        again = _pipeline(graph, since, watch)
         again.seconds = {name: spent + result.seconds[name] for name, spent in again.seconds.items()}
         result = again
     return result
 
 
-def _pipeline(graph: Graph, watch: Callable[[str, Graph], None]) -> Result:
+def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], None]) -> Result:
     log, seconds = Log(idle=idle_nodes(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
-    verify(graph)
+    verify(graph, since=since)
     for _ in range(ROUNDS):
         moved = False
         for name, rewrite in PIPELINE:

@@ -286,7 +286,8 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         return Declined("a replacement along another axis stands here")
     if is_constant_do(node):
         later = known_of(node.with_inputs((fact.source, *node.inputs[1:])))
-        first = [u for u in fact.units if u not in set(later.units)]
+        named = set(later.units)
+        first = [u for u in fact.units if u not in named]
         slabs = [fact.at(first), later.full()] if first else [later.full()]
         shape = [max(s.shape[d] for s in slabs) for d in range(slabs[0].ndim)]
         parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
@@ -312,8 +313,9 @@ def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     assert isinstance(value, Tensor) and isinstance(weight, Tensor)
     if len(parents) != weight.shape[1]:
         return Declined("the parents of an affine replacement of blocks are themselves replaced")
-    known = [i for i, p in enumerate(parents) if p in set(fact.units)]
-    rest = [i for i, p in enumerate(parents) if p not in set(fact.units)]
+    constants = set(fact.units)
+    known = [i for i, p in enumerate(parents) if p in constants]
+    rest = [i for i, p in enumerate(parents) if p not in constants]
     seen = np.moveaxis(fact.at([parents[i] for i in known]), axis, -1)
     added = np.moveaxis(seen @ constant(weight)[:, known].T, -1, axis)
     slab = literal(compress(slab_of(constant(value), axis, len(node.output.shape)) + added, axis))
@@ -427,7 +429,11 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Sink every constant do as far as it goes."""
     sweep = Sweep(graph, log)
     for original in graph.nodes:
-        node = merge_addends(sweep, sweep.arrive(original))
+        node = sweep.arrive(original)
+        if node is original and not sweep.reads_inserted(node):
+            sweep.emit(node)
+            continue
+        node = merge_addends(sweep, node)
         if add_behind_batch_norm(sweep, node):
             continue
         facts = {

@@ -28,8 +28,9 @@ from cmrc.passes.rewriter import Declined, Sweep, complement
 
 def zero_units(fact: Known) -> set[int]:
     """The units that are 0 in every position."""
-    flat = np.moveaxis(fact.full(), fact.axis, 0).reshape(len(fact.units), -1)
-    return {unit for unit, row in zip(fact.units, flat, strict=True) if not row.any()}
+    others = tuple(axis for axis in range(fact.slab.ndim) if axis != fact.axis)
+    zero = np.broadcast_to(~fact.slab.any(axis=others), len(fact.units))
+    return set(np.asarray(fact.units)[zero].tolist())
 
 
 def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:

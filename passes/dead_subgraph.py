@@ -50,12 +50,13 @@ class Rise:
 
     def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
         """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
-        keep = Keep(keep, period_of(keep))
-        if operand is None or is_whole(keep, keep.period or self.shape(operand)[axis]):
+        period = period_of(keep)
+        if operand is None or is_whole(keep, period or self.shape(operand)[axis]):
             return operand
         if not isinstance(operand, str):
             return take(operand, axis, keep)
-        attrs = {"axis": axis, "keep": tuple(keep), **({"period": keep.period} if keep.period else {})}
+        keep = Keep(keep, period)
+        attrs = {"axis": axis, "keep": tuple(keep), **({"period": period} if period else {})}
         for made in self.pending:  # asked for twice by one node
             if made.inputs[0] == operand and made.attrs == attrs:
                 return made.name
@@ -72,8 +73,11 @@ class Rise:
         self.settled[node.name] = node
         for value in node.outputs:
             self.values[value.name] = value
-        for operand in set(node.values()):
-            self.uses[operand].append(node.name)
+        for operand in node.inputs:
+            if isinstance(operand, str):
+                users = self.uses[operand]
+                if not users or users[-1] != node.name:  # read twice by one node
+                    users.append(node.name)
 
     def final_name(self, name: str) -> str:
         """What a value is called after the selects that vanished."""
@@ -133,7 +137,7 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
     wanted[list(keep)] = True
     counts = wanted.reshape(groups, outs).sum(axis=1)
     left = np.flatnonzero(counts)
-    if len({int(c) for c in counts[left]}) > 1:
+    if counts[left].min() != counts.max():
         return Declined("its groups would keep different numbers of outputs")
     inputs = (left[:, None] * ins + np.arange(ins)).reshape(-1).tolist()
     if attrs.get("transposed"):
@@ -375,8 +379,7 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
         return None
     readers = [rise.settled[name] for name in rise.uses[node.name]]
     selects = [r for r in readers if r.op == "select"]
-    others = [r for r in readers if r.op != "select" and not _reads_other_sizes(r, selects)]
-    if not selects or others:
+    if not selects or any(r.op != "select" and not _reads_other_sizes(r, selects) for r in readers):
         return None
     if node.name not in rise.lost_readers and not any(not r.origin or r.attrs.get("touched") for r in selects):
         return None
@@ -386,7 +389,7 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
     if node.op == "expand" and _is_copied(rise, node, axis):
         selects = [_of_first_copies(rise, select) for select in selects]
         readers = [rise.settled[reader.name] for reader in readers]
-    keep = Keep(sorted({k for r in selects for k in r.attrs["keep"]}), period)
+    keep = Keep(sorted(set().union(*(r.attrs["keep"] for r in selects))), period)
     if len(keep) == (period or node.output.shape[axis]):
         return None
     return axis, keep, readers

@@ -64,10 +64,19 @@ class Sweep:
 
     def arrive(self, node: Node) -> Node:
         """The node with its operands redirected to what they have become."""
-        if any(operand in self.redirected for operand in node.values()):
-            inputs = tuple(self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs)
-            return node.with_inputs(inputs)
+        for operand in node.inputs:
+            if isinstance(operand, str) and operand in self.redirected:
+                return node.with_inputs(self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs)
         return node
+
+    def reads_inserted(self, node: Node) -> bool:
+        """Whether the node reads a value that the model itself does not make: only there is something to move."""
+        for operand in node.inputs:
+            if isinstance(operand, str):
+                maker = self.producers.get(operand)
+                if maker is not None and (not maker.origin or maker.op == "do"):
+                    return True
+        return False
 
     def emit(self, node: Node) -> None:
         self.emitted.append(node)
@@ -133,7 +142,7 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
     needed = set(graph.outputs)
     idle = set()
     for node in reversed(graph.nodes):
-        if node.attrs.get("effect") or not node.origin or any(value.name in needed for value in node.outputs):
+        if not node.origin or not needed.isdisjoint(v.name for v in node.outputs) or node.attrs.get("effect"):
             needed.update(node.values())
         else:
             idle.add(node.name)

@@ -24,7 +24,7 @@ from cmrc.hosts import clamp
 from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
 from cmrc.hosts.fx_ops import Arguments, arguments, opname, parameters
-from cmrc.ir import Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir import Apply, Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ops import materialise
 
 aten = torch.ops.aten
@@ -71,6 +71,7 @@ class Writer:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     specs: list[InputSpec] = field(default_factory=list)
     placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
+    forms: dict[str, Tensor] = field(default_factory=dict)  # what a parameter that changed holds under its old name
     tensors: dict[Tensor, list[str]] = field(default_factory=dict)  # the names of what was made of an expression
     untied: list[str] = field(default_factory=list)
 
@@ -80,21 +81,19 @@ class Writer:
 
     def result(self) -> FxHost:
         self._replace_parameters()
-        if self._is_same_graph():
-            return replace(self.host, state=self.state, stale=True)
-        self._copy_graph()
-        cursor = [node for node in self.lifted.nodes if node.op == "placeholder"][-1]
         patched: list[tuple[Node, Node]] = []
         for node in self.graph.nodes:
-            if not node.origin:
-                cursor = self._insert(node, cursor)
-                continue
             before = self.old.get(node.name)
-            if before is None:
+            if before is None and node.origin:
                 raise HostError("is not a node of the graph that is patched", node=node.label, op=node.kind)
-            if before is not node and before != node:
+            if before is not None and before is not node and self._differs(before, node):
                 patched.append((before, node))
-            cursor = max(cursor, self.made[node.outputs[-1].name])
+        inserted = any(not node.origin for node in self.graph.nodes)
+        if not patched and not inserted and self._is_same_graph():
+            return replace(self.host, state=self.state, stale=True)
+        self._copy_graph()
+        if inserted:
+            self._insert_all()
         for before, node in patched:
             self._patch(before, node)
         self._patch_parts()
@@ -108,27 +107,29 @@ class Writer:
             self.host, lifted=self.lifted, specs=specs, state=self.state, stale=True, untied=untied, template=None
         )
 
-    def _is_same_graph(self) -> bool:
-        """Whether every node reads what it read, if under a new form, and computes what it computed."""
-        if len(self.graph.nodes) != len(self.old) or self.graph.outputs != self.host.graph.outputs or self.untied:
-            return False
-        forms = {name: form for form, names in self.tensors.items() for name in names}
-        nodes = {node.name: node for node in self.host.lifted.nodes}
-        for node in self.graph.nodes:
-            before = self.old.get(node.name)
-            if before is None or not node.origin:
-                return False
-            if before is node:
+    @cached_property
+    def _own(self) -> dict[str, fx.Node]:
+        """The nodes of the graph that is patched."""
+        return {node.name: node for node in self.host.lifted.nodes}
+
+    def _differs(self, before: Node, node: Node) -> bool:
+        """Whether a node of the torch graph must change: not where it only reads the same parameters, in a new form."""
+        if before.attrs is not node.attrs and before.attrs != node.attrs:
+            return True
+        if len(before.inputs) != len(node.inputs) or before.op != node.op:
+            return True
+        for was, now in zip(before.inputs, node.inputs, strict=True):
+            if was is now or (isinstance(was, Leaf) and self.forms.get(was.name) is now) or was == now:
                 continue
-            if before.attrs != node.attrs or len(before.inputs) != len(node.inputs):
-                return False
-            resized = node.op in SHAPED and node.output.shape != before.output.shape
-            if resized and _new_sizes(before, node, nodes[node.origin]) is not None:
-                return False
-            for was, now in zip(before.inputs, node.inputs, strict=True):
-                if was is not now and was != now and not (isinstance(was, Leaf) and forms.get(was.name) == now):
-                    return False
-        return not self.host.annotations()
+            if not isinstance(was, Leaf) or self.forms.get(was.name) != now:
+                return True
+        resized = node.op in SHAPED and node.output.shape != before.output.shape
+        return resized and _new_sizes(before, node, self._own[node.origin]) is not None
+
+    def _is_same_graph(self) -> bool:
+        """Whether nothing but parameters changed, given that no node did."""
+        same = len(self.graph.nodes) == len(self.old) and self.graph.outputs == self.host.graph.outputs
+        return same and not self.untied and not self.host.annotations()
 
     def _copy_graph(self) -> None:
         self.lifted = copy_graph(self.host.lifted)
@@ -146,49 +147,65 @@ class Writer:
     @cached_property
     def taken(self) -> set[str]:
         """The names of tensors, and of the modules that hold them."""
-        return {part for name in (*self.state, *self.host.exported.state_dict) for part in _and_owners(name)}
+        found: set[str] = set()
+        for name in (*self.state, *self.host.exported.state_dict):
+            while name and name not in found:
+                found.add(name)
+                name = name.rpartition(".")[0]
+        return found
 
     def _replace_parameters(self) -> None:
         """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
         forms: dict[str, list[Tensor]] = {}
         for node in self.graph.nodes:
             for operand in node.inputs if node.origin else ():
-                if not isinstance(operand, Tensor):
+                if operand is None or isinstance(operand, (str, Literal)):
                     continue
-                named = [(self._named(operand), operand)]
-                if operand in self.host._read.computed:  # its nodes go on reading the parameters as they are
+                named: list[tuple[str, Tensor]] = [(self._named(operand), operand)]
+                if self._is_computed(operand):  # its nodes go on reading the parameters as they are
                     named = [(leaf.name, leaf) for leaf in leaves_of(operand)]
                 for name, form in named:
-                    if name and all(form != seen for seen in forms.get(name, ())):
+                    if name and all(form is not seen and form != seen for seen in forms.get(name, ())):
                         forms.setdefault(name, []).append(form)
         for output in self.host.lifted.output_node().all_input_nodes:
             for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
                 forms.setdefault(leaf.name, []).append(leaf)
-        first = {id(t): n for n, t in reversed(self.state.items())}  # tied parameters: one tensor under several names
+        owners = self._owners()
         tied: dict[str, tuple[Tensor, torch.Tensor]] = {}
         for name, found in forms.items():
             if len(found) > 1:
                 self.untied.append(f"{name}: its {len(found)} uses became different")
             if any(isinstance(form, Leaf) for form in found):
                 continue  # somebody reads it unchanged, and keeps the name
-            form, old = found[0], self.host.state[name]
-            owner = first[id(old)]
-            plain = _renamed(form, name, owner)
+            form, owner = found[0], owners.get(name)
+            plain = form if owner is None else _renamed(form, name, owner)
             if owner in tied and tied[owner][0] == plain:
                 tensor = tied[owner][1]
             else:
-                tensor = self._tensor(form, like=old)
+                tensor = self._tensor(form, like=self.host.state[name])
+            if owner is not None:
                 tied.setdefault(owner, (plain, tensor))
-            self.state[name] = tensor
+            self.state[name], self.forms[name] = tensor, form
             self.tensors.setdefault(form, []).append(name)
-        for name, tensor in self.host.state.items():
-            owner = first[id(tensor)]
-            if owner != name and self.state[owner] is not self.state[name]:
+        for name, owner in owners.items():
+            if self.state[owner] is not self.state[name]:
                 self.untied.append(f"{name} and {owner} became different")
+
+    def _owners(self) -> dict[str, str]:
+        """Tied parameters, one tensor under several names: the first name of each."""
+        names: dict[int, list[str]] = {}
+        for name, tensor in self.state.items():
+            names.setdefault(id(tensor), []).append(name)
+        return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
+
+    def _is_computed(self, operand: Tensor) -> bool:
+        """Whether nodes of the model compute this from parameters alone."""
+        computed = self.host._read.computed
+        return bool(computed) and operand in computed
 
     def _named(self, operand: Tensor) -> str:
         """The parameter that an expression is a form of: the bias of `bias + W c`, the weight of `W_P += W_S B`."""
-        while not isinstance(operand, (Leaf, Literal)) and operand not in self.host._read.computed:
+        while isinstance(operand, Apply) and not self._is_computed(operand):
             operand = operand.inputs[0]
         return operand.name if isinstance(operand, Leaf) else ""
 
@@ -206,7 +223,10 @@ class Writer:
         while name in self.taken:
             count += 1
             name = f"{base}_{count}"
-        self.taken.update(_and_owners(name))
+        owner = name
+        while owner:
+            self.taken.add(owner)
+            owner = owner.rpartition(".")[0]
         kind = InputKind.PARAMETER if parameter else InputKind.BUFFER
         self.state[name] = torch.nn.Parameter(tensor) if parameter and tensor.dtype.is_floating_point else tensor
         first = next(iter(self.lifted.nodes))
@@ -404,6 +424,12 @@ class Writer:
 
     # ------------------------------------------------------------ nodes that the passes insert
 
+    def _insert_all(self) -> None:
+        """Each inserted node right behind the nodes of the model that come before it."""
+        cursor = [node for node in self.lifted.nodes if node.op == "placeholder"][-1]
+        for node in self.graph.nodes:
+            cursor = max(cursor, self.made[node.outputs[-1].name]) if node.origin else self._insert(node, cursor)
+
     def _insert(self, node: Node, cursor: fx.Node) -> fx.Node:
         """Emit an inserted node after `cursor`; returns the last node emitted."""
         with self.lifted.inserting_after(cursor):
@@ -543,12 +569,6 @@ class Writer:
             self.lifted.erase_node(self.placeholders[target])
         self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
         self.state = {n: t for n, t in self.state.items() if n not in gone}
-
-
-def _and_owners(name: str) -> list[str]:
-    """a.b.c, a.b and a."""
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
 def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
