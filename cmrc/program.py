@@ -418,6 +418,8 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
         grouped = node.op == "conv" and node.attrs["groups"] > 1
         if node.op in PASSING or grouped:
             up.extend(node.values())
+        if name not in seen_down:  # whoever else reads it is why a select stops here
+            wanted.update({reader.name: reader for reader in consumers[name]})
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     made = {v.name for node in nodes for v in node.outputs}
     every = graph.values()

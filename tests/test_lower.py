@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import cmrc
+from cmrc.errors import ResidueError
 
 
 class Mlp(nn.Module):
@@ -200,3 +201,28 @@ def test_units_are_followed_through_a_reshape_into_blocks() -> None:
     lowered = cmrc.lower(program, plan)
     assert lowered.check((torch.randn(2, 8, 3),)).holds
     assert lowered.module.get_parameter("0.weight").shape == (3, 3)
+
+
+class Block(nn.Module):
+    """A residual block whose stream is averaged over positions and then read by the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.start, self.inner = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8)
+        self.end, self.head = nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(self.stem(x))
+        return self.head(self.end(x + self.inner(x)).mean(1))
+
+
+def test_a_dry_run_names_the_reader_that_lowering_names() -> None:
+    """Nothing here is an output of the model, whatever part of the graph the dry run looks at."""
+    program = cmrc.trace(Block().eval(), (torch.randn(2, 5, 6),))
+    reason = "the whole value is also read by inner"
+    for site in ("end", "mean"):
+        (found,) = program.sites(site)
+        assert found.folds == f"stops at start (relu): {reason}"
+        with pytest.raises(ResidueError) as caught:
+            cmrc.lower(program, cmrc.Plan(program).do(site, units=[0], constant=0.4))
+        assert caught.value.reason == f"a selection cannot pass: {reason}"
