@@ -38,7 +38,8 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     made: dict[fx.Node, fx.Node] = {}
     names, table = copied._graph_namespace, copied._find_nodes_lookup_table
     for node in graph.nodes:
-        args, kwargs = fx.map_arg(node.args, made.__getitem__), fx.map_arg(node.kwargs, made.__getitem__)
+        args = fx.map_arg(node.args, made.__getitem__) if node.args else ()
+        kwargs = fx.map_arg(node.kwargs, made.__getitem__) if node.kwargs else {}
         new = made[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
         new.meta.update(node.meta)
         names._used_names.add(node.name)

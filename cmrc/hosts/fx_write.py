@@ -210,9 +210,10 @@ class Writer:
         return operand.name if isinstance(operand, Leaf) else ""
 
     def _tensor(self, expression: Tensor, like: torch.Tensor) -> torch.Tensor:
-        made = from_numpy(materialise(expression)).to(like.device)
-        if made.dtype != like.dtype and made.dtype.is_floating_point:
-            made = made.to(like.dtype)
+        made = from_numpy(materialise(expression))
+        kept = made.dtype == like.dtype or not made.dtype.is_floating_point
+        if not kept or like.device.type != "cpu":
+            made = made.to(like.device, made.dtype if kept else like.dtype)
         if not isinstance(like, torch.nn.Parameter):
             return made
         return torch.nn.Parameter(made, requires_grad=like.requires_grad)

@@ -150,21 +150,26 @@ def ask(subject: Subject, request: str) -> Pruned:
         times.append(time.process_time() - start)
     after = sum(p.numel() for p in model.parameters())
     told |= {"cpu": min(times), "parameters": (before, after)}
-    verdict, detail, gap = judged(subject, plan, model, inputs)
+    verdict, detail, gap = judged(subject, silent(program, plan), model, inputs)
     return Pruned(verdict, detail or problem, error=gap, **told)
 
 
+def silent(program: cmrc.Program, plan: cmrc.Plan) -> cmrc.Plan:
+    """The same units, at 0."""
+    made = cmrc.Plan(program)
+    for do in plan.entries:
+        made.do(do.value, units=do.units, constant=0.0, axis=do.axis)
+    return made
+
+
 def judged(
-    subject: Subject, plan: cmrc.Plan, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+    subject: Subject, zeros: cmrc.Plan, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> tuple[str, str, float]:
     """Whether a pruned model computes the model with the asked units at 0: the verdict, what to say, and the gap."""
     assert isinstance(subject.built, torch.nn.Module)
     if sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in subject.built.parameters()):
         return "nothing", "", 0.0
-    silent = cmrc.Plan(subject.program)
-    for do in plan.entries:
-        silent.do(do.value, units=do.units, constant=0.0, axis=do.axis)
-    expected = subject.program.clamped(silent).run(inputs)[0]
+    expected = subject.program.clamped(zeros).run(inputs)[0]
     try:
         with torch.no_grad():
             found = model.eval()(*inputs).numpy()
