@@ -9,7 +9,6 @@ machine slows all alike; a step's exponent is the slope of log time over log nod
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torch
 import cmrc
 from benchmarks import llama, models
 from benchmarks.llm_size import plan_for
-from benchmarks.measure import arguments, console, progress, show, timed, write_record
+from benchmarks.measure import arguments, console, progress, settled, show, timed, write_record
 from benchmarks.section import Record, Section, table, verdict
 
 DEPTHS = (12, 24, 48, 96)
@@ -66,15 +65,13 @@ def measure(found: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict
     """Median seconds of every step at every depth, and how each grows."""
     steps = list(next(iter(found.values()))[1])
     seconds: dict[str, dict[int, list[float]]] = {step: {depth: [] for depth in found} for step in steps}
-    gc.collect()
-    gc.freeze()
-    for i in progress(range(-1, rounds), name):
-        for step in steps:
-            for depth, (_, made) in found.items():
-                spent = timed(made[step], time.thread_time)
-                if i >= 0:
-                    seconds[step][depth].append(spent)
-    gc.unfreeze()
+    with settled():
+        for i in progress(range(-1, rounds), name):
+            for step in steps:
+                for depth, (_, made) in found.items():
+                    spent = timed(made[step], time.thread_time)
+                    if i >= 0:
+                        seconds[step][depth].append(spent)
     nodes = {depth: count for depth, (count, _) in found.items()}
     told = {}
     for step, by_depth in seconds.items():

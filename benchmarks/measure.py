@@ -15,6 +15,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -72,16 +73,27 @@ def compare(
 ) -> Ratio:
     """Time two things in alternating pairs. Each is a function that prepares, untimed, and returns the step to time."""
     seconds: list[tuple[float, float]] = []
-    gc.collect()
-    gc.freeze()  # what lies around from before is not searched for garbage again in somebody's timed step
-    for i in progress(range(-warm_up, pairs), name):
-        if i % 2:
-            second, first = timed(theirs[1]()), timed(ours[1]())
-        else:
-            first, second = timed(ours[1]()), timed(theirs[1]())
-        if i >= 0:
-            seconds.append((first, second))
+    with settled():
+        for i in progress(range(-warm_up, pairs), name):
+            if i % 2:
+                second, first = timed(theirs[1]()), timed(ours[1]())
+            else:
+                first, second = timed(ours[1]()), timed(theirs[1]())
+            if i >= 0:
+                seconds.append((first, second))
     return from_pairs(name, ours[0], theirs[0], np.array(seconds), target)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """What lies around from before is not searched for garbage again: neither in somebody's timed step, nor right before
+    it, which would leave the caches cold for a step of milliseconds."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def timed(step: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

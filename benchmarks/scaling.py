@@ -9,7 +9,6 @@ graphs on both hosts.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import torch
 
 import cmrc
 from benchmarks import models
-from benchmarks.measure import arguments, console, progress, show, timed, write_record
+from benchmarks.measure import arguments, console, progress, settled, show, timed, write_record
 from benchmarks.section import COLOURS, Record, Section, table
 
 if TYPE_CHECKING:
@@ -83,15 +82,13 @@ def measure(axis: str, sizes: list[Size], rounds: int) -> dict[str, Any]:
     ready = {int(getattr(size, axis)): steps(size) for size in sizes}
     names = list(next(iter(ready.values())))
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in ready} for name in names}
-    gc.collect()
-    gc.freeze()
-    for i in progress(range(-1, rounds), axis):
-        for name in names:
-            for n, made in ready.items():
-                spent = timed(made[name], time.thread_time)
-                if i >= 0:
-                    seconds[name][n].append(spent)
-    gc.unfreeze()
+    with settled():
+        for i in progress(range(-1, rounds), axis):
+            for name in names:
+                for n, made in ready.items():
+                    spent = timed(made[name], time.thread_time)
+                    if i >= 0:
+                        seconds[name][n].append(spent)
     told = {}
     for name, by_size in seconds.items():
         median = {n: float(np.median(spent)) for n, spent in by_size.items()}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import cmrc
-from benchmarks.measure import arguments, progress, show, timed, write_record
+from benchmarks.measure import arguments, progress, settled, show, timed, write_record
 from benchmarks.reductions import SWAPS, Case, mnist, small
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from cmrc.bounds import bootstrap
@@ -65,7 +65,8 @@ def stages(case: Case, repeats: int, swaps: int) -> dict[str, float]:
 
 
 def median(step: Callable[[], object], repeats: int) -> float:
-    return float(np.median([timed(step, time.process_time) for _ in range(repeats)]))
+    with settled():
+        return float(np.median([timed(step, time.process_time) for _ in range(repeats)]))
 
 
 def body(record: Record) -> str:

@@ -20,6 +20,8 @@ import numpy as np
 from cmrc.errors import VerifyError
 from cmrc.ir import Array
 
+SHORT = 32  # classes, up to which a maximum is taken across rows
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
@@ -109,7 +111,8 @@ def compare(reading: Reading, original: Array, reduced: Array, counted: Array | 
     if not (np.isfinite(z).all() and np.isfinite(other).all()):
         raise VerifyError("there are NaN or infinite outputs", fix="verify on inputs for which both models are finite")
     change = other - z
-    largest = np.abs(change).max(axis=2)
+    most, least = highest(change), -highest(-change)
+    largest = np.maximum(np.abs(most), np.abs(least))
     if reading.kind == "values":
         agree, kl = largest <= reading.tolerance, np.full(largest.shape, np.nan)
         spread, margin = 2 * largest, np.full(largest.shape, 2 * reading.tolerance)
@@ -120,14 +123,20 @@ def compare(reading: Reading, original: Array, reduced: Array, counted: Array | 
         log_p, log_q = log_softmax(z), log_softmax(other)
         kl = np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=2), 0.0)
         top = np.partition(z, -2, axis=2)
-        spread, margin = change.max(axis=2) - change.min(axis=2), top[..., -1] - top[..., -2]
+        spread, margin = most - least, top[..., -1] - top[..., -2]
     weights = _weights(counted, largest.shape)
     return Evidence(agree, kl, (change**2).sum(axis=2), largest, spread, margin, weights, classes, rate)
 
 
+def highest(z: Array) -> Array:
+    """The maximum over the last axis. numpy takes one row after the other, which costs several times as much where rows are short."""
+    turned = np.ascontiguousarray(np.moveaxis(z, -1, 0)) if z.shape[-1] <= SHORT else np.moveaxis(z, -1, 0)
+    return np.asarray(turned.max(axis=0))
+
+
 def log_softmax(z: Array) -> Array:
     """Over the last axis."""
-    shifted = z - z.max(axis=-1, keepdims=True)
+    shifted = z - highest(z)[..., None]
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 

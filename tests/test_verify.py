@@ -14,7 +14,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CertifyError, CmrcError, VerifyError
-from cmrc.evidence import Reading, compare
+from cmrc.evidence import Reading, compare, highest
 from cmrc.verify import bernoulli
 
 MEANS = {"act": [0.1, 0.4, -0.2], "act2": [0.3, 0.2]}
@@ -36,6 +36,12 @@ def plan_of(program: cmrc.Program, *sites: str) -> cmrc.Plan:
 def data(rows: int = 60, seed: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
     x = np.asarray(make("layers")[1](rows, seed))
     return [(x, np.arange(rows) % 3)]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 10, 32, 33, 1000])
+def test_the_highest_of_many_short_rows_or_of_long_ones(classes: int) -> None:
+    z = np.random.default_rng(classes).normal(size=(7, 3, classes))
+    assert np.array_equal(highest(z), [[max(row) for row in rows] for rows in z.tolist()])
 
 
 @pytest.mark.parametrize("host", ["fx", "onnx"])
