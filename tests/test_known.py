@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from known import BATCH, Counting, Equality, Reversing, circuit, linear, trained_circuit
+from tolerances import DIFFERENCE_F32
 from torch import nn
 
 import cmrc
@@ -135,8 +136,8 @@ def test_a_linear_network_has_closed_forms() -> None:
     draw = verifier.draw(np.random.default_rng(1), 20_000)
     evidence = verifier.swap(draw)
     change = (held.mean(0) - held)[:, gone] @ outer[:, gone].T
-    assert np.allclose(evidence.squared[:, 0], (change**2).sum(1)[draw.base], rtol=1e-3, atol=1e-6)
-    assert np.allclose(evidence.spread[:, 0], np.ptp(change, axis=1)[draw.base], rtol=1e-3, atol=1e-5)
+    assert np.allclose(evidence.squared[:, 0], (change**2).sum(1)[draw.base], **DIFFERENCE_F32)
+    assert np.allclose(evidence.spread[:, 0], np.ptp(change, axis=1)[draw.base], **DIFFERENCE_F32)
     covariance = np.cov(held[:, gone].T, bias=True)
     d2 = float(np.trace(outer[:, gone] @ covariance @ outer[:, gone].T))
     assert np.isclose((change**2).sum(1).mean(), d2)

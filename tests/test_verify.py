@@ -10,6 +10,7 @@ import pytest
 import torch
 from interventions import make, seen, traced
 from known import BATCH
+from tolerances import DIFFERENCE_F32
 from torch import nn
 
 import cmrc
@@ -76,10 +77,10 @@ def test_the_protocol_is_a_loop_over_swaps(host: str) -> None:
         handle.remove()
         p, q = torch.log_softmax(z, 1), torch.log_softmax(other, 1)
         assert bool(evidence.agree[i, 0]) == bool(z.argmax() == other.argmax())
-        assert np.isclose(evidence.kl[i, 0], float((p.exp() * (p - q)).sum()), rtol=1e-3, atol=1e-6)
-        assert np.isclose(evidence.squared[i, 0], float(((other - z) ** 2).sum()), rtol=1e-3, atol=1e-6)
-        assert np.isclose(evidence.largest[i, 0], float((other - z).abs().max()), rtol=1e-3, atol=1e-6)
-        assert np.isclose(evidence.margin[i, 0], float(-torch.diff(z.topk(2).values)), rtol=1e-3, atol=1e-6)
+        assert np.isclose(evidence.kl[i, 0], float((p.exp() * (p - q)).sum()), **DIFFERENCE_F32)
+        assert np.isclose(evidence.squared[i, 0], float(((other - z) ** 2).sum()), **DIFFERENCE_F32)
+        assert np.isclose(evidence.largest[i, 0], float((other - z).abs().max()), **DIFFERENCE_F32)
+        assert np.isclose(evidence.margin[i, 0], float(-torch.diff(z.topk(2).values)), **DIFFERENCE_F32)
 
 
 @pytest.mark.parametrize("host", ["fx", "onnx"])
@@ -90,7 +91,7 @@ def test_a_lowered_model_and_its_plan_taken_literally_are_one(host: str, sites: 
     lowered = cmrc.lower(program, plan)
     ours, literal = (cmrc.verify(program, m, data(), swaps=300, controls=False) for m in (lowered, plan))
     assert ours.iia == literal.iia
-    assert np.allclose(ours.evidence.squared, literal.evidence.squared, rtol=1e-2, atol=1e-5)
+    assert np.allclose(ours.evidence.squared, literal.evidence.squared, **DIFFERENCE_F32)
     assert (ours.keep, len(ours.evidence)) == (literal.keep, 300)
     assert ours.evidence.squared.mean() > 1e-3
 
@@ -122,7 +123,7 @@ def test_a_module_that_is_called_like_the_value_of_another() -> None:
     lowered = cmrc.lower(program, plan)
     ours, literal = (cmrc.verify(program, m, data(), swaps=100, controls=False) for m in (lowered, plan))
     assert ours.keep == {"first": (6, 8)}
-    assert np.allclose(ours.evidence.squared, literal.evidence.squared, rtol=1e-2, atol=1e-5)
+    assert np.allclose(ours.evidence.squared, literal.evidence.squared, **DIFFERENCE_F32)
 
 
 def test_a_saved_model_is_verified_beside_its_plan(tmp_path: object) -> None:

@@ -11,6 +11,8 @@ EXACT_F32 = 1e-5  # the same, in float32
 EXACT_F16 = 4e-3  # in float16, whose numbers lie 1e-3 apart
 EXACT_BF16 = 3e-2  # in bfloat16, whose numbers lie 8e-3 apart
 EXACT = {"float64": EXACT_F64, "float32": EXACT_F32, "float16": EXACT_F16, "bfloat16": EXACT_BF16}
+# Of the difference between two outputs near 1 in float32, and of what comes from it (KL, D2, margins): rounding costs it digits.
+DIFFERENCE_F32 = {"rtol": 1e-4, "atol": 1e-8}
 ACROSS_F32 = 2e-5  # the same in float32 by the kernels of another runtime
 # A replacement counts as seen when it moves the output by this many tolerances: less could pass for rounding.
 MOVES = 1000
