@@ -148,7 +148,8 @@ both. Scoring anew halfway (*iterative*) helps CMR-Const as it does there. Maps 
 beat every method of the paper at every size.
 
 What differs: the paper has five ConvNets and three ResNet-56 for CIFAR-100. Ours are {checkpoints} ConvNets (plain Adam, two epochs) and one ResNet-56
-for CIFAR-10 (CIFAR-100 cannot be had here), trained for four short epochs, so the level of its IIA cannot be compared. On the ConvNet ours is
+for CIFAR-10 (CIFAR-100 cannot be had here), trained for fourteen epochs, eleven of them at half the size of the pictures, so the level of
+its IIA cannot be compared. On the ConvNet ours is
 lower for random selection too, hence a matter of the networks and not of the scores. *CMR-Const, each alone* folds every unit's
 own c*; *no gradient* scores and refits by curvature alone, which is better throughout: see the MNIST baseline.
 """,

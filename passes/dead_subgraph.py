@@ -483,6 +483,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
 
 def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
     """The host's idle nodes that read nothing which only they hold alive now: those stay as they were."""
+    if not idle:
+        return set()
     lost = idle_nodes(graph) - idle
     makers = {value.name: node.name for node in graph.nodes for value in node.outputs}
     for node in graph.nodes:

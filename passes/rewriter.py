@@ -26,10 +26,17 @@ class Action:
     """One movement that happened: which rule, at which node, for which of the plan's entries."""
 
     rule: str
-    node: str
-    op: str
+    at: Node
     detail: str
     sources: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> str:
+        return self.at.label
+
+    @property
+    def op(self) -> str:
+        return self.at.kind
 
 
 @dataclass(slots=True)
@@ -42,7 +49,7 @@ class Log:
     idle: frozenset[str] | None = None
 
     def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
-        self.actions.append(Action(rule, node.label, node.kind, detail, tuple(sources)))
+        self.actions.append(Action(rule, node, detail, tuple(sources)))
 
 
 @dataclass(slots=True)
