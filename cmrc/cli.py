@@ -22,6 +22,7 @@ from cmrc.bench import PROVIDERS, Bench, bench
 from cmrc.calibrate import calibrate
 from cmrc.curvature import LOSSES
 from cmrc.errors import CheckError, CmrcError, RecipeError, ResidueError
+from cmrc.files import require_picture, require_writable
 from cmrc.inputs import parse_sizes, random_inputs
 from cmrc.ir import Graph
 from cmrc.lower import compare, lower
@@ -181,6 +182,7 @@ def lower_command(
     with reported(as_json):
         if residue not in ("error", "keep"):
             raise CmrcError(f"--residue is {residue!r}", fix="say error or keep")
+        require_writable(output)
 
         def show(name: str, graph: Graph) -> None:
             if print_passes:
@@ -271,6 +273,8 @@ def verify_command(
             raise CmrcError(
                 "every lowered model needs its plan", fix="cmrc verify MODEL LOWERED PLAN [LOWERED PLAN ...]"
             )
+        if plot is not None:
+            require_picture(plot)
         files = list(zip(reduced[::2], reduced[1::2], strict=True))
         plans = [file for _, file in files]
         names = [str(file) if plans.count(file) == 1 else f"{lowered} {file}" for lowered, file in files]
@@ -352,6 +356,7 @@ def show_bench(result: Bench) -> None:
 def annotate(model: Model, plan: PlanFile, output: Output, as_json: AsJson = False) -> None:
     """Write the plan's do's onto the model's nodes, without lowering: `cmrc.lower` takes such a file as it is."""
     with reported(as_json):
+        require_writable(output)
         trace(model).annotate(Plan.load(plan)).save(output)
         print(json.dumps({"output": str(output)})) if as_json else out.print(f"wrote {output}", markup=False)
 
@@ -427,6 +432,7 @@ def calibrate_command(
 ) -> None:
     """Run a model over data and write the statistics of its sites. Under torchrun every process takes its share."""
     with reported(as_json), distributed.group():
+        require_writable(output)
         stats = calibrate(
             trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
             loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=bar,
@@ -500,6 +506,9 @@ def plan_make(
 ) -> None:
     """Make a plan from a model, data (or statistics) and a recipe."""
     with reported(as_json):
+        require_writable(output)
+        if plot is not None:
+            require_picture(plot)
         options: dict[str, Any] = {"preset": preset, "sites": sites, "seed": seed}
         if keep:
             options["keep"] = pairs(keep)

@@ -128,6 +128,12 @@ class InputError(CmrcError):
     kind = "input"
 
 
+class FileError(CmrcError):
+    """A file that cannot be written."""
+
+    kind = "file"
+
+
 class CheckError(CmrcError):
     """Lowered and clamped do not agree, or could not be compared."""
 

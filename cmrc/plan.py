@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError, PlanError
-from cmrc.files import write_whole
+from cmrc.files import require_writable, write_whole
 from cmrc.fingerprint import Fingerprint
 from cmrc.ir import Array
 
@@ -164,6 +164,7 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all."""
         path = Path(path)
+        require_writable(path)
         large: dict[str, Array] = {}
 
         def packer(i: int) -> Callable[[str, Array], Any]:

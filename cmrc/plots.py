@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cmrc.errors import PlanError
+from cmrc.files import write_picture
 from cmrc.plan import Plan
 
 
@@ -39,9 +40,4 @@ def plot_scores(plan: Plan, path: str | Path) -> None:
             title=site, xlabel="units by score", ylabel=str(plan.made.get("recipe", {}).get("objective", "score"))
         )
         panel.legend(loc="best", fontsize="small")
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise PlanError(
-            f"the plot cannot be written: {error}", at=str(path), fix="give a path to a .png file"
-        ) from error
+    write_picture(figure, Path(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from cmrc.bounds import Estimate, bootstrap, rate, resampled
 from cmrc.certify import Decision, Rung, ladder
 from cmrc.errors import VerifyError
 from cmrc.evidence import Evidence
-from cmrc.files import write_whole
+from cmrc.files import write_picture
 from cmrc.ir import Array
 
 CONTROLS = {
@@ -212,9 +211,7 @@ def draw_plans(results: Mapping[str, Verification], path: Path) -> None:
         below, above = ([e.value - e.low for e in found], [e.high - e.value for e in found])
         axes.errorbar([shares[n] for n in order], [e.value for e in found], (below, above), marker="o", capsize=3)
         axes.set(xlabel="share of units kept", title=title)
-    made = io.BytesIO()
-    figure.savefig(made, format=path.suffix.removeprefix(".") or "png")
-    write_whole(path, made.getvalue())
+    write_picture(figure, path)
 
 
 def _share(result: Verification) -> float:

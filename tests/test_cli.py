@@ -161,10 +161,45 @@ def test_an_error_as_json(folder: Path) -> None:
     assert json.loads(told.stdout)["error"]["reason"] == "cannot read nope.onnx: there is no such file"
 
 
-def test_a_folder_that_does_not_exist(folder: Path) -> None:
-    told = cli("lower", "model.onnx", "plan.json", "-o", "nowhere/small.onnx")
-    assert told.exit_code == 2
-    assert "nowhere" in told.stderr
+OUTPUTS = {
+    "lower": ("lower", "model.onnx", "plan.json", "-o"),
+    "annotate": ("annotate", "model.onnx", "plan.json", "-o"),
+    "calibrate": ("calibrate", "model.onnx", "--data", "held-out.npz", "-o"),
+    "plan": ("plan", "model.onnx", "--data", "held-out.npz", "--keep", "0.5", "-o"),
+    "plan --plot": ("plan", "model.onnx", "--data", "held-out.npz", "--keep", "0.5", "-o", "new.json", "--plot"),
+    "verify --plot": ("verify", "model.onnx", "-", "gentle.json", "--data", "held-out.npz", "--plot"),
+}
+
+
+@pytest.mark.parametrize("command", OUTPUTS.values(), ids=list(OUTPUTS))
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    held_out: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("taken").mkdir()
+    before = sorted(held_out.iterdir())
+    monkeypatch.setattr("cmrc.cli.trace", lambda *_: pytest.fail("it began to work"))
+    for output, told in (
+        ("nowhere/x.png", "file: cannot write nowhere/x.png: there is no folder nowhere\n  fix: mkdir -p nowhere\n"),
+        ("taken", "file: cannot write taken: it is a folder\n  fix: give the path of a file\n"),
+    ):
+        shown = cli(*command, output)
+        assert (shown.exit_code, shown.stderr) == (2, told)
+    assert sorted(held_out.iterdir()) == before
+
+
+def test_a_picture_of_no_known_kind_is_refused(held_out: Path) -> None:
+    shown = cli("verify", "model.onnx", "-", "gentle.json", "--data", "held-out.npz", "--plot", "plans.xyz")
+    assert shown.exit_code == 2
+    assert shown.stderr == "file: cannot draw plans.xyz\n  fix: give a path that ends in .png, .svg, .pdf\n"
+
+
+def test_a_plan_that_cannot_be_written_leaves_no_arrays_behind(folder: Path) -> None:
+    Path("taken").mkdir()
+    plan = cmrc.Plan(cmrc.trace("model.onnx")).do("act3", units=range(100), constant=np.linspace(-1, 1, 100))
+    before = sorted(folder.iterdir())
+    with pytest.raises(cmrc.CmrcError, match="cannot write taken: it is a folder"):
+        plan.save("taken")
+    assert sorted(folder.iterdir()) == before
 
 
 def test_help_and_version() -> None:

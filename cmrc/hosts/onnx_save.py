@@ -16,7 +16,8 @@ from pathlib import Path
 import onnx
 import onnx_ir
 
-from cmrc.errors import HostError
+from cmrc.errors import FileError, HostError
+from cmrc.files import require_writable
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 
@@ -37,12 +38,8 @@ def is_external(model: onnx_ir.Model) -> bool:
 
 def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive: Sequence[onnx_ir.Model]) -> None:
     """Write `model` with `metadata` added; `alive` are the models whose external tensors may still be read."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise HostError(f"cannot write {path}: there is no folder {folder}", fix=f"mkdir -p {folder}")
-    if path.is_dir():
-        raise HostError(f"cannot write {path}: it is a folder", fix="give the path of an .onnx file")
-    data = None
+    require_writable(path)
+    folder, data = path.parent, None
     if is_large(model) or any(is_external(each) for each in alive):
         data = f"{path.stem}.onnx.data"
         if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, model)):
@@ -57,7 +54,7 @@ def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive
                 os.replace(held, folder / data)
             os.replace(written, path)
     except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror or error}") from error
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Model:

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from cmrc import passes
-from cmrc.errors import CmrcError, HostError, TraceError
+from cmrc.errors import CmrcError, FileError, HostError, TraceError
 from cmrc.hosts.onnx import OnnxHost
 from cmrc.ir import Array, Graph, Node, Tensor, Value, literal, verify
 from cmrc.ops import ALONG, MEANINGS, POINTWISE, materialise
@@ -984,7 +984,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("cmrc.hosts.onnx_save.onnx_ir.save", fail)
-    with pytest.raises(HostError, match=r"cannot write .*No space left on device"):
+    with pytest.raises(FileError, match=r"cannot write .*No space left on device"):
         (host := mlp()).save(path, {"plan": "p"})
     assert "plan" not in host.model.metadata_props
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
