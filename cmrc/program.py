@@ -306,7 +306,7 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
         chain(value)
     for node in graph.nodes:
         if any(operand in renamed for operand in node.values()):
-            node = replace(node, inputs=tuple(renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs))
+            node = node.with_inputs(renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs)
         nodes.append(node)
         for value in node.outputs:
             chain(value)

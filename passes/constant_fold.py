@@ -356,6 +356,8 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if fact.axis != axis:
         return Declined("it mixes positions along the replaced axis")
     channels = int(sweep.shape(fact.source)[axis])
+    if groups == 1 and len(fact.units) < channels:
+        return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
     per, outs = channels // groups, int(node.output.shape[axis]) // groups
     kept = np.ones(channels, dtype=bool)
     kept[list(fact.units)] = False

@@ -70,14 +70,15 @@ class Rise:
         return name
 
     def settle(self, node: Node) -> None:
-        self.settled[node.name] = node
+        name = node.name
+        self.settled[name] = node
         for value in node.outputs:
             self.values[value.name] = value
         for operand in node.inputs:
             if isinstance(operand, str):
                 users = self.uses[operand]
-                if not users or users[-1] != node.name:  # read twice by one node
-                    users.append(node.name)
+                if not users or users[-1] != name:  # read twice by one node
+                    users.append(name)
 
     def final_name(self, name: str) -> str:
         """What a value is called after the selects that vanished."""
@@ -375,13 +376,14 @@ RULES: dict[str, Rule] = {
 
 def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
     """The axis, the positions of it that some reader needs, and the readers; `None` where all is needed or nothing is new."""
-    if len(node.outputs) != 1 or node.name in rise.graph.outputs:
+    name = node.name
+    if len(node.outputs) != 1 or name in rise.graph.outputs:
         return None
-    readers = [rise.settled[name] for name in rise.uses[node.name]]
+    readers = [rise.settled[reader] for reader in rise.uses[name]]
     selects = [r for r in readers if r.op == "select"]
     if not selects or any(r.op != "select" and not _reads_other_sizes(r, selects) for r in readers):
         return None
-    if node.name not in rise.lost_readers and not any(not r.origin or r.attrs.get("touched") for r in selects):
+    if name not in rise.lost_readers and not any(not r.origin or r.attrs.get("touched") for r in selects):
         return None
     axis, period = selects[0].attrs["axis"], selects[0].attrs.get("period", 0)
     if any(r.attrs["axis"] != axis or r.attrs.get("period", 0) != period for r in selects):

@@ -165,8 +165,10 @@ class Writer:
                 if self._is_computed(operand):  # its nodes go on reading the parameters as they are
                     named = [(leaf.name, leaf) for leaf in leaves_of(operand)]
                 for name, form in named:
-                    if name and all(form is not seen and form != seen for seen in forms.get(name, ())):
-                        forms.setdefault(name, []).append(form)
+                    found = forms.setdefault(name, [])
+                    if form not in found:
+                        found.append(form)
+        forms.pop("", None)
         for output in self.host.lifted.output_node().all_input_nodes:
             for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
                 forms.setdefault(leaf.name, []).append(leaf)
