@@ -10,18 +10,21 @@ A torch DataLoader is such an iterable. Nothing is read before it is needed.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from cmrc.errors import StatsError
+from cmrc.errors import InputError, StatsError
 from cmrc.ir import Array
 
 LABELS = ("labels", "label", "y")
 SIZE = 256
+FILES = "give a .npy file (numpy.save), a .npz file (numpy.savez), or a folder of them"
 FORMS = "give arrays, tuples (inputs..., labels), mappings by input name, or a folder of .npy or .npz files"
 
 
@@ -82,22 +85,38 @@ def _items(data: Any, size: int) -> Iterator[Any]:
         raise StatsError(f"a {type(data).__name__} is no calibration data", fix=FORMS)
 
 
+def read_arrays(path: Path) -> Array | dict[str, Array]:
+    """The array of a .npy file, mapped from there; or those of a .npz file by their names."""
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+        with path.open("rb") as file:
+            held = np.load(file)
+            return held if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        objects = any(word in str(error) for word in ("pickle", "Python objects"))
+        told = "it is no file of arrays of numbers" if objects else getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be read: {told}", at=str(path), fix=FILES) from error
+
+
 def _files(path: Path, size: int) -> Iterator[Any]:
+    if not path.exists():
+        raise InputError("there is no such file or folder", at=str(path), fix=FILES)
     files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
     if not files:
-        raise StatsError(
-            "holds no .npy or .npz files", at=str(path), fix="save the inputs with numpy.save or numpy.savez"
-        )
+        raise InputError("holds no .npy or .npz files", at=str(path), fix=FILES)
     for file in files:
-        try:
-            held = np.load(file, mmap_mode="r" if file.suffix == ".npy" else None)
-            arrays = held if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
-        except (OSError, ValueError) as error:
-            raise StatsError(
-                f"cannot be read: {error}", at=str(file), fix="save it with numpy.save or savez"
-            ) from error
-        rows = len(arrays) if isinstance(arrays, np.ndarray) else min(map(len, arrays.values()))
-        for start in range(0, rows, size):
+        arrays = read_arrays(file)
+        held = {"it": arrays} if isinstance(arrays, np.ndarray) else arrays
+        rows = {array.shape[0] if array.ndim else -1 for array in held.values()}
+        if len(rows) != 1 or -1 in rows:
+            told = ", ".join(f"{name} {list(array.shape)}" for name, array in held.items())
+            raise InputError(
+                f"does not hold a row for every sample: {told or 'no array'}",
+                at=str(file),
+                fix="save arrays that all have the samples as their first axis",
+            )
+        for start in range(0, rows.pop(), size):
             piece = slice(start, start + size)
             # a copy: what is mapped from the file may not be written to, which torch warns of
             yield (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.batches import SIZE, Batch, batches, length
+from cmrc.batches import SIZE, Batch, as_array, batches, length
 from cmrc.curvature import Derivatives, derivatives
 from cmrc.errors import SiteError, StatsError
 from cmrc.hosts import Host
@@ -83,16 +83,24 @@ def calibrate(
     for number, batch in enumerate(watch(parts, length(data))):
         stats.see(batch.arrays())
         stats.samples += len(batch)
-        _add(program, running, taps, batch, found, wanted, options, shard[0] + number * shard[1])
-        _require_finite(found.values(), shard[0] + number * shard[1])
+        with np.errstate(invalid="ignore", over="ignore"):  # told in words right after
+            _add(program, running, taps, batch, found, wanted, options, shard[0] + number * shard[1])
+        _require_finite(found.values(), batch, shard[0] + number * shard[1])
     return stats
 
 
-def _require_finite(found: Iterable[SiteStats], number: int) -> None:
-    """A single NaN or infinity makes its column's mean one: no second look at the rows."""
+def _require_finite(found: Iterable[SiteStats], batch: Batch, number: int) -> None:
+    """A single NaN or infinity makes its column's mean one: no second look at the rows, unless there is one."""
     for site in found:
         broken = np.flatnonzero(~np.isfinite(site.mean)).tolist() if site.count else []
         if broken:
+            for name, given in batch.inputs.items():
+                array = as_array(given)
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    raise StatsError(
+                        f"input {name!r} is NaN or infinite in row {np.argwhere(~np.isfinite(array))[0][0]} of batch {number}",
+                        fix="leave out samples that are not finite",
+                    )
             raise StatsError(
                 f"unit {broken[0] // site.columns.features} is NaN or infinite on batch {number} of the data",
                 node=site.columns.name,

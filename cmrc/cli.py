@@ -17,11 +17,11 @@ from typer.core import TyperGroup
 
 import cmrc
 from cmrc import distributed
-from cmrc.batches import SIZE
+from cmrc.batches import SIZE, read_arrays
 from cmrc.bench import PROVIDERS, Bench, bench
 from cmrc.calibrate import calibrate
 from cmrc.curvature import LOSSES
-from cmrc.errors import CheckError, CmrcError, RecipeError, ResidueError
+from cmrc.errors import CheckError, CmrcError, InputError, RecipeError, ResidueError
 from cmrc.files import require_picture, require_writable
 from cmrc.inputs import parse_sizes, random_inputs
 from cmrc.ir import Graph
@@ -593,15 +593,12 @@ def _short(text: str, width: int = 40) -> str:
 
 def read_inputs(program: Program, path: Path) -> dict[str, Any]:
     names = [value.name for value in program.graph.inputs]
-    try:
-        loaded = np.load(path)
-    except (OSError, ValueError) as error:
-        raise CheckError(f"the inputs cannot be read: {error}", at=str(path), fix="give a .npy or .npz file") from error
+    loaded = read_arrays(path)
     if isinstance(loaded, np.ndarray):
         return {names[0]: loaded}
     missing = [name for name in names if name not in loaded]
     if missing:
-        raise CheckError(
+        raise InputError(
             f"there is no array for input {missing[0]!r}", at=str(path), fix=f"name the arrays {', '.join(names)}"
         )
     return {name: loaded[name] for name in names}

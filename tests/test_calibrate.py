@@ -15,7 +15,7 @@ from nets import Convs, Tokens, activations, data, exported, mlp, seeded, traced
 from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
-from cmrc.errors import StatsError
+from cmrc.errors import InputError, StatsError
 from cmrc.stats import ROWS, SiteStats, Stats
 
 EVERYTHING = ("moments", "range", "scatter", "rows")
@@ -179,7 +179,6 @@ def test_data_come_in_many_forms(tmp_path: Path) -> None:
         (np.zeros((3, 5)), "the data are one batch, not an iterable of batches"),
         ([(np.zeros((3, 5)),) * 3], "a batch has 3 parts, the model takes 1: x"),
         ([{"y": np.zeros(3)}], "a batch has no 'x'"),
-        ("no such folder", "holds no .npy or .npz files"),
     ],
 )
 def test_data_that_will_not_do_are_refused(form: object, told: str) -> None:
@@ -189,10 +188,40 @@ def test_data_that_will_not_do_are_refused(form: object, told: str) -> None:
     assert caught.value.fix
 
 
-def test_a_file_that_is_no_array_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.npy").write_text("nothing")
-    with pytest.raises(StatsError, match=r"cannot be read: .*\n  at .*a\.npy"):
-        cmrc.calibrate(mlp(), tmp_path, sites="acts.0")
+def broken_files(folder: Path) -> dict[str, str]:
+    """Files that hold no data, to what is said of each."""
+    x, y = data(12, 5)
+    np.savez(folder / "whole.npz", x=x, labels=y)
+    (folder / "cut.npz").write_bytes((folder / "whole.npz").read_bytes()[:200])
+    np.save(folder / "whole.npy", x)
+    (folder / "cut.npy").write_bytes((folder / "whole.npy").read_bytes()[:-8])
+    (folder / "text.npy").write_text("nothing")
+    (folder / "empty.npy").touch()
+    np.save(folder / "object.npy", np.array([{}]), allow_pickle=True)
+    np.save(folder / "number.npy", np.float32(1.0))
+    np.savez(folder / "none.npz")
+    np.savez(folder / "uneven.npz", x=x, labels=y[:9])
+    (folder / "folder").mkdir()
+    return {
+        "cut.npz": "cannot be read: File is not a zip file",
+        "cut.npy": "cannot be read: mmap length is greater than file size",
+        "text.npy": "cannot be read: it is no file of arrays of numbers",
+        "empty.npy": "cannot be read: No data left in file",
+        "object.npy": "cannot be read: it is no file of arrays of numbers",
+        "number.npy": "does not hold a row for every sample: it []",
+        "none.npz": "does not hold a row for every sample: no array",
+        "uneven.npz": "does not hold a row for every sample: x [12, 5], labels [9]",
+        "folder": "holds no .npy or .npz files",
+        "absent.npy": "there is no such file or folder",
+    }
+
+
+def test_a_file_that_holds_no_data_is_named(tmp_path: Path) -> None:
+    for name, told in broken_files(tmp_path).items():
+        with pytest.raises(InputError) as caught:
+            cmrc.calibrate(mlp(), tmp_path / name, sites="acts.0", size=8)
+        assert (caught.value.reason, caught.value.at) == (told, str(tmp_path / name))
+        assert caught.value.fix
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -200,6 +229,17 @@ def test_data_that_are_not_finite_are_refused_where_they_are(value: float) -> No
     x, _ = data(12, 5)
     x = x.copy()
     x[7, 2] = value
+    with pytest.raises(StatsError) as error:
+        cmrc.calibrate(mlp(), [x[:4], x[4:8], x[8:]], sites="acts.1")
+    assert str(error.value) == (
+        "stats: input 'x' is NaN or infinite in row 3 of batch 1\n  fix: leave out samples that are not finite"
+    )
+
+
+def test_data_on_which_the_model_is_not_finite_are_refused_where_they_are() -> None:
+    x, _ = data(12, 5)
+    x = x.copy()
+    x[7] = 1.7e308 * np.where(np.arange(5) % 2, 1, -1)
     with pytest.raises(StatsError) as error:
         cmrc.calibrate(mlp(), [x[:4], x[4:8], x[8:]], sites="acts.1")
     assert str(error.value) == (

@@ -161,6 +161,26 @@ def test_an_error_as_json(folder: Path) -> None:
     assert json.loads(told.stdout)["error"]["reason"] == "cannot read nope.onnx: there is no such file"
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "cannot be read: No data left in file"),
+        (b"nothing", "cannot be read: it is no file of arrays of numbers"),
+        (b"PK\x03\x04nothing", "cannot be read: File is not a zip file"),
+    ],
+)
+def test_check_refuses_inputs_that_cannot_be_read(folder: Path, content: bytes, told: str) -> None:
+    """That is no verdict on the model: exit code 2."""
+    Path("bad.npz").write_bytes(content)
+    shown = cli("check", "model.onnx", "model.onnx", "plan.json", "--data", "bad.npz", "--json")
+    assert shown.exit_code == 2
+    assert json.loads(shown.stdout)["error"]["reason"] == told
+    np.savez("bad.npz", other=np.zeros((1, 1, 8, 8), np.float32))
+    shown = cli("check", "model.onnx", "model.onnx", "plan.json", "--data", "bad.npz")
+    assert shown.exit_code == 2
+    assert shown.stderr == "input: there is no array for input 'image'\n  at bad.npz\n  fix: name the arrays image\n"
+
+
 OUTPUTS = {
     "lower": ("lower", "model.onnx", "plan.json", "-o"),
     "annotate": ("annotate", "model.onnx", "plan.json", "-o"),

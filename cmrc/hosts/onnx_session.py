@@ -140,7 +140,9 @@ def _run(session: Any, feeds: Mapping[str, Array], names: Sequence[str]) -> list
         return [value.numpy() for value in session.run_with_ort_values(list(names), lent)]
     except Exception as error:  # onnxruntime has a class for each status
         told = ", ".join(f"{name} {dtype_of(array)}" for name, array in feeds.items())
-        raise HostError(f"onnxruntime failed on inputs {told}: {str(error).strip().splitlines()[-1]}") from error
+        why = " ".join(str(error).split()).removesuffix(" Please fix either the inputs/outputs or the model.")
+        takes = ", ".join(f"{v.name} {v.type}[{', '.join(map(str, v.shape))}]" for v in session.get_inputs())
+        raise HostError(f"onnxruntime failed on inputs {told}: {why}", fix=f"the model takes {takes}") from error
 
 
 def dtype_of(array: Array) -> str:
