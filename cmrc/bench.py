@@ -93,8 +93,11 @@ def bench(
     """Run the files on random inputs: `batch` samples at a time, other sizes of run time by name in `sizes`."""
     files = {str(i): Path(path) for i, path in enumerate(paths)}  # by place: a path given twice is run as two
     for path in files.values():
-        if not path.exists():
+        if not path.is_file():
             raise HostError(f"there is no file {path}", fix="give paths of ONNX files")
+    for name, number in (("batch", batch), ("threads", threads), ("sessions", sessions), ("rounds", rounds)):
+        if number < 1:
+            raise InputError(f"--{name} is {number}", fix="ask for at least one")
     wanted = PROVIDERS.get(provider.lower(), provider)
     feeds = {name: inputs_for(path, batch, sizes or {}, seed) for name, path in files.items()}
     seconds, used = times(
@@ -249,8 +252,8 @@ def peak_memory(path: Path, feed: Feeds, threads: int = 1, provider: str = CPU) 
         return None
     shapes = {name: [array.dtype.name, list(array.shape)] for name, array in feed.items()}
     asked = json.dumps({"path": str(path), "shapes": shapes, "threads": threads, "provider": provider})
-    done = subprocess.run([sys.executable, "-m", "cmrc.bench"], input=asked, capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    done = subprocess.run([sys.executable, "-m", "cmrc.bench"], input=asked, capture_output=True, text=True)
+    return None if done.returncode else int(done.stdout)
 
 
 def _held(line: str) -> int:

@@ -54,6 +54,12 @@ class Rung:
     epsilon: float | None = None
 
 
+def require_level(delta: float) -> None:
+    """That a bound may fail with this probability: asked before the work."""
+    if not 0 < delta < 1:
+        raise CertifyError(f"delta is {delta:g}", fix="give a probability between 0 and 1, such as 0.05")
+
+
 def ladder(evidence: Evidence, *, delta: float = 0.05) -> tuple[Rung, ...]:
     """All rungs, each bound at level 1 − δ by itself."""
     return tuple(_rung(name, evidence, delta) for name in NAMES)

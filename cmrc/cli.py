@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -204,10 +204,10 @@ def check(
     plan: PlanFile,
     data: Data = None,
     size: Sizes = None,
-    seed: Annotated[int, typer.Option(help="For random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="For random inputs.")] = 0,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Allowed difference, of the output's scale. By the outputs' precision if absent."),
+        typer.Option(min=0, help="Allowed difference, of the output's scale. By the outputs' precision if absent."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -216,9 +216,7 @@ def check(
         program, small = trace(model), trace(lowered)
         loaded = Plan.load(plan)
         program.require(loaded)
-        inputs = (
-            read_inputs(program, data) if data else random_inputs(program.graph.inputs, parse_sizes(size or []), seed)
-        )
+        inputs = read_inputs(program, data) if data else draw_inputs(program, parse_sizes(size or []), seed)
         result = compare(program.host, program.clamped(loaded), small.host, inputs, tolerance)
         if as_json:
             print(
@@ -253,7 +251,7 @@ def verify_command(
     site: Annotated[list[str] | None, typer.Option(help="Swap at these sites only. All of the plan if absent.")] = None,
     swaps: Annotated[int, typer.Option(help="Interventions; with --until, at most.")] = 2000,
     p: Annotated[list[float] | None, typer.Option(help="How likely a unit is swapped; several take turns. 0.5")] = None,
-    seed: Annotated[int, typer.Option(help="Of the swaps.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the swaps.")] = 0,
     until: Annotated[
         str, typer.Option(help="Stop once it is decided: 'iia>=0.95'. Exit code 0 only if it holds.")
     ] = "",
@@ -318,7 +316,7 @@ def bench_command(
     provider: Annotated[str, typer.Option(help=f"{', '.join(PROVIDERS)}, or onnxruntime's own name of one.")] = "cpu",
     sessions: Annotated[int, typer.Option(help="How often the files are loaded anew.")] = 5,
     rounds: Annotated[int, typer.Option(help="Timed runs of every file in each session.")] = 15,
-    seed: Annotated[int, typer.Option(help="For the random inputs and the order of the runs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="For the random inputs and the order of the runs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare how fast ONNX files run under onnxruntime: all in turn, in one process, on random inputs."""
@@ -407,7 +405,7 @@ SiteNames = Annotated[
 PositionsOption = Annotated[
     str, typer.Option(help="Which positions are samples: all, each, a number, or the name of a mask in the data.")
 ]
-BatchSize = Annotated[int, typer.Option("--batch", help="Samples that are run at a time.")]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]
 
 
 def bar(found: Iterable[Any], count: int | None) -> Iterable[Any]:
@@ -427,7 +425,7 @@ def calibrate_command(
     positions: PositionsOption = "all",
     loss: Annotated[str, typer.Option(help=f"What curvature is of: {', '.join(LOSSES)}.")] = "cross-entropy",
     batch: BatchSize = SIZE,
-    seed: Annotated[int, typer.Option(help="For what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="For what is drawn.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a model over data and write the statistics of its sites. Under torchrun every process takes its share."""
@@ -471,6 +469,10 @@ def pairs(texts: Sequence[str]) -> int | float | dict[str, int | float]:
     if len(texts) == 1 and "=" not in texts[0]:
         return as_amount(texts[0])
     split = [text.rpartition("=") for text in texts]
+    if whole := [amount for name, _, amount in split if not name]:
+        raise RecipeError(
+            f"--keep {whole[0]} stands beside others", fix="give one for all sites, or each as 'site=0.5'"
+        )
     return {name: as_amount(amount) for name, _, amount in split}
 
 
@@ -493,7 +495,7 @@ def plan_make(
         str | None, typer.Option(help="Instead of keep, for the whole model: parameters=0.5, macs, bytes or latency.")
     ] = None,
     sites: SiteNames = None,
-    seed: Annotated[int | None, typer.Option(help="For what is drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="For what is drawn.")] = None,
     certify: Annotated[
         str | None, typer.Option(help="Instead of keep: the smallest plan of which this is certified, 'iia>=0.95'.")
     ] = None,
@@ -589,6 +591,16 @@ def plan_diff(
 
 def _short(text: str, width: int = 40) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
+    known = sorted({str(n) for value in program.graph.inputs for n in value.shape if not isinstance(n, int)})
+    for name in sizes:
+        if name not in known:
+            raise InputError(
+                f"the model has no size {name!r}", fix=f"known at run time are {', '.join(known) or 'none'}"
+            )
+    return random_inputs(program.graph.inputs, sizes, seed)
 
 
 def read_inputs(program: Program, path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
-        if not number.isdigit():
+        if not name or not number.isdigit() or not int(number):
             raise InputError(f"--size {text!r} is not understood", fix="write it as name=4")
         found[name] = int(number)
     return found

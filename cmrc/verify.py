@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.batches import Batch, as_array, batches
-from cmrc.certify import Decision, Search, Target, decide, smallest
+from cmrc.certify import Decision, Search, Target, decide, require_level, smallest
 from cmrc.errors import CertifyError, VerifyError
 from cmrc.evidence import Evidence, Reading, compare
 from cmrc.interpret import BUDGET, Held, Interpreter
@@ -342,6 +342,7 @@ def run(
     controls: bool = True,
 ) -> Verification:
     """The protocol on a verifier that is ready."""
+    require_level(delta)
     rng = np.random.default_rng(seed)
     target = Target.parse(until) if isinstance(until, str) else until
     evidence, decision, draws = gather(verifier, rng, swaps, p, target, delta)
@@ -401,6 +402,7 @@ def smallest_certified(
     `data` must be disjoint from what the plans were calibrated on. `certify.smallest` says why the search needs no further
     correction. Each plan is taken literally, on swaps of its own; plans behind the first that fails are not asked for.
     """
+    require_level(delta)
     wanted = Target.parse(target) if isinstance(target, str) else target
     counted = reading.pop("counted", None)
     held = data if isinstance(data, Data) else Data.collect(data, program.host.inputs, counted)

@@ -155,6 +155,48 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
     assert not Path("x.onnx").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("bench", "model.onnx", "--sessions", "0"), "input: --sessions is 0\n  fix: ask for at least one\n"),
+        (("bench", "model.onnx", "--rounds", "0"), "input: --rounds is 0\n  fix: ask for at least one\n"),
+        (("bench", "model.onnx", "--batch", "0"), "input: --batch is 0\n  fix: ask for at least one\n"),
+        (("bench", "."), "host: there is no file .\n  fix: give paths of ONNX files\n"),
+        (
+            ("check", "model.onnx", "model.onnx", "plan.json", "--size", "batch=0"),
+            "input: --size 'batch=0' is not understood\n  fix: write it as name=4\n",
+        ),
+        (
+            ("check", "model.onnx", "model.onnx", "plan.json", "--size", "rows=3"),
+            "input: the model has no size 'rows'\n  fix: known at run time are batch\n",
+        ),
+        (
+            ("plan", "model.onnx", "-o", "x.json", "--keep", "act1=0.5", "--keep", "0.7"),
+            "recipe: --keep 0.7 stands beside others\n  fix: give one for all sites, or each as 'site=0.5'\n",
+        ),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(folder: Path, arguments: tuple[str, ...], told: str) -> None:
+    shown = cli(*arguments)
+    assert (shown.exit_code, shown.stderr) == (2, told)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "model.onnx", "model.onnx", "plan.json", "--seed", "-1"),
+        ("check", "model.onnx", "model.onnx", "plan.json", "--tolerance", "-1"),
+        ("verify", "model.onnx", "-", "plan.json", "--data", ".", "--seed", "-1"),
+        ("bench", "model.onnx", "--seed", "-1"),
+        ("calibrate", "model.onnx", "--data", ".", "-o", "x", "--batch", "0"),
+    ],
+)
+def test_numbers_below_their_range_are_refused_by_the_command(folder: Path, arguments: tuple[str, ...]) -> None:
+    shown = cli(*arguments)
+    assert shown.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in shown.stderr
+
+
 def test_an_error_as_json(folder: Path) -> None:
     told = cli("inspect", "nope.onnx", "--json")
     assert told.exit_code == 2
@@ -283,6 +325,8 @@ def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
         (("gentle.onnx", "harsh.json"), "the reduced model has 60 units here, the plan retains 24 of 64"),
         (("gentle.onnx", "gentle.json", "--until", "kl<=1"), "the target 'kl<=1' is not understood"),
         (("gentle.onnx", "gentle.json", "--p", "2"), "2000 swaps at rate 2.0"),
+        (("gentle.onnx", "gentle.json", "--delta", "0"), "delta is 0"),
+        (("gentle.onnx", "gentle.json", "--delta", "2"), "delta is 2"),
     ],
 )
 def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, ...], told: str) -> None:
