@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,8 @@ from cmrc.verify import verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=(
     "Causal mechanism reduction compiler: fold do(unit := constant or affine function of others) into a smaller model."
-    "\n\nA first round:  cmrc inspect MODEL.onnx;  write a plan in Python (cmrc.Plan);  "
+    "\n\nA first round:  cmrc inspect MODEL.onnx;  "
+    "cmrc plan MODEL.onnx --data DIR --keep 0.5 -o plan.json (or write one in Python: cmrc.Plan);  "
     "cmrc lower MODEL.onnx plan.json -o small.onnx;  "
     "cmrc check MODEL.onnx small.onnx plan.json;  "
     "cmrc verify MODEL.onnx small.onnx plan.json --data held-out.npz"
@@ -56,7 +58,9 @@ class MakeOrRead(TyperGroup):
 
 plan_app = typer.Typer(cls=MakeOrRead, no_args_is_help=True, help="Make a plan: `cmrc plan MODEL ...`; or read one.")
 app.add_typer(plan_app, name="plan")
-out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, highlight=False)
+WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+err = Console(stderr=True, highlight=False)
 
 Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
 PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
@@ -95,6 +99,14 @@ def reported(as_json: bool) -> Iterator[None]:
         raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
 
 
+def columns(*names: str) -> Table:
+    """A table whose cells are folded where the window is narrow, and never cut."""
+    made = Table(box=None, header_style="bold")
+    for name in names:
+        made.add_column(name, overflow="fold")
+    return made
+
+
 def fail(code: int) -> NoReturn:
     raise typer.Exit(code)
 
@@ -123,17 +135,13 @@ def inspect(
     with reported(as_json):
         program = trace(model)
         if ir:
-            print(to_text(program.graph))
+            print(json.dumps({"ir": to_text(program.graph)}, indent=1) if as_json else to_text(program.graph))
             return
         if groups:
             inspect_groups(program, sites, folds, as_json)
             return
         plain = program.sites(sites, folds=False)
-        found = (
-            [program.describe(site) for site in track(plain, "dry runs", console=err, transient=True)]
-            if folds
-            else plain
-        )
+        found = [program.describe(site) for site in bar(plain, None, "dry runs")] if folds else plain
         if as_json:
             rows = [
                 {"name": s.name, "value": s.value, "op": s.op, "axis": s.axis, "units": s.units, "shape": list(s.shape),
@@ -146,7 +154,7 @@ def inspect(
                 )
             )
             return
-        table = Table("site", "op", "axis", "units", "read by", "a replaced unit", box=None, header_style="bold")
+        table = columns("site", "op", "axis", "units", "read by", "a replaced unit")
         for s in found:
             table.add_row(s.name, s.op, str(s.axis), str(s.units), ", ".join(s.consumers), s.folds)
         out.print(table)
@@ -169,8 +177,10 @@ def inspect_groups(program: Program, pattern: str, folds: bool, as_json: bool) -
 @app.command("lower")
 def lower_command(
     model: Model,
-    plan: PlanFile,
     output: Output,
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan file; the plan that is annotated on the model if absent.")
+    ] = None,
     residue: Annotated[
         str,
         typer.Option(help="What to do with a replacement that cannot be folded: 'error', or 'keep' it at run time."),
@@ -188,7 +198,7 @@ def lower_command(
             if print_passes:
                 err.print(f"; {name}\n{to_text(graph)}", markup=False, soft_wrap=True)
 
-        lowered = lower(model, Plan.load(plan), residue=residue, watch=show)  # type: ignore[arg-type]
+        lowered = lower(model, plan, residue=residue, watch=show)  # type: ignore[arg-type]
         lowered.save(output)
         if as_json:
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
@@ -324,13 +334,13 @@ def bench_command(
         result = bench(
             models, batch=batch, sizes=parse_sizes(size or []), threads=threads, provider=provider, sessions=sessions,
             rounds=rounds, seed=seed,
-            watch=lambda found: track(found, "running", console=err, transient=True, disable=not err.is_terminal),
+            watch=lambda found: bar(found, None, "running"),
         )  # fmt: skip
         print(json.dumps(result.to_json(), indent=1)) if as_json else show_bench(result)
 
 
 def show_bench(result: Bench) -> None:
-    table = Table("file", "ms a run", "samples/s", "speed-up", "MB", "peak MB", "ran on", box=None, header_style="bold")
+    table = columns("file", "ms a run", "samples/s", "speed-up", "MB", "peak MB", "ran on")
     names = [file.path.name for file in result.files]
     for file, told in zip(result.files, result.to_json()["files"], strict=True):
         faster = told["faster_than_first"]
@@ -375,7 +385,7 @@ def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
             digest = loaded.fingerprint.digest if loaded.fingerprint else None
             print(json.dumps({"plan": str(plan), "model": digest, "made": loaded.made, "do": rows}, indent=1))
             return
-        table = Table("do", "site", "axis", "replaced", "units", "becomes", box=None, header_style="bold")
+        table = columns("do", "site", "axis", "replaced", "units", "becomes")
         for e, r in zip(loaded.entries, rows, strict=True):
             span = f"{r['smallest']:.4g} .. {r['largest']:.4g}"
             becomes = (
@@ -408,9 +418,9 @@ PositionsOption = Annotated[
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]
 
 
-def bar(found: Iterable[Any], count: int | None) -> Iterable[Any]:
-    """A progress bar of batches, where somebody watches."""
-    return track(found, "calibrating", total=count, console=err, transient=True, disable=not err.is_terminal)
+def bar(found: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
+    """A progress bar, where somebody watches."""
+    return track(found, what, total=count, console=err, transient=True, disable=not err.is_terminal)
 
 
 @app.command("calibrate")
@@ -476,7 +486,7 @@ def pairs(texts: Sequence[str]) -> int | float | dict[str, int | float]:
     return {name: as_amount(amount) for name, _, amount in split}
 
 
-@plan_app.command("make", hidden=True)
+@plan_app.command("make")
 def plan_make(
     model: Model,
     output: Output,
@@ -506,7 +516,7 @@ def plan_make(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a plan from a model, data (or statistics) and a recipe."""
+    """Make a plan from a model, data (or statistics) and a recipe. The word `make` may be left out."""
     with reported(as_json):
         require_writable(output)
         if plot is not None:
@@ -543,7 +553,7 @@ def show_made(plan: Plan) -> None:
         f"{recipe['replace']}; seed {recipe['seed']}; data {plan.made['data']} of {plan.made['samples']} samples",
         markup=False,
     )
-    table = Table("site", "units", "kept", "predicted risk", "remark", box=None, header_style="bold")
+    table = columns("site", "units", "kept", "predicted risk", "remark")
     for site, told in plan.made["sites"].items():
         remark = told.get("curvature", "")
         if "mean instead of c*" in told:
@@ -573,8 +583,9 @@ def plan_diff(
         elif not rows:
             out.print("the plans are the same")
         else:
-            table = Table("site", "only in the first", "only in the second", "in both", "Jaccard of kept", "values differ by",
-                          box=None, header_style="bold")  # fmt: skip
+            table = columns(
+                "site", "only in the first", "only in the second", "in both", "Jaccard of kept", "values differ by"
+            )
             for row in rows:
                 apart = "" if row["values"] is None else f"{row['values']:.3g}"
                 cells = (

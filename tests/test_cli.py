@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import cli
+from rich.console import Console
 
 import cmrc
+from cmrc.cli import columns
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
 
@@ -47,6 +53,26 @@ def test_inspect_prints_the_ir(folder: Path) -> None:
     shown = cli("inspect", "model.onnx", "--ir")
     assert shown.exit_code == 0
     assert shown.stdout.startswith("graph(%image: float32[batch,1,8,8]) -> (%logits)")
+
+
+def test_no_name_is_cut_in_a_pipe(folder: Path) -> None:
+    call = [sys.executable, "-m", "cmrc", "inspect", "model.onnx"]
+    shown = subprocess.run(call, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "20"})
+    assert shown.stderr == ""
+    sites = cmrc.trace("model.onnx").sites()
+    lines = shown.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [site.name for site in sites]
+    assert all(line.rstrip().endswith(site.folds) for line, site in zip(lines[1:-1], sites, strict=True))
+
+
+def test_no_name_is_cut_in_a_narrow_window() -> None:
+    """What does not fit goes on in the next line."""
+    name = "transformer_layers.11.feed_forward.activation"
+    table = columns("site")
+    table.add_row(name)
+    window = Console(width=20, file=io.StringIO())
+    window.print(table)
+    assert name in "".join(line.strip() for line in window.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def test_lower_then_check_holds(folder: Path) -> None:
@@ -89,9 +115,12 @@ def test_metadata_says_where_the_result_came_from(folder: Path) -> None:
 def test_annotate_then_lower_gives_the_same_as_lowering(folder: Path) -> None:
     assert cli("annotate", "model.onnx", "plan.json", "-o", "annotated.onnx").exit_code == 0
     cli("lower", "model.onnx", "plan.json", "-o", "small.onnx")
-    cmrc.lower("annotated.onnx").save("other.onnx")
+    assert cli("lower", "annotated.onnx", "-o", "other.onnx").exit_code == 0
     image = np.random.default_rng(1).normal(size=(4, 1, 8, 8)).astype(np.float32)
     assert np.array_equal(cmrc.trace("small.onnx").run([image])[0], cmrc.trace("other.onnx").run([image])[0])
+    told = cli("lower", "model.onnx", "-o", "none.onnx")
+    assert told.exit_code == 2
+    assert "there is no plan: none was given, and the model is not annotated" in told.stderr
 
 
 def test_plan_show(folder: Path) -> None:
@@ -265,6 +294,7 @@ def test_a_plan_that_cannot_be_written_leaves_no_arrays_behind(folder: Path) -> 
 
 
 def test_help_and_version() -> None:
+    assert "make" in cli("plan", "--help").stdout
     assert cli("--version").stdout.strip() == cmrc.__version__
     for command in ((), ("inspect",), ("lower",), ("check",), ("annotate",), ("plan", "show")):
         shown = cli(*command, "--help")
