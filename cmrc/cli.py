@@ -522,15 +522,20 @@ def plan_make(
         if plot is not None:
             require_picture(plot)
         options: dict[str, Any] = {"preset": preset, "sites": sites, "seed": seed}
+        program = trace(model)
         if keep:
             options["keep"] = pairs(keep)
+            for name in options["keep"] if isinstance(options["keep"], dict) else ():
+                program.find(name)
         if budget is not None:
             of, _, amount = budget.partition("=")
+            if not amount:
+                raise RecipeError(f"--budget {budget} says not how much", fix=f"write --budget {of}=0.5")
             options["budget"] = {"of": of, "amount": as_amount(amount)}
         options = {name: value for name, value in options.items() if value is not None}
         known = Stats.load(stats) if stats is not None else None
         made = make_plan(
-            trace(model), known, data=data, recipe=recipe, watch=bar, certify=certify, held_out=held_out, delta=delta,
+            program, known, data=data, recipe=recipe, watch=bar, certify=certify, held_out=held_out, delta=delta,
             **options,
         )  # fmt: skip
         made.save(output)

@@ -203,6 +203,14 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
             ("plan", "model.onnx", "-o", "x.json", "--keep", "act1=0.5", "--keep", "0.7"),
             "recipe: --keep 0.7 stands beside others\n  fix: give one for all sites, or each as 'site=0.5'\n",
         ),
+        (
+            ("plan", "model.onnx", "-o", "x.json", "--keep", "act9=0.5"),
+            "site: no site is called 'act9'\n  fix: near matches: act4, act3, act2, act1\n",
+        ),
+        (
+            ("plan", "model.onnx", "-o", "x.json", "--budget", "macs"),
+            "recipe: --budget macs says not how much\n  fix: write --budget macs=0.5\n",
+        ),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(folder: Path, arguments: tuple[str, ...], told: str) -> None:
