@@ -184,10 +184,13 @@ class Verifier:
         self.original = self._hold(program, budget)
         small = Program(program.clamped(reduced) if isinstance(reduced, Plan) else reduced.host)
         self.whole = {v.value: _is_whole(small, v) for v in self.variables}  # whether it still has all units of a site
+        if isinstance(reduced, Program) and all(self.whole.values()) and self.plan.entries:
+            _require_another(program, reduced)
         self.reduced = self._hold(small, budget)
         self.output = _output(program, output)
         first = self.original.intervene(np.zeros(1, dtype=np.int64))[self.output]
         self.reading = Reading.of(first.shape, reads, class_axis, tolerance)
+        self.tokens = self.reading.logits(first).shape[1]
 
     def draw(self, rng: np.random.Generator, swaps: int, p: float | Sequence[float] = 0.5) -> Draw:
         rates = [p] if isinstance(p, (int, float)) else list(p)
@@ -223,6 +226,19 @@ class Verifier:
         held = self._hold(clamped, self.original.interpreter.budget)
         return self._compare(draw, self._run(self.original, draw, chosen), self._run(held, draw, chosen))
 
+    def truth(self) -> Array | None:
+        """The labels as [inputs, tokens], where there are any and the model answers with classes."""
+        labels = self.data.labels
+        if labels is None or self.reading.kind == "values":
+            return None
+        found = labels.reshape(len(labels), -1)
+        if found.shape != (len(self.data), self.tokens) or found.dtype.kind not in "biuf":
+            raise VerifyError(
+                f"the labels are {labels.dtype.name} {list(labels.shape)}, the model answers {[len(self.data), self.tokens]}",
+                fix="give the number of the class for every answer, or no labels",
+            )
+        return found
+
     def plain(self) -> Plain:
         """Both models on all of the data, without interventions."""
         every = np.arange(len(self.data))
@@ -230,16 +246,10 @@ class Verifier:
         before = self._run(self.original, draw, {})
         after = self._run(self.reduced, draw, {})
         evidence = self._compare(draw, before, after)
-        labels = self.data.labels
-        if labels is None or self.reading.kind == "values":
+        truth = self.truth()
+        if truth is None:
             return Plain(evidence, None, None)
-        truth = labels.reshape(len(labels), -1)
         tops = [self.reading.logits(z).argmax(axis=2) for z in (before, after)]
-        if truth.shape != tops[0].shape:
-            raise VerifyError(
-                f"the labels are of shape {list(labels.shape)}, the model answers {list(tops[0].shape)}",
-                fix="give a label for every answer, or none",
-            )
         return Plain(evidence, *(evidence.mean(top == truth) for top in tops))
 
     def _hold(self, program: Program, budget: int) -> Held:
@@ -289,6 +299,12 @@ def _is_whole(small: Program, v: Variables) -> bool:
             fix="name sites whose units only this do removes (site=), or verify the plan in place of the model",
         )
     return size == v.units
+
+
+def _require_another(program: Program, reduced: Program) -> None:
+    """The original agrees with itself under every swap of units that stay: that says nothing of the plan."""
+    if reduced.fingerprint == program.fingerprint:
+        raise VerifyError("the reduced model is the original itself", fix="give the model that was lowered by the plan")
 
 
 def _output(program: Program, output: str | int | None) -> int:
@@ -343,6 +359,7 @@ def run(
 ) -> Verification:
     """The protocol on a verifier that is ready."""
     require_level(delta)
+    verifier.truth()  # labels that do not fit are told before the work
     rng = np.random.default_rng(seed)
     target = Target.parse(until) if isinstance(until, str) else until
     evidence, decision, draws = gather(verifier, rng, swaps, p, target, delta)

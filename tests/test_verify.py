@@ -368,10 +368,28 @@ def test_sites_that_cannot_be_verified_are_refused() -> None:
     assert caught.value.reason == "the reduced model has 4 units here, the plan retains 8 of 8"
     with pytest.raises(VerifyError, match="the plan that the model was lowered by is not known"):
         cmrc.verify(program, cmrc.Program(lowered.host), [INPUT])
-    with pytest.raises(VerifyError, match="the labels are of shape"):
-        cmrc.verify(program, half, [(INPUT, np.zeros((50, 2)))])
+    with pytest.raises(VerifyError, match="the reduced model is the original itself"):
+        cmrc.verify(program, program, [INPUT], plan=half)
     with pytest.raises(CmrcError, match="no site is called"):
         cmrc.verify(program, half, [INPUT], site="acts")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (np.zeros((50, 2)), "the labels are float64 [50, 2], the model answers [50, 1]"),
+        (np.array(["a"] * 50), "the labels are str32 [50], the model answers [50, 1]"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_the_work(
+    labels: np.ndarray, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = outputs_of(3)
+    plan = cmrc.Plan(program).do("act", units=range(4), constant=0.2)
+    monkeypatch.setattr(cmrc.Verifier, "swap", lambda *_: pytest.fail("it began to swap"))
+    with pytest.raises(VerifyError) as caught:
+        cmrc.verify(program, plan, [(INPUT, labels)])
+    assert caught.value.reason == told
 
 
 def test_numbers_that_are_none_are_refused() -> None:
