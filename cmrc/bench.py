@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import HostError, InputError
-from cmrc.inputs import random_inputs
+from cmrc.inputs import random_inputs, require_known
 from cmrc.ir import Array, Value
 
 CPU = "CPUExecutionProvider"
@@ -99,7 +99,9 @@ def bench(
         if number < 1:
             raise InputError(f"--{name} is {number}", fix="ask for at least one")
     wanted = PROVIDERS.get(provider.lower(), provider)
-    feeds = {name: inputs_for(path, batch, sizes or {}, seed) for name, path in files.items()}
+    taken = {name: declared(path) for name, path in files.items()}
+    require_known(sizes or {}, [value for values in taken.values() for value in values])
+    feeds = {name: inputs_for(path, taken[name], batch, sizes or {}, seed) for name, path in files.items()}
     seconds, used = times(
         files, feeds, threads=threads, provider=wanted, sessions=sessions, rounds=rounds, seed=seed, watch=watch
     )
@@ -139,21 +141,30 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
     return session
 
 
-def inputs_for(path: Path, batch: int, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
-    """Random inputs of a file. The first axis of an input is that of the samples; a size without a name is input.axis."""
-    values, known, samples = [], dict(sizes), set[int]()
-    for declared in start(path).get_inputs():
-        kind = declared.type.removeprefix("tensor(").removesuffix(")")
+def declared(path: Path) -> list[Value]:
+    """The inputs of a file, as onnxruntime tells them. A size without a name is called input.axis."""
+    values = []
+    for given in start(path).get_inputs():
+        kind = given.type.removeprefix("tensor(").removesuffix(")")
         if "(" in kind or kind == "string":
-            raise InputError(f"input {declared.name!r} of {path} is a {kind}: no such inputs are drawn here")
+            raise InputError(f"input {given.name!r} of {path} is a {kind}: no such inputs are drawn here")
         shape = tuple(
-            number if isinstance(number, int) or number not in (None, "?", "") else f"{declared.name}.{axis}"
-            for axis, number in enumerate(declared.shape)
+            number if isinstance(number, int) or number not in (None, "?", "") else f"{given.name}.{axis}"
+            for axis, number in enumerate(given.shape)
         )
-        if shape and isinstance(shape[0], str):
-            known.setdefault(shape[0], batch)
-        samples |= {known[n] if isinstance(n, str) else int(n) for n in shape[:1]}
-        values.append(Value(declared.name, shape, DTYPES.get(kind, kind)))
+        values.append(Value(given.name, shape, DTYPES.get(kind, kind)))
+    return values
+
+
+def inputs_for(
+    path: Path, values: Sequence[Value], batch: int, sizes: Mapping[str, int], seed: int
+) -> dict[str, Array]:
+    """Random inputs of a file. The first axis of an input is that of the samples."""
+    known, samples = dict(sizes), set[int]()
+    for value in values:
+        first = value.shape[:1]
+        known |= {str(n): known.get(str(n), batch) for n in first if isinstance(n, str)}
+        samples |= {known[n] if isinstance(n, str) else int(n) for n in first}
     if samples and batch not in samples:
         least = min(samples)
         raise InputError(f"{path} takes {least} samples at a time, not {batch}", fix=f"--batch {least}")

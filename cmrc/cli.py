@@ -24,7 +24,7 @@ from cmrc.calibrate import calibrate
 from cmrc.curvature import LOSSES
 from cmrc.errors import CheckError, CmrcError, InputError, RecipeError, ResidueError
 from cmrc.files import require_picture, require_writable
-from cmrc.inputs import parse_sizes, random_inputs
+from cmrc.inputs import parse_sizes, random_inputs, require_known
 from cmrc.ir import Graph
 from cmrc.lower import compare, lower
 from cmrc.plan import Plan, difference, to_ranges
@@ -610,12 +610,7 @@ def _short(text: str, width: int = 40) -> str:
 
 
 def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
-    known = sorted({str(n) for value in program.graph.inputs for n in value.shape if not isinstance(n, int)})
-    for name in sizes:
-        if name not in known:
-            raise InputError(
-                f"the model has no size {name!r}", fix=f"known at run time are {', '.join(known) or 'none'}"
-            )
+    require_known(sizes, program.graph.inputs)
     return random_inputs(program.graph.inputs, sizes, seed)
 
 

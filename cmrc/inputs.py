@@ -22,6 +22,14 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def require_known(sizes: Mapping[str, int], values: Sequence[Value]) -> None:
+    """That somebody has such sizes: one that is misspelt would count for nothing."""
+    known = sorted({str(n) for value in values for n in value.shape if not isinstance(n, int)})
+    for name in sizes:
+        if name not in known:
+            raise InputError(f"no input has a size {name!r}", fix=f"known at run time are {', '.join(known) or 'none'}")
+
+
 def random_inputs(
     values: Sequence[Value], sizes: Mapping[str, int], seed: int, *, default: int | None = 2
 ) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from command import cli
 from onnx import TensorProto, helper, save
 
 import cmrc
-from cmrc.bench import Bench, Timed, bench, inputs_for, median_ratio, size_of
+from cmrc.bench import Bench, Timed, bench, declared, inputs_for, median_ratio, size_of
 from cmrc.errors import HostError, InputError
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
@@ -92,12 +92,12 @@ def test_inputs_have_the_declared_types_and_the_sizes_that_are_given(tmp_path: P
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)])  # fmt: skip
     path = tmp_path / "two.onnx"
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    found = inputs_for(path, 4, {"tokens": 7, "x.1": 3}, 0)
+    found = inputs_for(path, declared(path), 4, {"tokens": 7, "x.1": 3}, 0)
     assert (found["x"].dtype, found["x"].shape) == (np.float16, (4, 3, 7))
     assert (found["ids"].dtype, found["ids"].shape) == (np.int64, (4, 7))
     assert set(np.unique(found["ids"])) == {0, 1}
     with pytest.raises(InputError) as caught:
-        inputs_for(path, 4, {"tokens": 7}, 0)
+        inputs_for(path, declared(path), 4, {"tokens": 7}, 0)
     assert str(caught.value) == (
         "input: the size 'x.1' of input 'x' is known only at run time\n  fix: give it: --size x.1=128"
     )

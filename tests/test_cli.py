@@ -197,7 +197,11 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
         ),
         (
             ("check", "model.onnx", "model.onnx", "plan.json", "--size", "rows=3"),
-            "input: the model has no size 'rows'\n  fix: known at run time are batch\n",
+            "input: no input has a size 'rows'\n  fix: known at run time are batch\n",
+        ),
+        (
+            ("bench", "model.onnx", "--size", "rows=3"),
+            "input: no input has a size 'rows'\n  fix: known at run time are batch\n",
         ),
         (
             ("plan", "model.onnx", "-o", "x.json", "--keep", "act1=0.5", "--keep", "0.7"),
