@@ -52,6 +52,7 @@ def calibrate(
     size: int = SIZE,
     shard: tuple[int, int] = (0, 1),
     host: Host | None = None,
+    taps: Taps | None = None,
     watch: Watch = lambda found, count: found,
 ) -> Stats:
     """Statistics of the sites that names or globs mean (all that fold, by default), over all of the data.
@@ -61,7 +62,8 @@ def calibrate(
     where a token counts), or "each" (every position has columns of its own); a mapping gives it by site.
     `loss` and `curvature` are what `need=["curvature"]` differentiates, and how. `shard=(i, n)` takes every n-th batch
     from the i-th on; `Stats.merge` puts shards together. `host` runs another form of the model (one with earlier
-    replacements in place; `need=["drift"]` compares it with the model itself). `watch` wraps the batches, for a progress bar.
+    replacements in place; `need=["drift"]` compares it with the model itself), and `taps` get the sites' values from elsewhere than
+    a run of it (`cmrc.stream`). `watch` wraps the batches, for a progress bar.
     """
     wanted = frozenset([need] if isinstance(need, str) else need) | {"moments"}
     if curvature not in CURVATURES:
@@ -78,13 +80,13 @@ def calibrate(
         recorded |= {"loss": loss, "curvature": curvature, "draws": draws}
     stats = Stats(found, program.fingerprint, options=recorded)
     running = program.host if host is None else host
-    taps = Taps(program.host, running, list(found))
+    source = Taps(program.host, running, list(found)) if taps is None else taps
     parts = batches(data, program.host.inputs, size=size, shard=shard)
     for number, batch in enumerate(watch(parts, length(data))):
         stats.see(batch.arrays())
         stats.samples += len(batch)
         with np.errstate(invalid="ignore", over="ignore"):  # told in words right after
-            _add(program, running, taps, batch, found, wanted, options, shard[0] + number * shard[1])
+            _add(program, running, source, batch, found, wanted, options, shard[0] + number * shard[1])
         _require_finite(found.values(), batch, shard[0] + number * shard[1])
     return stats
 
@@ -115,10 +117,10 @@ class Taps:
         self.plain, self.host, self.names = plain, host, list(names)
         self._pieces: dict[int, Any] = {}
 
-    def original(self, batch: Batch) -> list[Array]:
+    def original(self, number: int, batch: Batch) -> list[Array]:
         return self._run(self.plain, batch)
 
-    def running(self, batch: Batch) -> list[Array]:
+    def running(self, number: int, batch: Batch) -> list[Array]:
         return self._run(self.host, batch)
 
     def _run(self, host: Host, batch: Batch) -> list[Array]:
@@ -222,10 +224,10 @@ def _add(
 ) -> None:
     origins: list[Array | None] = [None] * len(found)
     if "drift" in wanted:
-        plain = taps.original(batch)
+        plain = taps.original(number, batch)
         origins = [rows_of(s.columns, value, batch) for s, value in zip(found.values(), plain, strict=True)]
     if not wanted & BY_DERIVATIVES:
-        for stats, value, origin in zip(found.values(), taps.running(batch), origins, strict=True):
+        for stats, value, origin in zip(found.values(), taps.running(number, batch), origins, strict=True):
             stats.add(rows_of(stats.columns, value, batch), samples=len(batch), origin=origin)
         return
     columns = [stats.columns for stats in found.values()]

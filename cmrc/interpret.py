@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import InterventionError, SiteError
-from cmrc.hosts import Piece
+from cmrc.hosts import Host, Piece
 from cmrc.interventions import (
     Intervention,
     Patch,
@@ -169,17 +169,41 @@ class Pieces:
             fix = "interventions are on rows of the inputs: trace the model with the batch as the first axis of each"
             raise InterventionError(f"the inputs have no common first axis: {told}", fix=fix)
         (dim,) = batch
-        runners: list[Piece | None] = []
-        sized: set[str] = set()
-        for piece in reversed(made.pieces):  # a later piece says which sizes it wants of values of an earlier one
-            inside = {value.name for node in piece.nodes for value in node.outputs}
-            outputs = (*piece.outputs, *(n for n in sorted(sized) if n in inside and n not in piece.outputs))
-            beyond = program.values.keys() - inside - made.free
-            runner = program.host.extract([v.name for v in piece.inputs], outputs, beyond=beyond) if outputs else None
-            sized.update(runner.sizes if runner else ())
-            runners.insert(0, runner)
+        runners = tuple(part.runner for part in parts_of(program, made, len(made.pieces)))
         rows = {value.name: _batch_axis(value, dim) for value in program.values.values()}
-        return cls(made, tuple(runners), rows, dim)
+        return cls(made, runners, rows, dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A piece of a cut, ready to run: which values it makes of which, and of which others it may read the sizes."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    beyond: frozenset[str]
+    runner: Piece | None  # None where it makes nothing that is asked for
+
+    @classmethod
+    def make(cls, host: Host, inputs: tuple[str, ...], outputs: tuple[str, ...], beyond: frozenset[str]) -> Part:
+        return cls(inputs, outputs, beyond, host.extract(inputs, outputs, beyond=beyond) if outputs else None)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        return self.runner.sizes if self.runner else ()
+
+
+def parts_of(program: Program, made: Cut, count: int) -> list[Part]:
+    """The first so many pieces of a cut."""
+    parts: list[Part] = []
+    sized: set[str] = set()
+    for piece in reversed(made.pieces[:count]):  # a later piece says which sizes it wants of values of an earlier one
+        inside = {value.name for node in piece.nodes for value in node.outputs}
+        outputs = (*piece.outputs, *(n for n in sorted(sized) if n in inside and n not in piece.outputs))
+        beyond = frozenset(program.values.keys() - inside - made.free)
+        part = Part.make(program.host, tuple(v.name for v in piece.inputs), outputs, beyond)
+        sized.update(part.sizes)
+        parts.insert(0, part)
+    return parts
 
 
 def _batch_axis(value: Value, batch: Dim) -> int:

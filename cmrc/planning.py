@@ -20,7 +20,7 @@ import numpy as np
 
 from cmrc import replace as fits
 from cmrc.allocate import Curve, allocate
-from cmrc.calibrate import Watch, calibrate, choose
+from cmrc.calibrate import BY_DERIVATIVES, Watch, calibrate, choose
 from cmrc.certified import KEEPS, Certify, certified
 from cmrc.errors import ObjectiveError, RecipeError, StatsError
 from cmrc.ir import Array
@@ -31,6 +31,7 @@ from cmrc.readers import outgoing
 from cmrc.recipe import Recipe, make_recipe
 from cmrc.select import Order, bottom, eliminate, eliminate_for_interchange, greedy
 from cmrc.stats import SiteStats, Stats
+from cmrc.stream import Stream
 
 CONSTANT = ("zero", "mean", "optimal", "refit")
 CHANNELS = 8  # conv widths that are no multiple of 8 were measured to be slower than the next one that is
@@ -85,9 +86,11 @@ def plan(
         if number:
             made = _calibrate(program, data, chosen, [s.value for s in sites], result, watch)
             ranked = [rank(program, r.site, made[r.site.value], chosen, tuple(replaced[r.site.value])) for r in ranked]
-        for i, site in enumerate(sites):
-            if i and chosen.recompute != "never":
-                moved = _calibrate(program, data, chosen, [site.value], result, watch, drift=True)[site.value]
+        stream = Stream(program, [s.value for s in sites]) if chosen.recompute != "never" else None
+        for i in range(len(sites)) if stream is None else stream.order():
+            site = sites[i]
+            if i and stream is not None:
+                moved = _calibrate(program, data, chosen, [site.value], result, watch, stream)[site.value]
                 if chosen.recompute == "all":
                     ranked[i] = rank(program, site, moved, chosen, tuple(replaced[site.value]))
                 ranked[i] = dataclasses.replace(ranked[i], stats=moved)
@@ -112,9 +115,9 @@ def _calibrate(
     sites: Sequence[str],
     so_far: Plan | None,
     watch: Watch,
-    *,
-    drift: bool = False,
+    stream: Stream | None = None,
 ) -> Stats:
+    """Statistics of sites with what is replaced so far; of one that a stream has reached, beside those before it."""
     if data is None:
         raise StatsError(
             "there is no data to calibrate on",
@@ -122,11 +125,13 @@ def _calibrate(
         )
     host = None if so_far is None or not len(so_far) else program.clamped(so_far)
     need = recipe.needs
-    if drift and recipe.method.replace == "affine":
+    if stream is not None and recipe.method.replace == "affine":
         need = need | {"drift"} if recipe.recompute == "all" else need - {"curvature", "coupling", "range"} | {"drift"}
+    taps = None if stream is None or need & BY_DERIVATIVES else stream.at(sites[0], host or program.host)
     return calibrate(
         program, data, sites=list(sites), need=need, positions=recipe.positions, loss=recipe.loss,
-        curvature=recipe.curvature, draws=recipe.draws, seed=recipe.seed, size=recipe.batch, host=host, watch=watch,
+        curvature=recipe.curvature, draws=recipe.draws, seed=recipe.seed, size=recipe.batch, host=host,
+        taps=taps, watch=watch,
     )  # fmt: skip
 
 

@@ -1,0 +1,120 @@
+"""The values of sites in their order, each op run once for every batch: of the model, and with the replacements so far.
+
+    batch ─> piece 0 ─> site 1 ─> piece 1 ─> site 2 ─> ...        the model
+                           └ do ─> piece 1 ─> site 2 ─ do ─> ...  the same pieces, of the model with what was replaced by then
+
+The graph is cut at the sites (`passes/interchange.py`), and what is live across a cut is held for every batch until the next
+one is reached. Batches whose values do not fit are not held: they run from the beginning for every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cmrc.batches import Batch
+from cmrc.calibrate import Taps
+from cmrc.hosts import Host
+from cmrc.interpret import Part, parts_of
+from cmrc.ir import Array
+from cmrc.passes.interchange import cut
+from cmrc.program import Program
+
+BUDGET = 4 * 2**30  # bytes of values that are held
+
+
+@dataclass(slots=True)
+class Held:
+    """What is live behind the last piece that ran on a batch: in the model, and with replacements."""
+
+    plain: dict[str, Array]
+    moved: dict[str, Array]
+    level: int = -1
+
+    @property
+    def bytes(self) -> int:
+        own = [array for name, array in self.moved.items() if array is not self.plain.get(name)]
+        return sum(array.nbytes for array in (*self.plain.values(), *own))
+
+
+@dataclass(eq=False)
+class Stream:
+    """Taps of one site after another, in the order of `order`."""
+
+    program: Program
+    sites: Sequence[str]
+    budget: int = BUDGET
+    _held: dict[int, Held | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cut = cut(self.program.graph, self.sites)
+        self.parts = parts_of(self.program, self.cut, max(self.cut.levels.values()) + 1)
+        self.moving = self.parts[:1]
+
+    def order(self) -> list[int]:
+        """The numbers of the sites such that all that a piece depends on come before all that lie behind it."""
+        return sorted(range(len(self.sites)), key=lambda i: self.cut.levels[self.sites[i]])
+
+    def at(self, site: str, host: Host) -> Taps:
+        """The taps of a site, where `host` is the model with everything replaced that lies before it."""
+        if site in self.cut.free:
+            return Taps(self.program.host, host, [site])
+        level = self.cut.levels[site]
+        for part in self.parts[len(self.moving) : level + 1]:
+            self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond))
+        return _AtSite(self, site, level, host)
+
+    def values(self, number: int, batch: Batch, level: int) -> Held | None:
+        """What is live behind the piece of a level, or None for a batch that does not fit."""
+        if number not in self._held:
+            feeds = self.program.host.bind(batch.inputs)
+            self._held[number] = Held(feeds, feeds)
+        held = self._held[number]
+        if held is None:
+            return None
+        while held.level < level:
+            held.level += 1
+            self._run(held)
+        total = sum(other.bytes for other in self._held.values() if other is not None)
+        if total > self.budget:
+            self._held[number] = None
+        return held
+
+    def _run(self, held: Held) -> None:
+        level = held.level
+        made = _made(self.parts[level], held.plain)
+        moved = _made(self.moving[level], held.moved) if level else made
+        held.plain, held.moved = (
+            self._live({**values, **new}, level) for values, new in ((held.plain, made), (held.moved, moved))
+        )
+
+    def _live(self, values: dict[str, Array], level: int) -> dict[str, Array]:
+        """What later pieces read, and the sites of this level."""
+        later = self.parts[level + 1 :]
+        read = {name for part in later for name in part.inputs}
+        read |= {name for name, made_at in self.cut.levels.items() if made_at == level}
+        sized = {name for part in later for name in part.sizes} - read
+        kept = {name: array for name, array in values.items() if name in read}
+        return kept | {name: np.empty_like(array) for name, array in values.items() if name in sized}
+
+
+def _made(part: Part, values: dict[str, Array]) -> dict[str, Array]:
+    return part.runner.run(values) if part.runner else {}
+
+
+class _AtSite(Taps):
+    """The values of one site: out of the stream where a batch is held, else from the beginning."""
+
+    def __init__(self, stream: Stream, site: str, level: int, host: Host) -> None:
+        super().__init__(stream.program.host, host, [site])
+        self.stream, self.level = stream, level
+
+    def original(self, number: int, batch: Batch) -> list[Array]:
+        held = self.stream.values(number, batch, self.level)
+        return [held.plain[name] for name in self.names] if held else super().original(number, batch)
+
+    def running(self, number: int, batch: Batch) -> list[Array]:
+        held = self.stream.values(number, batch, self.level)
+        return [held.moved[name] for name in self.names] if held else super().running(number, batch)

@@ -1,0 +1,91 @@
+"""A stream: the same values as runs from the beginning, every piece run once for a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from nets import data, exported, seeded, traced
+from tolerances import EXACT_F64, distance
+from torch import nn
+
+import cmrc
+from cmrc.batches import batches
+from cmrc.calibrate import Taps
+from cmrc.interpret import Part
+from cmrc.stream import Stream
+
+
+class Branches(nn.Module):
+    """A residual stream with two blocks, the second of which has two branches side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 8), nn.Linear(5, 7), nn.Linear(5, 6)
+        self.back_a, self.back_b, self.back_c = nn.Linear(8, 5), nn.Linear(7, 5), nn.Linear(6, 5)
+        self.act_a, self.act_b, self.act_c = nn.Tanh(), nn.Tanh(), nn.Tanh()
+        self.early, self.act_early, self.back_early = nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.back_a(self.act_a(self.a(x)))
+        y = y + self.back_b(self.act_b(self.b(y))) + self.back_c(self.act_c(self.c(y)))
+        return self.head(y + self.back_early(self.act_early(self.early(x))))
+
+
+SITES = ("act_a", "act_b", "act_c", "act_early")
+
+
+@pytest.fixture(params=["fx", "onnx"])
+def program(request: pytest.FixtureRequest) -> cmrc.Program:
+    made = traced(seeded(Branches()), 5)
+    return made if request.param == "fx" else exported(made)
+
+
+def parts(x: np.ndarray) -> list[np.ndarray]:
+    return [x[:20], x[20:50], x[50:]]
+
+
+@pytest.mark.parametrize("budget", [2**30, 4000, 0])
+def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budget: int) -> None:
+    x, _ = data(60, 5)
+    sites = [program.find(name)[0] for name in SITES]
+    stream, plan = Stream(program, [site.value for site in sites], budget), cmrc.Plan(program)
+    assert [SITES[i] for i in stream.order()] == ["act_a", "act_early", "act_b", "act_c"]
+    for i in stream.order():
+        host = program.clamped(plan) if len(plan) else program.host
+        taps, plain = stream.at(sites[i].value, host), Taps(program.host, host, [sites[i].value])
+        for number, batch in enumerate(batches(parts(x), program.host.inputs)):
+            assert distance(taps.original(number, batch)[0], plain.original(number, batch)[0]) < EXACT_F64
+            assert distance(taps.running(number, batch)[0], plain.running(number, batch)[0]) < EXACT_F64
+            moved = distance(plain.running(number, batch)[0], plain.original(number, batch)[0])
+            assert (moved > 1e-3) == (SITES[i] in ("act_b", "act_c"))
+        plan.do(sites[i].name, units=[0, 2], affine=cmrc.Affine((1, 3), np.array([[1.0, 2.0], [0.5, -1.0]]), np.ones(2)))
+
+
+def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = Counter[tuple[str, ...]]()
+    made = cmrc.stream._made
+    monkeypatch.setattr("cmrc.stream._made", lambda part, values: ran.update([part.outputs]) or made(part, values))
+    x, _ = data(60, 5)
+    cmrc.plan(program, data=parts(x), sites=list(SITES), preset="joint", keep=4, recompute="fits")
+    # three batches; the first piece is the same with and without replacements
+    assert sorted(ran.values()) == [3, 6]
+
+
+def test_plans_do_not_depend_on_what_is_held(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = data(60, 5)
+    options = {"data": parts(x), "sites": list(SITES), "preset": "joint", "keep": 4, "recompute": "fits"}
+    held = cmrc.plan(program, **options)
+    monkeypatch.setattr("cmrc.stream.Stream.values", lambda *_: None)
+    anew = cmrc.plan(program, **options)
+    for a, b in zip(held.entries, anew.entries, strict=True):
+        assert (a.site, a.units, a.parents) == (b.site, b.units, b.parents)
+        assert distance(a.weight, b.weight) < 1e-6
+        assert distance(a.constant, b.constant) < 1e-6
+
+
+def test_a_part_without_outputs_is_not_extracted(program: cmrc.Program) -> None:
+    assert Part.make(program.host, (), (), frozenset()).runner is None
