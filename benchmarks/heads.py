@@ -149,7 +149,7 @@ def main() -> None:
     if options.quick:
         subject = stand_in()
     else:
-        given = subjects.smollm()
+        given = subjects.smollm(count=12, tests=6)
         what = given.what.partition("; ")[2]
         subject = replace(
             given, what=f"3 of 9 query heads of 30 layers, one of every group that shares keys and values; {what}"

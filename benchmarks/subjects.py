@@ -212,7 +212,7 @@ def windows(tokenizer: Any, chapters: Sequence[str], length: int, count: int) ->
     return ids.reshape(count, length).astype(np.int64)
 
 
-def smollm(count: int = 12, tests: int = 6, keep: float = 0.5) -> Subject:
+def smollm(count: int = 48, tests: int = 12, keep: float = 0.5) -> Subject:
     """FFN units of every layer."""
     model, tokenizer = weights.smollm()
     text = data.chapters()

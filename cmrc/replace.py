@@ -26,6 +26,7 @@ from cmrc.stats import SiteStats
 
 RIDGES = tuple(10.0**e for e in range(-8, 2))  # what leave-one-out chooses from
 GRAM_RIDGE = 1e-2  # of G_SS, which is singular where there are fewer outputs than units
+FLOOR = 1e-4  # of the largest reach of a replaced unit: the least by which G_SS is damped
 CHUNK = 32  # units whose weighted systems are formed at a time
 
 
@@ -74,8 +75,10 @@ def affine(
     """Every unit from all that stay: B = C_SK (C_KK + λ diag C_KK)⁻¹, one Cholesky factorisation for all.
 
     Where the statistics know the drift, the model's earlier replacements have moved a to a' here, and what is matched is the
-    next op's original input W a: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW that is a regression of
-    a_S + G_SS⁻¹ G_SK (a_K − a'_K) on a'_K: replaced units also make up for what the units that stay have drifted.
+    next op's original input W a: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW that is a regression of a'_S + d on a'_K,
+    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): replaced units also make up for what the units that stay have drifted. Little of d
+    follows from a'_K, and what a sample of n rows says too much of it is carried on from site to site: its ridge is |K|/n, that
+    of Hoerl, Kennard and Baldwin where signal and noise are alike.
     `interchange=p` fits for swaps of each kept unit with probability p: see `swapped`. `ridge="loo"` takes the λ with the
     least leave-one-out error of the sampled rows, weighed by `gram`.
     """
@@ -89,26 +92,39 @@ def affine(
     chosen = leave_one_out(stats, replaced, keep, gram) if ridge == "loo" else float(ridge)
     among, cross = covariance[np.ix_(keep, keep)], covariance[np.ix_(keep, replaced)]
     mean = stats.mean[replaced]
-    if "cross" in stats.arrays:
-        cross, mean = _undrifted(stats, replaced, keep, gram)
     if interchange is not None:
         among, cross = swapped(among, cross, interchange)
     weight = solve_ridge(among, cross, chosen).T
+    if "cross" in stats.arrays:
+        drift, moved = _drift(stats, replaced, keep, gram)
+        if interchange is not None:
+            drift = (1 - interchange) * drift
+        weight = weight + solve_ridge(among, drift, max(chosen, len(keep) / stats.count)).T
+        mean = mean + moved
     bias = mean - weight @ stats.mean[keep]
     return Fit(bias, tuple(int(k) for k in keep), weight, chosen)
 
 
-def _undrifted(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None) -> tuple[Array, Array]:
-    """Cov(a'_K, t) and E[t] of t = a_S + M (a_K − a'_K), M = G_SS⁻¹ G_SK (0 without G)."""
-    crossed, origin = stats.arrays["cross"] / stats.count, stats.arrays["origin"]
-    cross, mean = crossed[np.ix_(keep, replaced)], origin[replaced]
+def _drift(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None) -> tuple[Array, Array]:
+    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K), M = G_SS⁻¹ G_SK (0 without G).
+
+    G_SS is damped: it is singular where there are fewer outputs than units. A unit that hardly reaches the next op would have to
+    move without bound to make up for anything, so that its damping is at least that of a unit with the part `FLOOR` of the
+    largest G_ss Var a_s. That product, and so all of this, does not change when a unit is rescaled.
+    """
+    moved = stats.arrays["cross"] / stats.count - stats.covariance
+    apart = stats.arrays["origin"] - stats.mean
+    cross, mean = moved[np.ix_(keep, replaced)], apart[replaced]
     if gram is None:
         return cross, mean
-    own = gram[np.ix_(replaced, replaced)]
-    damped = own + np.diag(GRAM_RIDGE * own.diagonal() + np.finfo(np.float64).tiny)
-    makeup = scipy.linalg.solve(damped, gram[np.ix_(replaced, keep)], assume_a="pos")
-    moved = crossed[np.ix_(keep, keep)] - stats.covariance[np.ix_(keep, keep)]
-    return cross + moved @ makeup.T, mean + makeup @ (origin[keep] - stats.mean[keep])
+    deviation = np.sqrt(np.maximum(stats.variance[replaced], 0.0))
+    own = gram[np.ix_(replaced, replaced)] * np.outer(deviation, deviation)
+    reach = own.diagonal()
+    least = max(FLOOR * float(reach.max()), np.finfo(np.float64).tiny)
+    damped = own + np.diag(GRAM_RIDGE * np.maximum(reach, least))
+    right = deviation[:, None] * gram[np.ix_(replaced, keep)]
+    makeup = deviation[:, None] * scipy.linalg.solve(damped, right, assume_a="pos")
+    return cross + moved[np.ix_(keep, keep)] @ makeup.T, mean + makeup @ apart[keep]
 
 
 def swapped(among: Array, cross: Array, p: float) -> tuple[Array, Array]:

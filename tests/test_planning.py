@@ -7,17 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from command import cli
-from nets import Tokens, activations, data, exported, mlp, seeded, traced
+from nets import Net, Tokens, activations, data, exported, mlp, seeded, traced
 from tolerances import EXACT_F64, distance
 
 import cmrc
+from cmrc import replace as fits
 from cmrc.axes import complement
 from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, StatsError
 from cmrc.recipe import PRESETS, json_schema, make_recipe
 
 DIGITS = Path(__file__).parent.parent / "examples"
 WIDE = (5, 16, 12, 4)
+FAINT = 4  # a unit that is not dead on the data
 HEADS = [name for name in PRESETS if name.startswith("heads")]
 
 
@@ -175,7 +178,7 @@ def test_recomputed_statistics_are_those_after_the_replacements_upstream(program
 
 
 def test_affine_maps_that_are_fitted_anew_make_up_for_the_drift_upstream(program: cmrc.Program) -> None:
-    """The fit against its definition: least squares of W a − W_K a'_K by W_S (B a'_K + β), up to the ridge of G."""
+    """The fit against its definition: W a − W_K a'_K by W_S (B a'_K + β), up to the ridges of G and of the drift."""
     x, y = data(300, 5)
     once = cmrc.plan(program, data=[(x, y)], preset="joint", keep=4)
     anew = cmrc.plan(program, data=[(x[:100], y[:100]), (x[100:], y[100:])], preset="joint", keep=4, recompute="fits")
@@ -187,14 +190,48 @@ def test_affine_maps_that_are_fitted_anew_make_up_for_the_drift_upstream(program
     value, weight = program.find("acts.1")[0].value, program.graph.leaves()["layers.2.weight"].load()
     moved, a = program.clamped(cmrc.Plan(program, [first])).run([x], [value])[-1], activations(program, x, "acts.1")
     units, keep = list(second.units), list(second.parents)
-    gram = weight.T @ weight
-    own = gram[np.ix_(units, units)]
-    makeup = np.linalg.solve(own + 0.01 * np.diag(own.diagonal()), gram[np.ix_(units, keep)])
-    target = a[:, units] + (a[:, keep] - moved[:, keep]) @ makeup.T
-    design = np.concatenate([np.ones((300, 1)), moved[:, keep]], axis=1)
-    theta = np.linalg.lstsq(design, target, rcond=None)[0]
+    gram, deviation = weight.T @ weight, moved.std(0)
+    own, reach = gram[np.ix_(units, units)], gram.diagonal()[units] * deviation[units] ** 2
+    damping = 0.01 * np.maximum(reach, fits.FLOOR * reach.max()) / np.maximum(deviation[units] ** 2, 1e-30)
+    makeup = np.linalg.solve(own + np.diag(damping), gram[np.ix_(units, keep)])
+    drift = a[:, units] - moved[:, units] + (a[:, keep] - moved[:, keep]) @ makeup.T
+    parents = (moved[:, keep] - moved[:, keep].mean(0)) / deviation[keep]
+
+    def fitted(target: np.ndarray, ridge: float) -> np.ndarray:
+        normal = parents.T @ parents / 300 + ridge * np.eye(4)
+        return target.mean(0) + parents @ np.linalg.solve(normal, parents.T @ target / 300)
+
     rebuilt = moved[:, keep] @ second.weight.T + second.constant
-    assert distance(rebuilt, design @ theta) < 1e-4  # the ridge of the fit itself
+    assert distance(rebuilt, fitted(moved[:, units], 1e-6) + fitted(drift, 4 / 300)) < EXACT_F64
+    assert distance(fitted(drift, 4 / 300), fitted(drift, 0.0)) > 1e-3
+
+
+def test_a_unit_that_hardly_reaches_the_next_op_is_not_moved_without_bound() -> None:
+    model = seeded(Net(WIDE))
+    with torch.no_grad():
+        model.layers[2].weight[:, FAINT] *= 1e-18
+    (x, y), program = data(300, 5), traced(model, 5)
+    plan = cmrc.plan(program, data=[(x, y)], preset="joint", keep=4, recompute="fits")
+    entry, a = plan.entries[1], activations(program, x, "acts.1")
+    row = entry.weight[entry.units.index(FAINT)]
+    assert np.abs(row * a.std(0)[list(entry.parents)]).max() < 100 * a[:, FAINT].std()
+
+
+def test_rescaled_units_change_no_fit_after_replacements_upstream(program: cmrc.Program) -> None:
+    x, _ = data(300, 5)
+    upstream = cmrc.Plan(program).do("acts.0", units=[0, 1, 2], constant=0.5)
+    stats = cmrc.calibrate(program, [x], sites="acts.1", need=("scatter", "drift"), host=program.clamped(upstream))
+    site, weight = stats["acts.1"], program.graph.leaves()["layers.2.weight"].load()
+    weight[:, FAINT] *= 1e-9
+    scale, units, keep = 10.0 ** np.arange(-6, 6), [1, 2, FAINT, 5, 8], [0, 3, 6, 7, 9, 10, 11]
+    plain = fits.affine(site, units, gram=weight.T @ weight)
+    for name, power in (("mean", scale), ("origin", scale), ("squares", scale**2)):
+        site.arrays[name] *= power
+    for name in ("scatter", "cross"):
+        site.arrays[name] *= np.outer(scale, scale)
+    rescaled = fits.affine(site, units, gram=(weight / scale).T @ (weight / scale))
+    assert distance(rescaled.weight * scale[keep] / scale[units, None], plain.weight) < 1e-6
+    assert distance(rescaled.bias / scale[units], plain.bias) < 1e-6
 
 
 def test_joint_selection_with_affine_folds_distorts_least(program: cmrc.Program) -> None:
