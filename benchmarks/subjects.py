@@ -212,7 +212,7 @@ def windows(tokenizer: Any, chapters: Sequence[str], length: int, count: int) ->
     return ids.reshape(count, length).astype(np.int64)
 
 
-def smollm(count: int = 48, tests: int = 12, keep: float = 0.5) -> Subject:
+def smollm(count: int = 48, tests: int = 8, keep: float = 0.5) -> Subject:
     """FFN units of every layer."""
     model, tokenizer = weights.smollm()
     text = data.chapters()
@@ -247,7 +247,7 @@ def smollm(count: int = 48, tests: int = 12, keep: float = 0.5) -> Subject:
         losses,
         keep=keep,
         batch=1,
-        refit=False,
+        recipe={"drift_ridge": 1.0},  # of 0.1 and 1 the better on chapters 53 to 60, which are not judged on
         exported=False,
     )
 

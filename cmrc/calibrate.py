@@ -8,6 +8,7 @@ Nothing is kept of a batch but its sums, so memory does not grow with the data.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,19 +116,21 @@ class Taps:
 
     def __init__(self, plain: Host, host: Host, names: Sequence[str]) -> None:
         self.plain, self.host, self.names = plain, host, list(names)
+        self.beside: Columns | None = None  # of a single site: see `readers.beside`
         self._pieces: dict[int, Any] = {}
 
-    def original(self, number: int, batch: Batch) -> list[Array]:
+    def original(self, number: int, batch: Batch) -> Mapping[str, Array]:
         return self._run(self.plain, batch)
 
-    def running(self, number: int, batch: Batch) -> list[Array]:
+    def running(self, number: int, batch: Batch) -> Mapping[str, Array]:
         return self._run(self.host, batch)
 
-    def _run(self, host: Host, batch: Batch) -> list[Array]:
+    def _run(self, host: Host, batch: Batch) -> Mapping[str, Array]:
         if id(host) not in self._pieces:
-            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], self.names)
-        made = self._pieces[id(host)].run(host.bind(batch.inputs))
-        return [made[name] for name in self.names]
+            names = [*self.names, *([self.beside.value] if self.beside else [])]
+            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], names)
+        found: Mapping[str, Array] = self._pieces[id(host)].run(host.bind(batch.inputs))
+        return found
 
 
 def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
@@ -222,21 +225,24 @@ def _add(
     options: Options,
     number: int,
 ) -> None:
-    origins: list[Array | None] = [None] * len(found)
-    if "drift" in wanted:
-        plain = taps.original(number, batch)
-        origins = [rows_of(s.columns, value, batch) for s, value in zip(found.values(), plain, strict=True)]
+    plain = taps.original(number, batch) if "drift" in wanted else {}
+    origins = [rows_of(s.columns, plain[name], batch) if plain else None for name, s in found.items()]
     if not wanted & BY_DERIVATIVES:
-        for stats, value, origin in zip(found.values(), taps.running(number, batch), origins, strict=True):
-            stats.add(rows_of(stats.columns, value, batch), samples=len(batch), origin=origin)
+        values, other = taps.running(number, batch), taps.beside
+        for (name, stats), origin in zip(found.items(), origins, strict=True):
+            lost = None
+            if plain and other is not None and stats.columns.features == 1:
+                alike = dataclasses.replace(other, positions=stats.columns.positions)
+                lost = rows_of(alike, plain[other.value] - values[other.value], batch)
+            stats.add(rows_of(stats.columns, values[name], batch), samples=len(batch), origin=origin, lost=lost)
         return
     columns = [stats.columns for stats in found.values()]
     made: list[Derivatives] = derivatives(program, host, batch, columns, options, number, "coupling" in wanted)
     for stats, d, origin in zip(found.values(), made, origins, strict=True):
         stats.how = d.how
         given = {"rows": d.value, "gradient": d.gradient, "curvature": d.curvature}
-        rows = {name: rows_of(stats.columns, array, batch) for name, array in given.items()}
+        tables = {name: rows_of(stats.columns, array, batch) for name, array in given.items()}
         factors = None
         if "coupling" in wanted:
             factors = np.stack([rows_of(stats.columns, part, batch) for part in d.factors], axis=1)
-        stats.add(rows.pop("rows"), samples=len(batch), factors=factors, origin=origin, **rows)
+        stats.add(tables.pop("rows"), samples=len(batch), factors=factors, origin=origin, **tables)

@@ -295,7 +295,11 @@ def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -
         return fits.wls(
             stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, output=output, seed=recipe.seed
         )
-    return fits.affine(stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram)
+    output = outgoing(program, stats.columns) if "lost" in stats.arrays else None
+    return fits.affine(
+        stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram, output=output,
+        drift_ridge=method.drift_ridge,
+    )  # fmt: skip
 
 
 def shape_constants(stats: SiteStats, constants: Array, site: Site) -> Array:

@@ -72,6 +72,22 @@ def outgoing(program: Program, columns: Columns) -> Array:
     return np.concatenate([reader.weight for reader in found])
 
 
+def beside(program: Program, columns: Columns) -> Columns | None:
+    """The value that what one linear op makes of the units is added to, as in a residual block; None where there is no such."""
+    found = program.consumers[columns.value]
+    if len(found) != 1 or found[0].op != "linear" or found[0].inputs[0] != columns.value or columns.features > 1:
+        return None
+    made = found[0].output
+    added = program.consumers[made.name]
+    if len(added) != 1 or added[0].op != "pointwise" or added[0].attrs["fn"] != "add":
+        return None
+    others = [name for name in added[0].values() if name != made.name]
+    if len(others) != 1 or program.values[others[0]].shape != made.shape:
+        return None
+    axis = found[0].attrs["axis"]
+    return Columns(program.title(others[0]), others[0], axis, int(made.shape[axis]), positions=columns.positions)
+
+
 def incoming(program: Program, columns: Columns) -> Array:
     """The weights that make the units, [units, inputs]: of the nearest affine op before the site."""
     producers = program.producers

@@ -36,6 +36,9 @@ class Method:
     select: SelectName = "bottom"
     replace: ReplaceName = "mean"
     ridge: float | Literal["loo"] = 1e-6
+    drift_ridge: float | None = (
+        None  # of what makes up for earlier replacements; units kept over rows seen, without one
+    )
     interchange: float | None = None  # the probability of a swap that affine maps are fitted for
     parents: int = 16
     parent_rule: ParentRule = "pearson"
@@ -81,6 +84,7 @@ class Recipe:
     select: SelectName | None = None
     replace: ReplaceName | None = None
     ridge: float | Literal["loo"] | None = None
+    drift_ridge: float | None = None
     interchange: float | None = None
     parents: int | None = None
     parent_rule: ParentRule | None = None

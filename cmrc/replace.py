@@ -71,14 +71,17 @@ def affine(
     ridge: float | str = 1e-6,
     interchange: float | None = None,
     gram: Array | None = None,
+    output: Array | None = None,
+    drift_ridge: float | None = None,
 ) -> Fit:
     """Every unit from all that stay: B = C_SK (C_KK + λ diag C_KK)⁻¹, one Cholesky factorisation for all.
 
     Where the statistics know the drift, the model's earlier replacements have moved a to a' here, and what is matched is the
     next op's original input W a: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW that is a regression of a'_S + d on a'_K,
-    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): replaced units also make up for what the units that stay have drifted. Little of d
-    follows from a'_K, and what a sample of n rows says too much of it is carried on from site to site: its ridge is |K|/n, that
-    of Hoerl, Kennard and Baldwin where signal and noise are alike.
+    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): replaced units also make up for what the units that stay have drifted, and with
+    `output` = W by G_SS⁻¹ W_Sᵀ e for what the value has lost that W a is added to, the stream of a residual block. Little of d
+    follows from a'_K, and what a sample of n rows says too much of it is carried on from site to site. So it has a ridge of its
+    own, `drift_ridge`: |K|/n if none is given, that of Hoerl, Kennard and Baldwin where signal and noise are alike.
     `interchange=p` fits for swaps of each kept unit with probability p: see `swapped`. `ridge="loo"` takes the λ with the
     least leave-one-out error of the sampled rows, weighed by `gram`.
     """
@@ -96,17 +99,20 @@ def affine(
         among, cross = swapped(among, cross, interchange)
     weight = solve_ridge(among, cross, chosen).T
     if "cross" in stats.arrays:
-        drift, moved = _drift(stats, replaced, keep, gram)
+        drift, moved = _drift(stats, replaced, keep, gram, output)
         if interchange is not None:
             drift = (1 - interchange) * drift
-        weight = weight + solve_ridge(among, drift, max(chosen, len(keep) / stats.count)).T
+        stiff = len(keep) / stats.count if drift_ridge is None else drift_ridge
+        weight = weight + solve_ridge(among, drift, max(chosen, stiff)).T
         mean = mean + moved
     bias = mean - weight @ stats.mean[keep]
     return Fit(bias, tuple(int(k) for k in keep), weight, chosen)
 
 
-def _drift(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None) -> tuple[Array, Array]:
-    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K), M = G_SS⁻¹ G_SK (0 without G).
+def _drift(
+    stats: SiteStats, replaced: Array, keep: Array, gram: Array | None, output: Array | None
+) -> tuple[Array, Array]:
+    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K) + P e, M = G_SS⁻¹ G_SK, P = G_SS⁻¹ W_Sᵀ (0 without G or W).
 
     G_SS is damped: it is singular where there are fewer outputs than units. A unit that hardly reaches the next op would have to
     move without bound to make up for anything, so that its damping is at least that of a unit with the part `FLOOR` of the
@@ -115,6 +121,8 @@ def _drift(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None) -
     moved = stats.arrays["cross"] / stats.count - stats.covariance
     apart = stats.arrays["origin"] - stats.mean
     cross, mean = moved[np.ix_(keep, replaced)], apart[replaced]
+    if output is not None and "lost" in stats.arrays:
+        gram = output.T @ output
     if gram is None:
         return cross, mean
     deviation = np.sqrt(np.maximum(stats.variance[replaced], 0.0))
@@ -122,9 +130,17 @@ def _drift(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None) -
     reach = own.diagonal()
     least = max(FLOOR * float(reach.max()), np.finfo(np.float64).tiny)
     damped = own + np.diag(GRAM_RIDGE * np.maximum(reach, least))
-    right = deviation[:, None] * gram[np.ix_(replaced, keep)]
-    makeup = deviation[:, None] * scipy.linalg.solve(damped, right, assume_a="pos")
-    return cross + moved[np.ix_(keep, keep)] @ makeup.T, mean + makeup @ apart[keep]
+
+    def makeup(right: Array) -> Array:
+        found = scipy.linalg.solve(damped, deviation[:, None] * right, assume_a="pos")
+        return np.asarray(deviation[:, None] * found)
+
+    m = makeup(gram[np.ix_(replaced, keep)])
+    cross, mean = cross + moved[np.ix_(keep, keep)] @ m.T, mean + m @ apart[keep]
+    if output is not None and "lost" in stats.arrays:
+        p = makeup(output[:, replaced].T)
+        cross, mean = cross + stats.arrays["lost_cross"][keep] / stats.count @ p.T, mean + p @ stats.arrays["lost"]
+    return cross, mean
 
 
 def swapped(among: Array, cross: Array, p: float) -> tuple[Array, Array]:

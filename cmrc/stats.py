@@ -8,7 +8,8 @@ heads, an element of a unit's vector). With a the row, g and h the loss's first 
     scatter     Σ(a−ā)(a−ā)ᵀ                   need="scatter"   merged by Chan's formula
     curvature   Σg, Σh, Σga, Σha, Σha², Σ|ga|  need="curvature"
     coupling    ΣH, ΣHA, ΣAHA (A = diag a)     need="coupling"  H the Gauss-Newton matrix of a sample
-    drift       ã, Σ(a−ā)(ã−mean ã)ᵀ           need="drift"     ã the same rows before earlier replacements
+    drift       ã, Σ(a−ā)(ã−mean ã)ᵀ           need="drift"     ã the same rows before earlier replacements; and alike e, what
+                                                                they took from the value that the next op's result is added to
     rows        at most `ROWS` rows of a, g, h need="rows"      those of smallest hash: a sample that merges
 """
 
@@ -109,10 +110,11 @@ class SiteStats:
         curvature: Array | None = None,
         factors: Array | None = None,
         origin: Array | None = None,
+        lost: Array | None = None,
     ) -> None:
         """Add rows [n, columns] of some samples, g and h of the same shape, and factors B [n, k, columns] of H = BᵀB.
 
-        `origin` are the same rows in the model without earlier replacements.
+        `origin` are the same rows in the model without earlier replacements, and `lost` what these took from another value.
         """
         if not len(rows):
             return
@@ -126,6 +128,9 @@ class SiteStats:
         if origin is not None:
             part.arrays["origin"] = origin.mean(0, dtype=np.float64)
             part.arrays["cross"] = (rows - part.arrays["mean"]).T @ (origin - part.arrays["origin"])
+        if lost is not None:
+            part.arrays["lost"] = lost.mean(0, dtype=np.float64)
+            part.arrays["lost_cross"] = (rows - part.arrays["mean"]).T @ (lost - part.arrays["lost"])
         wide = rows.astype(np.float64) if self.needs & {"curvature", "coupling", "rows"} else rows
         if gradient is not None and curvature is not None:
             g, h = gradient.astype(np.float64), curvature.astype(np.float64)
@@ -168,10 +173,11 @@ class SiteStats:
         made["squares"] = mine["squares"] + theirs["squares"] + apart**2 * weight
         if "scatter" in mine:
             made["scatter"] = mine["scatter"] + theirs["scatter"] + np.outer(apart, apart) * weight
-        if "cross" in mine:
-            moved = theirs["origin"] - mine["origin"]
-            made["origin"] = mine["origin"] + moved * (other.count / total)
-            made["cross"] = mine["cross"] + theirs["cross"] + np.outer(apart, moved) * weight
+        for mean, cross in (("origin", "cross"), ("lost", "lost_cross")):
+            if cross in mine:
+                moved = theirs[mean] - mine[mean]
+                made[mean] = mine[mean] + moved * (other.count / total)
+                made[cross] = mine[cross] + theirs[cross] + np.outer(apart, moved) * weight
         made |= {name: mine[name] + theirs[name] for name in SUMS if name in mine}
         made |= {name: of(mine[name], theirs[name]) for name, of in EXTREMES.items() if name in mine}
         self.count, self.samples, self.arrays = total, self.samples + other.samples, made

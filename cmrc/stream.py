@@ -9,18 +9,20 @@ one is reached. Batches whose values do not fit are not held: they run from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cmrc.batches import Batch
-from cmrc.calibrate import Taps
+from cmrc.calibrate import Taps, columns_of
 from cmrc.hosts import Host
 from cmrc.interpret import Part, parts_of
 from cmrc.ir import Array
 from cmrc.passes.interchange import cut
 from cmrc.program import Program
+from cmrc.readers import beside
+from cmrc.stats import Columns
 
 BUDGET = 4 * 2**30  # bytes of values that are held
 
@@ -52,6 +54,7 @@ class Stream:
         self.cut = cut(self.program.graph, self.sites)
         self.parts = parts_of(self.program, self.cut, max(self.cut.levels.values()) + 1)
         self.moving = self.parts[:1]
+        self.beside = {site: found for site in self.sites if (found := self._beside(site)) is not None}
 
     def order(self) -> list[int]:
         """The numbers of the sites such that all that a piece depends on come before all that lie behind it."""
@@ -64,7 +67,15 @@ class Stream:
         level = self.cut.levels[site]
         for part in self.parts[len(self.moving) : level + 1]:
             self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond))
-        return _AtSite(self, site, level, host)
+        return _AtSite(self, site, host)
+
+    def _beside(self, site: str) -> Columns | None:
+        """What the next op's result is added to, where that is known as early as the site is."""
+        found = beside(self.program, columns_of(self.program, self.program.site_of(site, None)))
+        known = {value.name for value in self.program.graph.inputs} - self.cut.free
+        for piece in self.cut.pieces[: self.cut.levels[site] + 1]:
+            known |= set(piece.outputs)
+        return found if found is not None and found.value in known - self.cut.free else None
 
     def values(self, number: int, batch: Batch, level: int) -> Held | None:
         """What is live behind the piece of a level, or None for a batch that does not fit."""
@@ -91,10 +102,11 @@ class Stream:
         )
 
     def _live(self, values: dict[str, Array], level: int) -> dict[str, Array]:
-        """What later pieces read, and the sites of this level."""
+        """What later pieces read, and the sites of this level with what lies beside them."""
         later = self.parts[level + 1 :]
         read = {name for part in later for name in part.inputs}
         read |= {name for name, made_at in self.cut.levels.items() if made_at == level}
+        read |= {columns.value for site, columns in self.beside.items() if self.cut.levels[site] >= level}
         sized = {name for part in later for name in part.sizes} - read
         kept = {name: array for name, array in values.items() if name in read}
         return kept | {name: np.empty_like(array) for name, array in values.items() if name in sized}
@@ -107,14 +119,15 @@ def _made(part: Part, values: dict[str, Array]) -> dict[str, Array]:
 class _AtSite(Taps):
     """The values of one site: out of the stream where a batch is held, else from the beginning."""
 
-    def __init__(self, stream: Stream, site: str, level: int, host: Host) -> None:
+    def __init__(self, stream: Stream, site: str, host: Host) -> None:
         super().__init__(stream.program.host, host, [site])
-        self.stream, self.level = stream, level
+        self.stream, self.level = stream, stream.cut.levels[site]
+        self.beside = stream.beside.get(site)
 
-    def original(self, number: int, batch: Batch) -> list[Array]:
+    def original(self, number: int, batch: Batch) -> Mapping[str, Array]:
         held = self.stream.values(number, batch, self.level)
-        return [held.plain[name] for name in self.names] if held else super().original(number, batch)
+        return held.plain if held else super().original(number, batch)
 
-    def running(self, number: int, batch: Batch) -> list[Array]:
+    def running(self, number: int, batch: Batch) -> Mapping[str, Array]:
         held = self.stream.values(number, batch, self.level)
-        return [held.moved[name] for name in self.names] if held else super().running(number, batch)
+        return held.moved if held else super().running(number, batch)
