@@ -40,7 +40,6 @@ PUBLISHED_NAME = "ridge folding (CORP, GRAIL): norm, all retained parents"
 ZEROS = "zeros by the norm, by our code (what the peers do)"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "joint selection, affine, refitted in order": (OURS, {"preset": "joint", "recompute": "fits"}),
-    "joint selection, affine, one pass": (OURS, {"preset": "joint"}),
     "joint-task selection, affine, refitted in order": (OURS, {"preset": "joint-task", "recompute": "fits"}),
     "joint selection, constants": (OURS, {"preset": "reconstruction"}),
     "CMR-Logit, constants": (OURS, {"preset": "cmr-logit"}),
@@ -57,8 +56,6 @@ def chosen(subject: Subject) -> Iterator[str]:
         if affine and not subject.affine:
             continue
         if options["preset"] == "joint-task" and not subject.task:
-            continue
-        if options["preset"].startswith("joint") and subject.refit != ("recompute" in options):
             continue
         if kind == PEER and isinstance(subject.model, nn.Module):
             continue  # Torch-Pruning itself is there
@@ -315,8 +312,6 @@ loses least.
 constant it is, so that only the selection differs here, and affine maps do not pass. What is left of the units that go is a map by
 position of 260,096 numbers, so that the multiply-accumulates fall to half but the parameters by a tenth only. The files are those of the
 machine that measures; where onnxsim removes nothing it has no other row.
-""",
-    "recogniser": """Fitted in one pass: fits of each site after those before it grew without bound here.
 """,
     "smollm": """Chosen without gradients; Torch-Pruning's Taylor scores do use the gradient of the loss, on the same tokens. Each site is
 fitted after those before it, and for what the residual stream has lost by then. That part of a fit follows the sample more than the network,

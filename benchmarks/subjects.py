@@ -44,7 +44,6 @@ class Subject:
     affine: bool = True  # whether affine maps fold here; constants only otherwise
     recipe: Mapping[str, Any] = field(default_factory=dict)
     task: bool = False  # whether gradients are cheap enough to select by the task
-    refit: bool = True  # whether runs are cheap enough to fit every site after those before it
     exported: bool = True  # whether it is small enough to be exported, for onnxsim and as a check
 
     @property
@@ -364,7 +363,6 @@ def recogniser(count: int = 160, tests: int = 200, keep: float = 0.5) -> Subject
         [{entry: calibration[i : i + 20]} for i in range(0, len(calibration), 20)],
         judge,
         keep=keep,
-        refit=False,
     )
 
 
