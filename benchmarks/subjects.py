@@ -86,7 +86,7 @@ def in_parts(run: Run, arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
 # ---------------------------------------------------------------- EfficientNet-Lite0
 
 
-def efficientnet(images: int = 32, tests: int = 80) -> Subject:
+def efficientnet(images: int = 160, tests: int = 300) -> Subject:
     """Half of the inner channels of every inverted residual block."""
     model, rng = weights.efficientnet(), np.random.default_rng(0)
     held = data.cifar10_pictures()

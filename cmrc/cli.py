@@ -525,8 +525,6 @@ def plan_make(
         program = trace(model)
         if keep:
             options["keep"] = pairs(keep)
-            for name in options["keep"] if isinstance(options["keep"], dict) else ():
-                program.find(name)
         if budget is not None:
             of, _, amount = budget.partition("=")
             if not amount:

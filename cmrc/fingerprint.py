@@ -16,6 +16,8 @@ import xxhash
 from cmrc.errors import FingerprintError
 from cmrc.ir import Graph, Leaf, Literal
 
+FIX = "lower the model that the plan was made for, or make a plan for this one"
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -38,15 +40,10 @@ class Fingerprint:
     def from_json(cls, document: Any) -> Self:
         return cls(str(document["structure"]), dict(document["ops"]), dict(document["weights"]))
 
-    def require(self, other: Fingerprint, at: str) -> None:
-        """Raise with what differs unless `other` (the model at hand) is the model of this fingerprint (the plan's)."""
-        if self == other:
-            return
-        raise FingerprintError(
-            f"the plan was made for another model: {difference(self, other)}",
-            at=at,
-            fix="lower the model that the plan was made for, or make a plan for this one",
-        )
+    def require(self, other: Fingerprint, at: str, *, what: str = "the plan was", fix: str = FIX) -> None:
+        """Raise with what differs unless `other` (the model at hand) is the model of this fingerprint."""
+        if self != other:
+            raise FingerprintError(f"{what} made for another model: {difference(self, other)}", at=at, fix=fix)
 
 
 def difference(plan: Fingerprint, model: Fingerprint) -> str:

@@ -77,7 +77,8 @@ def plan(
         given = {"recipe": chosen, "data": data, "watch": watch}
         return certified(program, made, lambda keep: plan(program, made, **given, keep=keep), asked)
     if made.fingerprint is not None:
-        made.fingerprint.require(program.fingerprint, "statistics")
+        fix = "calibrate this model, or plan for the one that they are of"
+        made.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)
     ranked = [rank(program, site, made[site.value], chosen, ()) for site in sites]
     wanted = _counts(program, ranked, chosen)
     result = Plan(program)
@@ -101,6 +102,8 @@ def plan(
 
 
 def _sites(program: Program, recipe: Recipe) -> list[Site]:
+    for pattern in recipe.keep if isinstance(recipe.keep, dict) else ():
+        program.find(pattern)  # which says where a name is none of the model
     protected = {site.value for pattern in recipe.protect for site in program.find(pattern)}
     found = [site for site in choose(program, recipe.sites) if site.value not in protected]
     if not found:

@@ -15,7 +15,7 @@ from tolerances import EXACT_F64, distance
 import cmrc
 from cmrc import replace as fits
 from cmrc.axes import complement
-from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, StatsError
+from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, SiteError, StatsError
 from cmrc.recipe import PRESETS, json_schema, make_recipe
 
 DIGITS = Path(__file__).parent.parent / "examples"
@@ -297,8 +297,10 @@ def test_what_is_missing_is_said(program: cmrc.Program) -> None:
         cmrc.plan(program, stats, preset="joint")
     with pytest.raises(RecipeError, match="every site is protected"):
         cmrc.plan(program, stats, protect=["acts.*"])
-    with pytest.raises(cmrc.CmrcError, match="made for another model"):
+    with pytest.raises(cmrc.CmrcError, match="the statistics were made for another model"):
         cmrc.plan(mlp((5, 8, 12, 4)), stats)
+    with pytest.raises(SiteError, match="nope"):
+        cmrc.plan(program, stats, preset="vbp", keep={"nope": 0.5})
 
 
 # ---------------------------------------------------------------- the command line
