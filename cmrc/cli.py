@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from typer.core import TyperGroup
 
 import cmrc
-from cmrc import distributed
-from cmrc.batches import SIZE, read_arrays
+from cmrc import terminal
+from cmrc.batches import read_arrays
 from cmrc.bench import PROVIDERS, Bench, bench
-from cmrc.calibrate import calibrate
-from cmrc.curvature import LOSSES
-from cmrc.errors import CheckError, CmrcError, InputError, RecipeError, ResidueError
+from cmrc.cli_plan import calibrate_command, plan_app
+from cmrc.errors import CmrcError, InputError
 from cmrc.files import require_picture, require_writable
 from cmrc.inputs import parse_sizes, random_inputs, require_known
 from cmrc.ir import Graph
 from cmrc.lower import compare, lower
-from cmrc.plan import Plan, difference, to_ranges
-from cmrc.planning import plan as make_plan
-from cmrc.plots import plot_scores
+from cmrc.plan import Plan
 from cmrc.program import Program, trace
-from cmrc.recipe import PRESETS
-from cmrc.stats import NEEDS, Stats
+from cmrc.terminal import AsJson, Data, Model, Output, PlanFile, Sizes, bar, columns, fail, reported
 from cmrc.text import to_text
 from cmrc.verification import Verification, draw_plans
 from cmrc.verify import verify
@@ -45,70 +35,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
     "cmrc check MODEL.onnx small.onnx plan.json;  "
     "cmrc verify MODEL.onnx small.onnx plan.json --data held-out.npz"
 ))  # fmt: skip
-
-
-class MakeOrRead(TyperGroup):
-    """`plan MODEL ...` makes a plan; `plan show` and `plan diff` read one."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help",):
-            args = ["make", *args]
-        return super().parse_args(ctx, args)
-
-
-plan_app = typer.Typer(cls=MakeOrRead, no_args_is_help=True, help="Make a plan: `cmrc plan MODEL ...`; or read one.")
 app.add_typer(plan_app, name="plan")
-WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
-err = Console(stderr=True, highlight=False)
-
-Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
-PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Output = Annotated[
-    Path, typer.Option("-o", "--output", help="Where to write; appears whole or not at all.", show_default=False)
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Inputs: .npz with an array per input name, or .npy for a single input. Random if absent."),
-]
-Sizes = Annotated[
-    list[str] | None,
-    typer.Option("--size", help="A size known only at run time, for random inputs: batch=4. 2 if absent."),
-]
-
-
-@contextmanager
-def reported(as_json: bool) -> Iterator[None]:
-    """Turn a CmrcError into its text (or JSON) and exit code."""
-    try:
-        yield
-    except CmrcError as error:
-        if as_json:
-            told = {
-                "kind": error.kind,
-                "node": error.node,
-                "op": error.op,
-                "reason": error.reason,
-                "at": error.at,
-                "fix": error.fix,
-            }
-            print(json.dumps({"error": told}, indent=1))
-        else:
-            err.print(str(error), markup=False, soft_wrap=True)
-        raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
-
-
-def columns(*names: str) -> Table:
-    """A table whose cells are folded where the window is narrow, and never cut."""
-    made = Table(box=None, header_style="bold")
-    for name in names:
-        made.add_column(name, overflow="fold")
-    return made
-
-
-def fail(code: int) -> NoReturn:
-    raise typer.Exit(code)
+app.command("calibrate")(calibrate_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -157,9 +85,9 @@ def inspect(
         table = columns("site", "op", "axis", "units", "read by", "a replaced unit")
         for s in found:
             table.add_row(s.name, s.op, str(s.axis), str(s.units), ", ".join(s.consumers), s.folds)
-        out.print(table)
+        terminal.out.print(table)
         cost = program.cost()
-        out.print(
+        terminal.out.print(
             f"{len(found)} sites; {cost.parameters:,} parameters, {cost.macs:,} MACs (sizes of run time count as 1)"
         )
 
@@ -170,8 +98,8 @@ def inspect_groups(program: Program, pattern: str, folds: bool, as_json: bool) -
         print(json.dumps({"groups": [group.to_json() for group in found]}, indent=1))
         return
     for group in found:
-        out.print(str(group), markup=False)
-    out.print(f"{len(found)} groups")
+        terminal.out.print(str(group), markup=False)
+    terminal.out.print(f"{len(found)} groups")
 
 
 @app.command("lower")
@@ -196,15 +124,15 @@ def lower_command(
 
         def show(name: str, graph: Graph) -> None:
             if print_passes:
-                err.print(f"; {name}\n{to_text(graph)}", markup=False, soft_wrap=True)
+                terminal.err.print(f"; {name}\n{to_text(graph)}", markup=False, soft_wrap=True)
 
         lowered = lower(model, plan, residue=residue, watch=show)  # type: ignore[arg-type]
         lowered.save(output)
         if as_json:
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
             return
-        out.print(str(lowered.report), markup=False)
-        out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)", markup=False)
+        terminal.out.print(str(lowered.report), markup=False)
+        terminal.out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)", markup=False)
 
 
 @app.command()
@@ -241,7 +169,7 @@ def check(
                 )
             )
         else:
-            out.print(str(result))
+            terminal.out.print(str(result))
     if not result.holds:
         fail(1)
 
@@ -306,11 +234,11 @@ def verify_command(
             print(json.dumps({"model": str(model), "plans": documents}, indent=1))
         else:
             for name, result in found.items():
-                out.print(f"{name}\n{result}\n", markup=False)
+                terminal.out.print(f"{name}\n{result}\n", markup=False)
             for name in [] if until else others:  # runs that stop by themselves are not of the same swaps
-                out.print(f"{name} minus {first}: {found[name].minus(found[first])}", markup=False)
+                terminal.out.print(f"{name} minus {first}: {found[name].minus(found[first])}", markup=False)
             if plot is not None:
-                out.print(f"wrote {plot}", markup=False)
+                terminal.out.print(f"wrote {plot}", markup=False)
     if any(result.decision is not None and result.decision.holds is not True for result in found.values()):
         fail(1)
 
@@ -352,9 +280,9 @@ def show_bench(result: Bench) -> None:
             "" if file.memory is None else f"{file.memory / 1e6:.4g}",
             file.providers[0].removesuffix("ExecutionProvider"),
         )  # fmt: skip
-    out.print(table)
+    terminal.out.print(table)
     sessions, rounds = result.files[0].seconds.shape
-    out.print(
+    terminal.out.print(
         f"batch {result.samples}, {result.threads} thread(s); medians of {sessions} sessions of {rounds} runs, with 95 % "
         f"intervals; {result.clock}; speed-up over the first file"
     )
@@ -366,245 +294,7 @@ def annotate(model: Model, plan: PlanFile, output: Output, as_json: AsJson = Fal
     with reported(as_json):
         require_writable(output)
         trace(model).annotate(Plan.load(plan)).save(output)
-        print(json.dumps({"output": str(output)})) if as_json else out.print(f"wrote {output}", markup=False)
-
-
-@plan_app.command("show")
-def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
-    """Show a plan: every do with its site, units and constants, and the model it was made for."""
-    with reported(as_json):
-        loaded = Plan.load(plan)
-        rows = [
-            {"do": i, "site": e.site, "value": e.value, "axis": e.axis, "units": to_ranges(e.units),
-             "count": len(e.units),
-             "becomes": "affine" if e.weight is not None else "constant", "parents": to_ranges(e.parents),
-             "smallest": float(e.constant.min()), "largest": float(e.constant.max())}
-            for i, e in enumerate(loaded.entries)
-        ]  # fmt: skip
-        if as_json:
-            digest = loaded.fingerprint.digest if loaded.fingerprint else None
-            print(json.dumps({"plan": str(plan), "model": digest, "made": loaded.made, "do": rows}, indent=1))
-            return
-        table = columns("do", "site", "axis", "replaced", "units", "becomes")
-        for e, r in zip(loaded.entries, rows, strict=True):
-            span = f"{r['smallest']:.4g} .. {r['largest']:.4g}"
-            becomes = (
-                f"affine function of {len(e.parents)} units, bias {span}"
-                if e.weight is not None
-                else f"constants {span}"
-            )
-            table.add_row(f"[{r['do']}]", e.site, str(e.axis), str(r["count"]), _short(str(r["units"])), becomes)
-        out.print(table)
-        show_made(loaded)
-        if loaded.fingerprint:
-            out.print(f"for model {loaded.fingerprint.digest} with {len(loaded.fingerprint.weights)} parameters")
-
-
-# ---------------------------------------------------------------- calibrating and planning
-
-CalibrationData = Annotated[
-    Path,
-    typer.Option(
-        "--data", help="A folder of .npy or .npz files, or one file; .npz arrays by input name, and `labels`.",
-        show_default=False,
-    ),
-]  # fmt: skip
-SiteNames = Annotated[
-    list[str] | None, typer.Option("--sites", help="A site, or a glob of them; all that fold if absent.")
-]
-PositionsOption = Annotated[
-    str, typer.Option(help="Which positions are samples: all, each, a number, or the name of a mask in the data.")
-]
-BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]
-
-
-def bar(found: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
-    """A progress bar, where somebody watches."""
-    return track(found, what, total=count, console=err, transient=True, disable=not err.is_terminal)
-
-
-@app.command("calibrate")
-def calibrate_command(
-    model: Model,
-    data: CalibrationData,
-    output: Output,
-    sites: SiteNames = None,
-    need: Annotated[
-        list[str] | None, typer.Option(help=f"Any of {', '.join(NEEDS)}; means and variances are always there.")
-    ] = None,
-    positions: PositionsOption = "all",
-    loss: Annotated[str, typer.Option(help=f"What curvature is of: {', '.join(LOSSES)}.")] = "cross-entropy",
-    batch: BatchSize = SIZE,
-    seed: Annotated[int, typer.Option(min=0, help="For what is drawn.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Run a model over data and write the statistics of its sites. Under torchrun every process takes its share."""
-    with reported(as_json), distributed.group():
-        require_writable(output)
-        stats = calibrate(
-            trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
-            loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=bar,
-        )  # fmt: skip
-        stats = distributed.all_merge(stats)
-        if distributed.shard()[0]:
-            return
-        stats.save(output)
-        if as_json:
-            told = {name: {"units": s.columns.units, "rows": s.count, "how": s.how} for name, s in stats.sites.items()}
-            print(
-                json.dumps(
-                    {"output": str(output), "samples": stats.samples, "data": stats.digest, "sites": told}, indent=1
-                )
-            )
-            return
-        out.print(
-            f"wrote {output}: {len(stats.sites)} sites, {stats.samples} samples, data {stats.digest}", markup=False
-        )
-
-
-def as_position(text: str) -> str | int:
-    return int(text) if text.lstrip("-").isdigit() else text
-
-
-def as_amount(text: str) -> int | float:
-    """0.5 is a part, 64 a number."""
-    try:
-        return int(text) if text.isdigit() else float(text)
-    except ValueError as error:
-        raise RecipeError(f"{text!r} is no number", fix="write 0.5 for a part, 64 for a number") from error
-
-
-def pairs(texts: Sequence[str]) -> int | float | dict[str, int | float]:
-    """--keep 0.5, or --keep 'blocks.*=0.5' as often as needed."""
-    if len(texts) == 1 and "=" not in texts[0]:
-        return as_amount(texts[0])
-    split = [text.rpartition("=") for text in texts]
-    if whole := [amount for name, _, amount in split if not name]:
-        raise RecipeError(
-            f"--keep {whole[0]} stands beside others", fix="give one for all sites, or each as 'site=0.5'"
-        )
-    return {name: as_amount(amount) for name, _, amount in split}
-
-
-@plan_app.command("make")
-def plan_make(
-    model: Model,
-    output: Output,
-    data: Annotated[
-        Path | None, typer.Option(help="Calibration data: a folder of .npy or .npz files, or one file.")
-    ] = None,
-    stats: Annotated[Path | None, typer.Option(help="Statistics that `cmrc calibrate` wrote, instead of data.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="A recipe (YAML). What is said here besides overrides it.")
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(help="What stays: 0.5 or 64, or by site or glob: 'blocks.*=0.5'.")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Instead of keep, for the whole model: parameters=0.5, macs, bytes or latency.")
-    ] = None,
-    sites: SiteNames = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="For what is drawn.")] = None,
-    certify: Annotated[
-        str | None, typer.Option(help="Instead of keep: the smallest plan of which this is certified, 'iia>=0.95'.")
-    ] = None,
-    held_out: Annotated[Path | None, typer.Option(help="Data to certify on, apart from those of calibration.")] = None,
-    delta: Annotated[float, typer.Option(help="The certificate may fail with this probability.")] = 0.05,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the scores of every site, with the cut, to this file.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make a plan from a model, data (or statistics) and a recipe. The word `make` may be left out."""
-    with reported(as_json):
-        require_writable(output)
-        if plot is not None:
-            require_picture(plot)
-        options: dict[str, Any] = {"preset": preset, "sites": sites, "seed": seed}
-        program = trace(model)
-        if keep:
-            options["keep"] = pairs(keep)
-        if budget is not None:
-            of, _, amount = budget.partition("=")
-            if not amount:
-                raise RecipeError(f"--budget {budget} says not how much", fix=f"write --budget {of}=0.5")
-            options["budget"] = {"of": of, "amount": as_amount(amount)}
-        options = {name: value for name, value in options.items() if value is not None}
-        known = Stats.load(stats) if stats is not None else None
-        made = make_plan(
-            program, known, data=data, recipe=recipe, watch=bar, certify=certify, held_out=held_out, delta=delta,
-            **options,
-        )  # fmt: skip
-        made.save(output)
-        if plot is not None:
-            plot_scores(made, plot)
-        if as_json:
-            print(json.dumps({"output": str(output), **made.made}, indent=1))
-            return
-        show_made(made)
-        out.print(f"wrote {output}: {len(made)} replacements", markup=False)
-
-
-def show_made(plan: Plan) -> None:
-    """How a plan came about, for a person."""
-    if not plan.made:
-        return
-    recipe = plan.made["recipe"]
-    out.print(
-        f"{recipe['preset']}: objective {recipe['objective']}, selection {recipe['select']}, replacement "
-        f"{recipe['replace']}; seed {recipe['seed']}; data {plan.made['data']} of {plan.made['samples']} samples",
-        markup=False,
-    )
-    table = columns("site", "units", "kept", "predicted risk", "remark")
-    for site, told in plan.made["sites"].items():
-        remark = told.get("curvature", "")
-        if "mean instead of c*" in told:
-            remark += f"; the mean for {told['mean instead of c*']} columns without a c*"
-        table.add_row(site, str(told["units"]), str(told["kept"]), f"{told['predicted']:.4g}", remark)
-    out.print(table)
-    certificate = plan.made.get("certificate")
-    if certificate:
-        out.print(
-            f"{certificate['target']} is certified with probability {1 - certificate['delta']:g} at keep {certificate['keep']}, "
-            f"the smallest of {len(certificate['tests'])} tested",
-            markup=False,
-        )
-
-
-@plan_app.command("diff")
-def plan_diff(
-    first: PlanFile,
-    second: Annotated[Path, typer.Argument(help="Another plan.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
-    """Compare two plans: units that one replaces and the other does not. Exit code 1 if they differ."""
-    with reported(as_json):
-        rows = difference(Plan.load(first), Plan.load(second))
-        if as_json:
-            print(json.dumps({"same": not rows, "sites": rows}, indent=1))
-        elif not rows:
-            out.print("the plans are the same")
-        else:
-            table = columns(
-                "site", "only in the first", "only in the second", "in both", "Jaccard of kept", "values differ by"
-            )
-            for row in rows:
-                apart = "" if row["values"] is None else f"{row['values']:.3g}"
-                cells = (
-                    _short(str(row["first"])),
-                    _short(str(row["second"])),
-                    str(row["both"]),
-                    f"{row['jaccard']:.3f}",
-                )
-                table.add_row(row["site"], *cells, apart)
-            out.print(table)
-    if rows:
-        fail(1)
-
-
-def _short(text: str, width: int = 40) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+        print(json.dumps({"output": str(output)})) if as_json else terminal.out.print(f"wrote {output}", markup=False)
 
 
 def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from cmrc import cli as command
+from cmrc import terminal
 
 
 def cli(*arguments: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:  # a console keeps the width that it was made with
-        patch.setattr(command, "out", Console(width=200, soft_wrap=True, highlight=False))
+        patch.setattr(terminal, "out", Console(width=200, soft_wrap=True, highlight=False))
         return CliRunner().invoke(command.app, list(arguments))

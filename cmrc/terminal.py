@@ -1,0 +1,74 @@
+"""What the commands share: the consoles, the options that several have, and how an error becomes an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from cmrc.errors import CheckError, CmrcError, ResidueError
+
+WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+err = Console(stderr=True, highlight=False)
+
+Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
+PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Where to write; appears whole or not at all.", show_default=False)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Inputs: .npz with an array per input name, or .npy for a single input. Random if absent."),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--size", help="A size known only at run time, for random inputs: batch=4. 2 if absent."),
+]
+
+
+@contextmanager
+def reported(as_json: bool) -> Iterator[None]:
+    """Turn a CmrcError into its text (or JSON) and exit code."""
+    try:
+        yield
+    except CmrcError as error:
+        if as_json:
+            told = {
+                "kind": error.kind,
+                "node": error.node,
+                "op": error.op,
+                "reason": error.reason,
+                "at": error.at,
+                "fix": error.fix,
+            }
+            print(json.dumps({"error": told}, indent=1))
+        else:
+            err.print(str(error), markup=False, soft_wrap=True)
+        raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
+
+
+def columns(*names: str) -> Table:
+    """A table whose cells are folded where the window is narrow, and never cut."""
+    made = Table(box=None, header_style="bold")
+    for name in names:
+        made.add_column(name, overflow="fold")
+    return made
+
+
+def fail(code: int) -> NoReturn:
+    raise typer.Exit(code)
+
+
+def bar(found: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
+    """A progress bar, where somebody watches."""
+    return track(found, what, total=count, console=err, transient=True, disable=not err.is_terminal)
