@@ -36,9 +36,7 @@ class Method:
     select: SelectName = "bottom"
     replace: ReplaceName = "mean"
     ridge: float | Literal["loo"] = 1e-6
-    drift_ridge: float | None = (
-        None  # of what makes up for earlier replacements; units kept over rows seen, without one
-    )
+    drift_ridge: float | None = None  # of what makes up for earlier replacements: kept units over rows, without one
     interchange: float | None = None  # the probability of a swap that affine maps are fitted for
     parents: int = 16
     parent_rule: ParentRule = "pearson"

@@ -204,6 +204,9 @@ def test_affine_maps_that_are_fitted_anew_make_up_for_the_drift_upstream(program
     rebuilt = moved[:, keep] @ second.weight.T + second.constant
     assert distance(rebuilt, fitted(moved[:, units], 1e-6) + fitted(drift, 4 / 300)) < EXACT_F64
     assert distance(fitted(drift, 4 / 300), fitted(drift, 0.0)) > 1e-3
+    stiff = cmrc.plan(program, data=[(x, y)], preset="joint", keep=4, recompute="fits", drift_ridge=3.0).entries[1]
+    rebuilt = moved[:, keep] @ stiff.weight.T + stiff.constant
+    assert distance(rebuilt, fitted(moved[:, units], 1e-6) + fitted(drift, 3.0)) < EXACT_F64
 
 
 def test_a_unit_that_hardly_reaches_the_next_op_is_not_moved_without_bound() -> None:
