@@ -284,7 +284,7 @@ units whatever the factors are, while VBP and magnitude fall to chance (1/3). CI
 one checkpoint of accuracy {accuracies[ResNet-56]:.3f} after fourteen epochs ({checkpoints} ConvNets: {accuracies[ConvNet]:.3f}). Ten draws for each range. The
 paper's result is ours; the last three columns show that CMR-Const and joint selection do not depend on the factors either.
 Our gap in IIA is smaller than the paper's because rescaled VBP is a random choice, and our ConvNets lose less by that: in table 4
-CMR-Logit less random is 0.06 at half for ours and 0.14 for the paper's.
+CMR-Logit less random is 0.05 at half for ours and 0.14 for the paper's.
 
 Beyond the paper, the factors are put into the weights of the hidden layers of the whole networks, before and behind the units.
 *apart*: no rescaled layer reads another one. *together*: all layers. There CMR-Logit is no longer invariant, because away from the
