@@ -325,8 +325,8 @@ SECTIONS = (
 token of {samples} pictures, then {steps} steps of fine-tuning, the same for all; 6000 test pictures, so differences below 1.2 points mean
 little. The paper (DeiT-Tiny, ImageNet-100) finds that before fine-tuning CMR-Const loses some accuracy, CMR-Affine nearly all, and
 the others none, and that ten epochs of fine-tuning bring everything, even random selection, within 0.7 points of the baseline: the
-last block does not tell methods apart. Zero-shot it is the same here. {steps} steps are too few to make up for CMR-Const and CMR-Affine,
-and cost the whole network itself some accuracy. The FFNs of all blocks do tell methods apart: there joint selection with affine
+last block does not tell methods apart. Zero-shot it is the same here. {steps} steps bring back most of what CMR-Const and CMR-Affine lose,
+but not all; the others stay where they were. The FFNs of all blocks do tell methods apart: there joint selection with affine
 maps, each block fitted after those before it (in italics, ours), has a small part of the others' KL.
 """, grid_body, grid_draw, ("grid",), (8.4, 4.4)),
     Section("transformer_shape", "DeiT-Tiny's size and speed", """DeiT-Tiny's shape (12 blocks, 192 wide, 3 heads, patches of 16, 224 px) with 100 classes and random weights. The paper states 5.32 to
