@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import cmrc
-from benchmarks.measure import Resumed, parser, progress, write_record
+from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.reductions import SWAPS, Case, convnet, difference, mnist, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from cmrc import diagnose
@@ -378,7 +377,7 @@ def main() -> None:
     wanted = parser(__doc__, "ablations_{part}.json")
     wanted.add_argument("part", choices=sorted(PARTS))
     options = wanted.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     part = options.part
     make, seeds, compute, tell = PARTS[part]
     make, seeds, swaps = (small, 2, 200) if options.quick else (make, seeds, SWAPS)

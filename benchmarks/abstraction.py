@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from benchmarks.measure import Resumed, arguments, progress, write_record
+from benchmarks.measure import Resumed, arguments, progress, use_threads, write_record
 from benchmarks.reductions import CONVNETS, METHODS, OURS, SWAPS, Case, convnet, difference, resnet56, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 
@@ -163,7 +161,7 @@ own c*; *no gradient* scores and refits by curvature alone, which is better thro
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "abstraction.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     resumed, seeds = Resumed(options.json), range(2 if options.quick else SEEDS)
     swaps = 200 if options.quick else SWAPS
     networks = {}

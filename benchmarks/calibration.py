@@ -15,7 +15,7 @@ import torch
 
 import cmrc
 from benchmarks import models
-from benchmarks.measure import Ratio, arguments, compare, from_pairs, write_record
+from benchmarks.measure import Ratio, arguments, compare, from_pairs, use_threads, write_record
 from benchmarks.section import Record, Section, comparisons
 from cmrc import replace
 from cmrc.axes import complement
@@ -140,7 +140,7 @@ for each unit.
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "calibration.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     case = models.deit(2, size=64) if options.quick else models.deit()
     pairs = 3 if options.quick else 11
     ratios = [first_order(case, 8, min(pairs, 5)), one_factorisation(128 if options.quick else 512, 2000, pairs)]

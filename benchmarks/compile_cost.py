@@ -25,7 +25,7 @@ import torch
 
 import cmrc
 from benchmarks import models
-from benchmarks.measure import Ratio, arguments, compare, console, show, write_record
+from benchmarks.measure import Ratio, arguments, compare, console, show, use_threads, write_record
 from benchmarks.section import Record, Section, comparisons, table, verdict
 from cmrc.program import Program
 
@@ -288,7 +288,7 @@ runs the code that the trace generated, since only parameters differ. The next r
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "compile_cost.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     case = models.deit(3, size=64) if options.quick else models.deit()
     pairs = 3 if options.quick else 21

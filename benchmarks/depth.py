@@ -21,7 +21,7 @@ import torch
 import cmrc
 from benchmarks import llama, models
 from benchmarks.llm_size import plan_for
-from benchmarks.measure import arguments, console, progress, settled, show, timed, write_record
+from benchmarks.measure import arguments, console, progress, settled, show, timed, use_threads, write_record
 from benchmarks.section import Record, Section, table, verdict
 
 DEPTHS = (12, 24, 48, 96)
@@ -115,7 +115,7 @@ as linear.
 
 def main() -> None:
     options = arguments("How lowering grows with depth.", "depth.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     depths, rounds = (QUICK, 2) if options.quick else (DEPTHS, 9)
     with tempfile.TemporaryDirectory(prefix="cmrc-") as temporary:
         folder = Path(temporary)

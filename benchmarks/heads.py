@@ -21,7 +21,7 @@ from torch import nn
 import cmrc
 from benchmarks import subjects, weights
 from benchmarks.charts import OURS, PEER
-from benchmarks.measure import Resumed, arguments, console, write_record
+from benchmarks.measure import Resumed, arguments, console, use_threads, write_record
 from benchmarks.pretrained import body, draw
 from benchmarks.pruners import sizes_of_module
 from benchmarks.section import Section, claim
@@ -144,7 +144,7 @@ SECTIONS = (Section("heads", "SmolLM2-135M: attention heads", NOTE, body, draw, 
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "heads.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     resumed = Resumed(options.json)
     if options.quick:
         subject = stand_in()

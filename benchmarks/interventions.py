@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import cmrc
-from benchmarks.measure import Ratio, arguments, from_pairs, progress, write_record
+from benchmarks.measure import Ratio, arguments, from_pairs, progress, use_threads, write_record
 from benchmarks.models import MLP, DeiT
 from benchmarks.section import Record, Section, claim, claims, comparisons, table
 from cmrc.cost import macs
@@ -308,7 +308,7 @@ the site (MLP-12, last layer), cmrc takes what one plain forward pass of the inp
 
 def main() -> None:
     options = arguments("interventions beside other libraries", "interventions.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     sys.modules["torchvision"] = None  # type: ignore[assignment]  # peers import it through transformers, and it may be one for another torch
     pairs = 3 if options.quick else 7
     ratios: list[Ratio] = []

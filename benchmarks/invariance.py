@@ -20,7 +20,7 @@ from torch import nn
 import cmrc
 from benchmarks import rescaling
 from benchmarks.data import cifar10
-from benchmarks.measure import Resumed, arguments, progress, write_record
+from benchmarks.measure import Resumed, arguments, progress, use_threads, write_record
 from benchmarks.models import randomise
 from benchmarks.reductions import BATCH, CONVNETS, METHODS, SWAPS, Case, convnet, kept, resnet56, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
@@ -300,7 +300,7 @@ output it measures the distortion of the next layer's units, which have factors 
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "invariance.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     quick, resumed = options.quick, Resumed(options.json)
     checkpoints = {"ConvNet": (convnet, CONVNETS), "ResNet-56": (resnet56, 1)}
     networks, accuracies = {}, {}

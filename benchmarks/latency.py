@@ -28,7 +28,7 @@ from rich.table import Table
 
 import cmrc
 from benchmarks import models
-from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, write_record
+from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, comparisons, table
 from cmrc.bench import LONG_ENOUGH, clock_for, peak_memory, size_of, start, times
 
@@ -237,7 +237,7 @@ which is what a mask buys.
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "latency.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     quiet_exporters()
     ratios: list[Ratio] = []
     histograms: dict[str, dict[str, dict[str, int]]] = {}

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import torch
 
 import cmrc
 from benchmarks import models
 from benchmarks.latency import export, feeds_for, quiet_exporters
-from benchmarks.measure import arguments, console, show, write_record
+from benchmarks.measure import arguments, console, show, use_threads, write_record
 from benchmarks.pruners import stored
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from cmrc.bench import start
@@ -109,7 +108,7 @@ onnxsim and onnxslim, or lowered by cmrc from the same plan. The second line is 
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "masked.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     quiet_exporters()
     cases = [
         models.mlp(),

@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from threadpoolctl import threadpool_limits
 
 from cmrc.bench import median_ratio
 from cmrc.files import write_whole
@@ -155,8 +156,18 @@ def parser(description: str, record: str) -> argparse.ArgumentParser:
         metavar="OUT",
         help="where to write the record; with --quick in benchmarks/quick if absent",
     )
-    made.add_argument("--threads", type=int, default=1, help="threads of torch, and of an onnxruntime session")
+    made.add_argument(
+        "--threads", type=int, default=1, help="threads of torch, of numpy, and of an onnxruntime session"
+    )
     return made
+
+
+def use_threads(count: int) -> None:
+    """For torch, and for the linear algebra under numpy."""
+    import torch
+
+    torch.set_num_threads(count)
+    threadpool_limits(count)
 
 
 def machine() -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import cmrc
-from benchmarks.measure import ROOT, Resumed, arguments, console, from_pairs, show, write_record
+from benchmarks.measure import ROOT, Resumed, arguments, console, from_pairs, show, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ SECTIONS = (
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "peer_cost.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     from asking import Subject

@@ -26,7 +26,7 @@ import cmrc
 from benchmarks import models, pruners, subjects
 from benchmarks.charts import OURS, PEER, PUBLISHED, bars, digits
 from benchmarks.latency import quiet_exporters
-from benchmarks.measure import RECORDS, Resumed, console, parser, show, write_record
+from benchmarks.measure import RECORDS, Resumed, console, parser, show, use_threads, write_record
 from benchmarks.pruners import sizes_of_module
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import BATCH, Run, Subject, torch_run
@@ -333,7 +333,7 @@ def main() -> None:
     made.set_defaults(json=None)
     options = made.parse_args()
     options.json = options.json or RECORDS / f"pretrained_{options.subject}.json"
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     quiet_exporters()
     resumed = Resumed(options.json)
     subject = stand_in(options.subject) if options.quick else SUBJECTS[options.subject]()

@@ -19,7 +19,7 @@ import torch
 
 import cmrc
 from benchmarks import models
-from benchmarks.measure import arguments, console, progress, settled, show, timed, write_record
+from benchmarks.measure import arguments, console, progress, settled, show, timed, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, table
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ log size (the numbers in the picture), so 1 is linear; the last column is the sl
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "scaling.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     grows: Mapping[str, list[Size]] = QUICK if options.quick else GROWS
     found = {}
     for axis, sizes in grows.items():

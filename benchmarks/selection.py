@@ -21,7 +21,7 @@ from torch.nn import functional
 import cmrc
 from benchmarks.charts import OURS, PEER, bars
 from benchmarks.charts import PUBLISHED as AS_PUBLISHED
-from benchmarks.measure import parser, write_record
+from benchmarks.measure import parser, use_threads, write_record
 from benchmarks.pruners import sizes_of_module, torch_pruned
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import divergence
@@ -287,7 +287,7 @@ def main() -> None:
     made = parser(__doc__.splitlines()[0], "selection_{part}.json")
     made.add_argument("part", choices=("mnist", "resnet", "vit"))
     options = made.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     found = mnist(options.quick) if options.part == "mnist" else cifar(options.part, options.quick)
     write_record(options.json, f"selection, {options.part}", [], options, **found)
     for told in found["claims"]:

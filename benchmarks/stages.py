@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import cmrc
-from benchmarks.measure import arguments, progress, settled, show, timed, write_record
+from benchmarks.measure import arguments, progress, settled, show, timed, use_threads, write_record
 from benchmarks.reductions import SWAPS, Case, mnist, small
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from cmrc.bounds import bootstrap
@@ -125,7 +124,7 @@ beside *fit affine maps*. *verify* is 2000 swaps on features at hand, in both ne
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "stages.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     make, seeds, repeats, swaps = (small, 1, 2, 200) if options.quick else (mnist, 10, 5, SWAPS)
     found = [stages(make(seed), repeats, swaps) for seed in progress(range(seeds), f"{seeds} seeds")]
     rows: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ from torch import nn
 import cmrc
 from benchmarks import models
 from benchmarks.data import Images
-from benchmarks.measure import Resumed, parser, progress, write_record
+from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.selection import DEVELOPMENT, divergence
 from benchmarks.trained import TRAININGS, accuracy, logits, tuned
@@ -341,7 +341,7 @@ def main() -> None:
     made = parser(__doc__, "transformer_{part}.json")
     made.add_argument("part", choices=("grid", "shape"))
     options = made.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     resumed = Resumed(options.json)
     if options.part == "grid":
         told = grid(Setting.quick() if options.quick else Setting.trained(), resumed)

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from benchmarks.measure import Resumed, parser, progress, write_record
+from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.models import MLP
 from benchmarks.reductions import METHODS, OURS, SWAPS, Case, difference, fit, mnist, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
@@ -249,7 +248,7 @@ def main() -> None:
     made = parser(__doc__, "verification_{table}.json")
     made.add_argument("table", choices=sorted(PAPER))
     options = made.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     which, quick = options.table, options.quick
     make = {"boolean": boolean, "mnist": mnist}[which]
     width = {"boolean": 64, "mnist": 512}[which]

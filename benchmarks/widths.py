@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import cmrc
 from benchmarks import models
 from benchmarks.latency import export, feeds_for, quiet_exporters
-from benchmarks.measure import arguments, console, progress, show, write_record
+from benchmarks.measure import arguments, console, progress, show, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, table
 from cmrc.bench import clock_for, median_ratio, times
 
@@ -163,7 +162,7 @@ transformer at 65 tokens, everything else untouched; channels: three convolution
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], "widths.json")
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     quiet_exporters()
     found = {}
     for name, (case, widths) in sweeps(options.quick).items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -426,9 +426,14 @@ def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
     return total.reshape(moved.shape[1:])
 
 
+@lru_cache(maxsize=64)  # the parameters of a layer, and of the norms behind it, keep the same positions
+def _as_index(keep: tuple[int, ...]) -> Array:
+    return np.asarray(keep)
+
+
 def _select(attrs: Attrs, x: Array) -> Array:
     """Positions of an axis; with a period, the same of every run of that many."""
-    axis, keep, period = attrs["axis"], np.asarray(attrs["keep"]), attrs.get("period")
+    axis, keep, period = attrs["axis"], _as_index(tuple(attrs["keep"])), attrs.get("period")
     if period:
         keep = (np.arange(x.shape[axis] // period)[:, None] * period + keep).reshape(-1)
     return x.take(keep, axis=axis)
