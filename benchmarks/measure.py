@@ -135,10 +135,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         options = super().parse_args(args, namespace)
-        default = self.get_default("json")
-        if options.json == default:  # None where a module names the record itself
-            name = self.record.format(**vars(options))
-            options.json = QUICK / name if options.quick else default and RECORDS / name
+        if options.json == self.get_default("json"):
+            options.json = (QUICK if options.quick else RECORDS) / self.record.format(**vars(options))
         elif options.quick and options.json.resolve().is_relative_to(RECORDS):
             self.error(f"a quick run is no record: give --json a place outside of {RECORDS.relative_to(ROOT)}")
         return options

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import cmrc
-from benchmarks.measure import ROOT, Resumed, arguments, console, from_pairs, show, use_threads, write_record
+from benchmarks.measure import ROOT, Resumed, arguments, console, from_pairs, settled, show, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 
 if TYPE_CHECKING:
@@ -94,41 +94,39 @@ def measure(name: str, request: str, subject: Any, pairs: int) -> dict[str, Any]
     program, constants = subject.program, subject.plan("torch", request)
     if not len(constants):
         return None
-    by_site = {do.value: peer.layers_of(program, do.value, do.axis, do.units) for do in constants.entries}
-    if unnamed := [value for value, layers in by_site.items() if not layers]:
-        return {"verdict": "no way", "detail": f"no layer of the module has the units of {unnamed[0]} for its outputs"}
-    asked = [layer for layers in by_site.values() for layer in layers]
+    asked, unnamed = peer.layers_for(program, constants)
+    if unnamed:
+        return {"verdict": "no way", "detail": unnamed}
     zeros, inputs, found, seconds = peer.silent(program, constants), subject.inputs(2), "", []
     try:
         for plan in (constants, zeros):
             cmrc.lower(program, plan)
     except cmrc.CmrcError as error:
         return {"verdict": "declined", "detail": str(error)[:200]}
-    gc.collect()
-    gc.freeze()  # what lies around from before is not searched for garbage again in somebody's timed step
-    for i in range(-1, pairs):
-        gc.collect()
-        start = time.process_time()
-        cmrc.lower(program, constants)
-        folded = time.process_time() - start
-        gc.collect()
-        start = time.process_time()
-        lowered = cmrc.lower(program, zeros)
-        ours = time.process_time() - start
-        start = time.process_time()
-        _ = lowered.module
-        assembled = time.process_time() - start
-        model = copy.deepcopy(subject.built)
-        gc.collect()
-        start = time.process_time()
-        try:
-            with peer.limited(PATIENCE):
-                found = peer.prune(model, inputs, asked)
-        except Exception as error:
-            return {"verdict": "error", "detail": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
-        theirs = time.process_time() - start
-        if i >= 0:
-            seconds.append((ours, theirs, assembled, folded))
+    with settled():
+        for i in range(-1, pairs):
+            gc.collect()
+            start = time.process_time()
+            cmrc.lower(program, constants)
+            folded = time.process_time() - start
+            gc.collect()
+            start = time.process_time()
+            lowered = cmrc.lower(program, zeros)
+            ours = time.process_time() - start
+            start = time.process_time()
+            _ = lowered.module
+            assembled = time.process_time() - start
+            model = copy.deepcopy(subject.built)
+            gc.collect()
+            start = time.process_time()
+            try:
+                with peer.limited(PATIENCE):
+                    found = peer.prune(model, inputs, asked)
+            except Exception as error:
+                return {"verdict": "error", "detail": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+            theirs = time.process_time() - start
+            if i >= 0:
+                seconds.append((ours, theirs, assembled, folded))
     verdict, detail, gap = peer.judged(subject, zeros, model, inputs)
     if gap > peer.EQUAL:
         detail = f"by {gap:.0%} of the output's scale"

@@ -26,7 +26,7 @@ import cmrc
 from benchmarks import models, pruners, subjects
 from benchmarks.charts import OURS, PEER, PUBLISHED, bars, digits
 from benchmarks.latency import quiet_exporters
-from benchmarks.measure import RECORDS, Resumed, console, parser, show, use_threads, write_record
+from benchmarks.measure import Resumed, console, parser, show, use_threads, write_record
 from benchmarks.pruners import sizes_of_module
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import BATCH, Run, Subject, torch_run
@@ -72,9 +72,8 @@ def planned_by(subject: Subject, options: dict[str, Any], calibrated: Calibrated
     if recipe.needs not in calibrated:
         begin = time.perf_counter()
         stats = cmrc.calibrate(
-            subject.program, subject.batches, sites=subject.sites, need=recipe.needs, positions=recipe.positions,
-            loss=recipe.loss, curvature=recipe.curvature, draws=recipe.draws, seed=recipe.seed,
-        )  # fmt: skip
+            subject.program, subject.batches, sites=subject.sites, need=recipe.needs, **recipe.calibration
+        )
         calibrated[recipe.needs] = stats, time.perf_counter() - begin
     stats, before = calibrated[recipe.needs]
     begin = time.perf_counter()
@@ -328,11 +327,9 @@ SECTIONS = tuple(
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "pretrained.json")
+    made = parser(__doc__.splitlines()[0], "pretrained_{subject}.json")
     made.add_argument("subject", choices=list(SUBJECTS), help="which network")
-    made.set_defaults(json=None)
     options = made.parse_args()
-    options.json = options.json or RECORDS / f"pretrained_{options.subject}.json"
     use_threads(options.threads)
     quiet_exporters()
     resumed = Resumed(options.json)

@@ -131,11 +131,8 @@ def _calibrate(
     if stream is not None and recipe.method.replace == "affine":
         need = need | {"drift"} if recipe.recompute == "all" else need - {"curvature", "coupling", "range"} | {"drift"}
     taps = None if stream is None or need & BY_DERIVATIVES else stream.at(sites[0], host or program.host)
-    return calibrate(
-        program, data, sites=list(sites), need=need, positions=recipe.positions, loss=recipe.loss,
-        curvature=recipe.curvature, draws=recipe.draws, seed=recipe.seed, size=recipe.batch, host=host,
-        taps=taps, watch=watch,
-    )  # fmt: skip
+    given = {"sites": list(sites), "need": need, **recipe.calibration}
+    return calibrate(program, data, **given, host=host, taps=taps, watch=watch)
 
 
 # ---------------------------------------------------------------- in which order

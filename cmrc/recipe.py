@@ -123,6 +123,12 @@ class Recipe:
         )
 
     @property
+    def calibration(self) -> dict[str, Any]:
+        """What `cmrc.calibrate` is told besides the sites and what to gather there."""
+        names = ("positions", "loss", "curvature", "draws", "seed")
+        return {"size": self.batch, **{name: getattr(self, name) for name in names}}
+
+    @property
     def needs(self) -> frozenset[str]:
         """What calibration must bring."""
         method = self.method

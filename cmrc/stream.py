@@ -49,6 +49,7 @@ class Stream:
     sites: Sequence[str]
     budget: int = BUDGET
     _held: dict[int, Held | None] = field(default_factory=dict)
+    _bytes: int = 0  # of all that are held
 
     def __post_init__(self) -> None:
         self.cut = cut(self.program.graph, self.sites)
@@ -81,16 +82,19 @@ class Stream:
         """What is live behind the piece of a level, or None for a batch that does not fit."""
         if number not in self._held:
             feeds = self.program.host.bind(batch.inputs)
-            self._held[number] = Held(feeds, feeds)
+            first = self._held[number] = Held(feeds, feeds)
+            self._bytes += first.bytes
         held = self._held[number]
-        if held is None:
-            return None
+        if held is None or held.level >= level:
+            return held
+        self._bytes -= held.bytes
         while held.level < level:
             held.level += 1
             self._run(held)
-        total = sum(other.bytes for other in self._held.values() if other is not None)
-        if total > self.budget:
+        if self._bytes + held.bytes > self.budget:
             self._held[number] = None
+        else:
+            self._bytes += held.bytes
         return held
 
     def _run(self, held: Held) -> None:

@@ -45,7 +45,7 @@ def test_a_quick_run_leaves_every_record_alone(
         named = parsed(patch, module, *section.arguments, "--quick", "--json", str(tmp_path / "out.json"))
     assert named.json == tmp_path / "out.json"
     real = parsed(monkeypatch, module, *section.arguments)
-    assert real.json == section.path() or (module == "pretrained" and real.json is None)  # which names it afterwards
+    assert real.json == section.path()
 
 
 def test_a_quick_run_is_refused_among_the_records(

@@ -119,9 +119,8 @@ class Writer:
         if len(before.inputs) != len(node.inputs) or before.op != node.op:
             return True
         for was, now in zip(before.inputs, node.inputs, strict=True):
-            if was is now or (isinstance(was, Leaf) and self.forms.get(was.name) is now) or was == now:
-                continue
-            if not isinstance(was, Leaf) or self.forms.get(was.name) != now:
+            held = self.forms.get(was.name, was) if isinstance(was, Leaf) else was
+            if now is not held and now != held:
                 return True
         resized = node.op in SHAPED and node.output.shape != before.output.shape
         return resized and _new_sizes(before, node, self._own[node.origin]) is not None
@@ -149,9 +148,7 @@ class Writer:
         """The names of tensors, and of the modules that hold them."""
         found: set[str] = set()
         for name in (*self.state, *self.host.exported.state_dict):
-            while name and name not in found:
-                found.add(name)
-                name = name.rpartition(".")[0]
+            _add_with_owners(found, name)
         return found
 
     def _replace_parameters(self) -> None:
@@ -226,10 +223,7 @@ class Writer:
         while name in self.taken:
             count += 1
             name = f"{base}_{count}"
-        owner = name
-        while owner:
-            self.taken.add(owner)
-            owner = owner.rpartition(".")[0]
+        _add_with_owners(self.taken, name)
         kind = InputKind.PARAMETER if parameter else InputKind.BUFFER
         self.state[name] = torch.nn.Parameter(tensor) if parameter and tensor.dtype.is_floating_point else tensor
         first = next(iter(self.lifted.nodes))
@@ -572,6 +566,13 @@ class Writer:
             self.lifted.erase_node(self.placeholders[target])
         self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
         self.state = {n: t for n, t in self.state.items() if n not in gone}
+
+
+def _add_with_owners(found: set[str], name: str) -> None:
+    """a.b.c, a.b and a, as far as they are not there."""
+    while name and name not in found:
+        found.add(name)
+        name = name.rpartition(".")[0]
 
 
 def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:

@@ -95,6 +95,14 @@ def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ..
     return found
 
 
+def layers_for(program: cmrc.Program, plan: cmrc.Plan) -> tuple[list[tuple[str, list[int]]], str]:
+    """The layers of all that a plan asks for, and what to say where the units of a site are no layer's outputs."""
+    by_site = {do.value: layers_of(program, do.value, do.axis, do.units) for do in plan.entries}
+    unnamed = next((value for value, layers in by_site.items() if not layers), "")
+    told = f"no layer of the module has the units of {unnamed} for its outputs" if unnamed else ""
+    return [layer for layers in by_site.values() for layer in layers], told
+
+
 def prune(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], asked: list[tuple[str, list[int]]]) -> str:
     """Cut each layer that its coupling has not cut already. Says what it has no way to cut."""
     import torch_pruning as tp
@@ -123,8 +131,7 @@ def ask(subject: Subject, request: str) -> Pruned:
     if not len(plan):
         return Pruned("none")
     assert isinstance(subject.built, torch.nn.Module)
-    by_site = {do.value: layers_of(program, do.value, do.axis, do.units) for do in plan.entries}
-    asked = [layer for layers in by_site.values() for layer in layers]
+    asked, unnamed = layers_for(program, plan)
     inputs = subject.inputs(2)
     times, ours = [], []
     for _ in range(3):
@@ -136,9 +143,8 @@ def ask(subject: Subject, request: str) -> Pruned:
         ours.append(time.process_time() - start)
     before = sum(p.numel() for p in subject.built.parameters())
     told: dict[str, Any] = {"ours": min(ours, default=0.0)}
-    unnamed = next((value for value, layers in by_site.items() if not layers), "")
     if unnamed:
-        return Pruned("no way", f"no layer of the module has the units of {unnamed} for its outputs", **told)
+        return Pruned("no way", unnamed, **told)
     for _ in range(2):
         model = copy.deepcopy(subject.built)
         start = time.process_time()
