@@ -11,15 +11,46 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from cmrc.ir import Array, Dim, Shape
 
 Product = tuple[int, Counter[str]]
+
+
+class Index(tuple[int, ...]):
+    """Positions of an axis, which are an array as well: made once, however many tensors are indexed by it."""
+
+    @cached_property
+    def array(self) -> Array:
+        return np.array(self, dtype=np.int64)
+
+    @classmethod
+    def of(cls, positions: Iterable[int]) -> Index:
+        return positions if isinstance(positions, Index) else cls(positions)
+
+
+class Keep(Index):
+    """Positions of an axis that are read, in ascending order. With a period, of every run of that many positions: an axis
+    of size `3*N` that merges N samples with 3 heads is read in heads {0, 2} of each sample."""
+
+    period: int = 0
+
+    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
+        if type(index) is cls and index.period == period:
+            return index
+        made = super().__new__(cls, index)
+        if period:
+            made.period = period
+        return made
+
+
+def period_of(keep: Sequence[int]) -> int:
+    return keep.period if isinstance(keep, Keep) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +134,7 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
         return f"{list(before)} to {list(after)} cannot be followed"
     one_to_one = segment.before[1] - segment.before[0] == segment.after[1] - segment.after[0] == 1
     if one_to_one and before[axis] == after[segment.after[0]]:
-        return Moved(segment.after[0], tuple(index), segment, period)
+        return Moved(segment.after[0], Index.of(index), segment, period)
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
     first = segment.before[0]
     if old is None or new is None or math.prod(old) != math.prod(new):
@@ -228,5 +259,5 @@ def compress(slab: Array, keep: int) -> Array:
 def complement(units: Sequence[int] | Array, size: int) -> Array:
     """The positions of an axis that are not among these."""
     left = np.ones(size, dtype=bool)
-    left[np.asarray(units, dtype=np.int64)] = False
-    return np.flatnonzero(left)
+    left[units.array if isinstance(units, Index) else np.asarray(units, dtype=np.int64)] = False
+    return left.nonzero()[0]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cmrc.axes import is_whole
+from cmrc.axes import Index, is_whole
 from cmrc.ir import Apply, Array, Leaf, Literal, Node, Shape, Tensor
 
 Attrs = Mapping[str, Any]
@@ -410,7 +410,7 @@ def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
     """Σ_s W_s c_s along `axis` of a weight: what constant inputs add, per output and kernel position."""
     axis, groups, per = attrs["axis"], attrs.get("groups", 1), weight.shape[attrs["axis"]]
     if groups == 1:
-        some = np.take(weight, attrs["units"], axis=axis).astype(np.float64)
+        some = weight.take(Index.of(attrs["units"]).array, axis=axis).astype(np.float64)
         if constant.ndim == 1:  # without the transposed copy that tensordot makes
             inner = math.prod(some.shape[axis + 1 :])
             stacked = some.reshape(-1, some.shape[axis], inner) if inner > 1 else some.reshape(-1, some.shape[axis])
@@ -421,19 +421,14 @@ def _weigh_columns(attrs: Attrs, weight: Array, constant: Array) -> Array:
     outs = moved.shape[1] // groups
     total = np.zeros((groups, outs, *moved.shape[2:]))
     view = moved.reshape(per, groups, outs, *moved.shape[2:])
-    for value, unit in zip(constant, attrs["units"], strict=True):
-        total[unit // per] += value * view[unit % per, unit // per]
+    group, column = np.divmod(Index.of(attrs["units"]).array, per)
+    np.add.at(total, group, constant.reshape(-1, *(1,) * (total.ndim - 1)) * view[column, group])
     return total.reshape(moved.shape[1:])
-
-
-@lru_cache(maxsize=64)  # the parameters of a layer, and of the norms behind it, keep the same positions
-def _as_index(keep: tuple[int, ...]) -> Array:
-    return np.asarray(keep)
 
 
 def _select(attrs: Attrs, x: Array) -> Array:
     """Positions of an axis; with a period, the same of every run of that many."""
-    axis, keep, period = attrs["axis"], _as_index(tuple(attrs["keep"])), attrs.get("period")
+    axis, keep, period = attrs["axis"], Index.of(attrs["keep"]).array, attrs.get("period")
     if period:
         keep = (np.arange(x.shape[axis] // period)[:, None] * period + keep).reshape(-1)
     return x.take(keep, axis=axis)
@@ -510,7 +505,7 @@ def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
     if is_whole(keep, tensor.shape[axis]):
         return tensor
     shape = (*tensor.shape[:axis], len(keep), *tensor.shape[axis + 1 :])
-    return Apply("select", (tensor,), {"axis": axis, "keep": tuple(keep)}, shape, tensor.dtype)
+    return Apply("select", (tensor,), {"axis": axis, "keep": Index.of(keep)}, shape, tensor.dtype)
 
 
 # ---------------------------------------------------------------- shape checks

@@ -12,38 +12,45 @@ need fewer still select from what is left. What nobody reads is dropped. Only by
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
-from cmrc.axes import is_whole, move, segments
+from cmrc.axes import Keep, is_whole, move, period_of, segments
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
-from cmrc.passes.rewriter import Declined, Keep, Log, idle_nodes, narrowed, operand_axis, parameter_axis, period_of
+from cmrc.passes.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
 
 
-@dataclass(slots=True)
+@dataclass
 class Rise:
     """A backward walk: later nodes are settled, `uses` says who reads a value, `select` asks for part of an operand."""
 
     graph: Graph
     log: Log
     settled: dict[str, Node] = field(default_factory=dict)  # in reverse order
-    uses: dict[str, list[str]] = field(default_factory=dict)
+    uses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     values: dict[str, Value] = field(default_factory=dict)
+    selected: set[str] = field(default_factory=set)  # what a select reads
+    # Values that vanished, what they are now, and the settled nodes that still name them: those are rewired in the end.
     renamed: dict[str, str] = field(default_factory=dict)
+    rewired: set[str] = field(default_factory=set)
     pending: list[Node] = field(default_factory=list)
     # Values that a dropped node read: the host's own selects may rise.
     lost_readers: set[str] = field(default_factory=set)
-    makers: dict[str, Node] = field(default_factory=dict)  # as they were
     changed: bool = False
     _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
     def __post_init__(self) -> None:
         self.values = self.graph.values()
-        self.makers = {value.name: node for node in self.graph.nodes for value in node.outputs}
-        self.uses = {name: [] for name in self.values}
+
+    @cached_property
+    def makers(self) -> dict[str, Node]:
+        """Who made a value before this walk."""
+        return {value.name: node for node in self.graph.nodes for value in node.outputs}
 
     def shape(self, operand: Operand) -> Shape:
         return self.values[operand].shape if isinstance(operand, str) else operand.shape if operand is not None else ()
@@ -56,7 +63,7 @@ class Rise:
         if not isinstance(operand, str):
             return take(operand, axis, keep)
         keep = Keep(keep, period)
-        attrs = {"axis": axis, "keep": tuple(keep), **({"period": period} if period else {})}
+        attrs = {"axis": axis, "keep": keep, **({"period": period} if period else {})}
         for made in self.pending:  # asked for twice by one node
             if made.inputs[0] == operand and made.attrs == attrs:
                 return made.name
@@ -64,8 +71,7 @@ class Rise:
         name = f"{operand}.select"
         while name in self.values:
             name = f"{operand}.select{self._count()}"
-        output = Value(name, narrowed(value.shape, axis, keep), value.dtype)
-        self.values[name], self.uses[name] = output, []
+        output = self.values[name] = Value(name, narrowed(value.shape, axis, keep), value.dtype)
         self.pending.append(Node("select", (operand,), (output,), attrs))
         return name
 
@@ -79,25 +85,36 @@ class Rise:
                 users = self.uses[operand]
                 if not users or users[-1] != name:  # read twice by one node
                     users.append(name)
+                if node.op == "select":
+                    self.selected.add(operand)
+
+    def rename(self, name: str, now: str) -> list[str]:
+        """A value vanishes, and what read it reads another. Says who did."""
+        users = self.uses.pop(name, [])
+        self.renamed[name] = now
+        self.rewired.update(users)
+        return users
 
     def final_name(self, name: str) -> str:
-        """What a value is called after the selects that vanished."""
         while name in self.renamed:
             name = self.renamed[name]
         return name
 
-    def drop(self, node: Node) -> None:
-        """Forget a settled node."""
-        del self.settled[node.name]
-        for operand in set(node.values()):
-            self.uses[operand].remove(node.name)
+    def result(self) -> Graph:
+        for name in self.rewired:
+            node = self.settled[name]
+            self.settled[name] = node.with_inputs(
+                [self.final_name(operand) if isinstance(operand, str) else operand for operand in node.inputs]
+            )
+        outputs = tuple(self.final_name(name) for name in self.graph.outputs)
+        return Graph(self.graph.inputs, tuple(reversed(self.settled.values())), outputs)
 
 
 COPY = {"fn": "identity", "vanishes": True}  # a node that only copies: its readers read its operand
-Rule = Callable[[Rise, Node, int, tuple[int, ...]], Declined | Node]
+Rule = Callable[[Rise, Node, int, Keep], Declined | Node]
 
 
-def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: tuple[int, ...], **attrs: object) -> Node:
+def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Node:
     output = Value(node.name, narrowed(node.output.shape, axis, keep), node.output.dtype)
     told = {**node.attrs, **attrs} if attrs else node.attrs
     return Node(node.op, tuple(inputs), (output,), told, node.origin, node.path)
@@ -106,7 +123,7 @@ def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: tuple[int, .
 # ---------------------------------------------------------------- rules
 
 
-def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """select(W x + b, K) -> W[K] x + b[K]; along another axis it rises to x."""
     x, weight, bias = (*node.inputs, None)[:3]
     if axis != node.attrs["axis"]:
@@ -118,7 +135,7 @@ def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     return _shrunk(node, (x, take(weight, node.attrs["w_out"], keep), bias), axis, keep)
 
 
-def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """Output channels. In a grouped convolution whole groups go with their inputs; the others keep equally many outputs."""
     x, weight, bias = (*node.inputs, None)[:3]
     attrs, groups = node.attrs, node.attrs["groups"]
@@ -134,13 +151,11 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
         return _shrunk(node, (x, weight, bias), axis, keep)
     outs = int(node.output.shape[axis]) // groups
     ins = int(rise.shape(x)[axis]) // groups
-    wanted = np.zeros(groups * outs, dtype=bool)
-    wanted[list(keep)] = True
-    counts = wanted.reshape(groups, outs).sum(axis=1)
-    left = np.flatnonzero(counts)
+    counts = np.bincount(keep.array // outs, minlength=groups)
+    left = counts.nonzero()[0]
     if counts[left].min() != counts.max():
         return Declined("its groups would keep different numbers of outputs")
-    inputs = (left[:, None] * ins + np.arange(ins)).reshape(-1).tolist()
+    inputs = keep if ins == outs == 1 else (left[:, None] * ins + np.arange(ins)).reshape(-1).tolist()
     if attrs.get("transposed"):
         if counts[left[0]] != outs:
             return Declined("a grouped transposed convolution keeps or loses whole groups")
@@ -150,7 +165,7 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
     return _shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, keep, groups=len(left))
 
 
-def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """To every operand that has the axis; a broadcast operand stays."""
     inputs = []
     for i, operand in enumerate(node.inputs):
@@ -159,7 +174,7 @@ def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: tuple[int, .
     return _shrunk(node, inputs, axis, keep)
 
 
-def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """An axis that the op does not touch rises; parameters that run along it are sliced."""
     axes, x = node.attrs["axes"], node.inputs[0]
     shape = rise.shape(x)
@@ -177,10 +192,10 @@ def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: tuple[int, ..
     return _shrunk(node, inputs, axis, keep)
 
 
-def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """x, repeated along an axis as often as run time says: the same positions of every repeat."""
     x = node.inputs[0]
-    each, period = int(rise.shape(x)[axis]), period_of(keep) or int(node.output.shape[axis])
+    each, period = int(rise.shape(x)[axis]), keep.period or int(node.output.shape[axis])
     read = np.isin(np.arange(period), keep)
     runs = np.tile(read, each // period) if each % period == 0 else read
     repeats = runs.reshape(-1, each) if runs.size % each == 0 else runs[None]
@@ -189,10 +204,10 @@ def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) 
     return _shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
 
 
-def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """Backwards through the same map as a do goes forwards (axes.py)."""
     x = node.inputs[0]
-    moved = move(node.output.shape, rise.shape(x), axis, keep, period_of(keep))
+    moved = move(node.output.shape, rise.shape(x), axis, keep, keep.period)
     if isinstance(moved, str):
         return _rise_to_copies(rise, node, axis, keep) or Declined(moved)
     return _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
@@ -201,11 +216,11 @@ def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: tuple[int, ...
 SHARED = "query heads that share a key-value head go together, or equally many of every such group"
 
 
-def _rise_to_copies(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node | None:
+def _rise_to_copies(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node | None:
     """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are alike, so any n of each of some groups will do."""
     x = node.inputs[0]
     maker = rise.makers.get(str(x))
-    if maker is None or maker.op != "expand" or period_of(keep):
+    if maker is None or maker.op != "expand" or keep.period:
         return None
     before, source = rise.shape(x), rise.shape(maker.inputs[0])
     segment = next(s for s in segments(before, node.output.shape) if s.after[0] <= axis < s.after[1])
@@ -221,11 +236,11 @@ def _rise_to_copies(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) ->
     return _shrunk(node, (rise.select(some, group, groups),), axis, keep)
 
 
-def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     return _shrunk(node, (rise.select(node.inputs[0], node.attrs["perm"][axis], keep),), axis, keep)
 
 
-def rise_through_expand(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_expand(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """An axis that was expanded from one is simply expanded to fewer."""
     x = node.inputs[0]
     local = axis - (len(node.output.shape) - len(rise.shape(x)))
@@ -233,11 +248,11 @@ def rise_through_expand(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     return _shrunk(node, (operand,), axis, keep)
 
 
-def rise_through_concat(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_concat(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
     if axis != node.attrs["axis"]:
         return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
-    if period_of(keep):
+    if keep.period:
         return Declined("it joins samples")
     inputs, offset = [], 0
     for operand in node.inputs:
@@ -251,9 +266,9 @@ def rise_through_concat(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     return Node("pointwise", smaller.inputs, smaller.outputs, COPY) if alone else smaller
 
 
-def rise_through_select(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_select(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """select(select(x, J), K) -> select(x, J[K]); on another axis they change places."""
-    if axis == node.attrs["axis"] and period_of(keep):
+    if axis == node.attrs["axis"] and keep.period:
         return Declined("it takes samples apart")
     if axis != node.attrs["axis"]:
         if not node.origin and axis > node.attrs["axis"]:  # one order only, or two selects would change places for ever
@@ -265,7 +280,7 @@ def rise_through_select(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     return _shrunk(node, node.inputs, axis, keep).with_attrs(keep=rest, touched=True)
 
 
-def rise_through_do(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_do(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """A do that stays shrinks with its value, if nothing that it needs is lost."""
     x, attrs = node.inputs[0], node.attrs
     value, *weights = node.inputs[1:]
@@ -295,7 +310,7 @@ def rise_through_do(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) ->
     return _shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep, **changes)
 
 
-def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """Rows come from the left operand, columns from the right, batch axes from both."""
     left, right = node.inputs
     rank = len(node.output.shape)
@@ -312,7 +327,7 @@ def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]
     return _shrunk(node, inputs, axis, keep)
 
 
-def rise_through_attention(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def rise_through_attention(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """Value units come from v, queries from q, heads from all. A key-value head may serve several query heads."""
     q, k, v, *masks = node.inputs
     rank = len(node.output.shape)
@@ -344,7 +359,7 @@ def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | No
     return [int(g) for g in groups] if len(set(counts[groups].tolist())) == 1 and list(keep) == sorted(keep) else None
 
 
-def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """The axes of a table behind its rows; the first axes are those of the indices."""
     ids, table = node.inputs
     column = axis - len(node.output.shape) + len(rise.shape(table))
@@ -353,7 +368,7 @@ def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: tuple[int, ..
     return _shrunk(node, (ids, rise.select(table, column, keep)), axis, keep)
 
 
-def stop(rise: Rise, node: Node, axis: int, keep: tuple[int, ...]) -> Declined | Node:
+def stop(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     return Declined(node.attrs.get("why") or f"{node.kind} makes all of its units at once")
 
 
@@ -386,15 +401,22 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
     if name not in rise.lost_readers and not any(not r.origin or r.attrs.get("touched") for r in selects):
         return None
     axis, period = selects[0].attrs["axis"], selects[0].attrs.get("period", 0)
-    if any(r.attrs["axis"] != axis or r.attrs.get("period", 0) != period for r in selects):
+    if any(r.attrs["axis"] != axis or r.attrs.get("period", 0) != period for r in selects[1:]):
         return None
     if node.op == "expand" and _is_copied(rise, node, axis):
         selects = [_of_first_copies(rise, select) for select in selects]
         readers = [rise.settled[reader.name] for reader in readers]
-    keep = Keep(sorted(set().union(*(r.attrs["keep"] for r in selects))), period)
+    keep = _union([select.attrs["keep"] for select in selects], period)
     if len(keep) == (period or node.output.shape[axis]):
         return None
     return axis, keep, readers
+
+
+def _union(parts: Sequence[Sequence[int]], period: int) -> Keep:
+    first = parts[0]
+    if type(first) is Keep and first.period == period and all(part is first or part == first for part in parts[1:]):
+        return first
+    return Keep(sorted(set().union(*parts)), period)
 
 
 def _is_copied(rise: Rise, node: Node, axis: int) -> bool:
@@ -418,69 +440,65 @@ def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
     return sizes is not None and all(select.attrs["axis"] not in sizes for select in selects)
 
 
-def settle_readers(rise: Rise, name: str, axis: int, keep: tuple[int, ...], readers: Sequence[Node]) -> None:
+def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -> None:
     """Readers select from what is left: a select of all of it vanishes, the others count anew."""
+    users: list[str] = []
     for reader in readers:
         if reader.op != "select":
-            continue
-        if reader.attrs["keep"] == keep and not reader.origin:
-            rise.drop(reader)
-            rise.renamed[reader.name] = name
-            for user in list(rise.uses.pop(reader.name)):
-                node = rise.settled[user]
-                inputs = tuple(name if o == reader.name else o for o in node.inputs)
-                rise.settled[user] = node.with_inputs(inputs)
-                if user not in rise.uses[name]:
-                    rise.uses[name].append(user)
+            users.append(reader.name)
+        elif not reader.origin and (reader.attrs["keep"] is keep or reader.attrs["keep"] == keep):
+            del rise.settled[reader.name]
+            users += rise.rename(reader.name, name)
         else:
-            period = {"period": len(keep)} if period_of(keep) else {}
+            users.append(reader.name)
+            period = {"period": len(keep)} if keep.period else {}
             where = {k: i for i, k in enumerate(keep)}
             again = tuple(where[k] for k in reader.attrs["keep"])
             rise.settled[reader.name] = reader.with_attrs(keep=again, touched=True, **period)
+    rise.uses[name] = list(dict.fromkeys(users))
 
 
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Raise every select as far as it goes, and drop what nobody reads any more."""
     rise = Rise(graph, log)
     idle = _idle_and_whole(graph, idle_nodes(graph) if log.idle is None else log.idle)
-    stack = list(graph.nodes)
+    uses, outputs, stack = rise.uses, graph.outputs, list(graph.nodes)
     while stack:
         node = stack.pop()
-        dead = not any(rise.uses[value.name] or value.name in graph.outputs for value in node.outputs)
+        dead = not any(uses[value.name] or value.name in outputs for value in node.outputs)
         if dead and node.name not in idle and not node.attrs.get("effect"):
             rise.changed = rise.changed or bool(node.origin)
             if node.origin:
                 rise.lost_readers.update(node.values())
                 log.did("dead_subgraph", node, "dropped, nobody reads it")
             continue
-        need = needed(rise, node)
-        if need is not None:
-            axis, keep, readers = need
-            outcome = RULES.get(node.op, stop)(rise, node, axis, keep)
-            if isinstance(outcome, Declined):
-                for reader in readers:
-                    log.reasons[node.name, reader.name] = outcome.reason
-                rise.pending.clear()
-            else:
-                rise.changed = True
-                size = node.output.shape[axis]
-                if outcome.op != "select":
-                    log.did("dead_subgraph", node, f"{size} -> {len(keep)} along axis {axis}")
-                settle_readers(rise, node.name, axis, keep, readers)
-                node = outcome
-        if node.attrs.get("vanishes"):
-            _replace_by_operand(rise, node)
-        else:
+        need = needed(rise, node) if node.name in rise.selected else None
+        if need is None:
             rise.settle(node)
-        stack.extend(rise.pending)
+            continue
+        axis, keep, readers = need
+        outcome = RULES.get(node.op, stop)(rise, node, axis, keep)
+        if isinstance(outcome, Declined):
+            for reader in readers:
+                log.reasons[node.name, reader.name] = outcome.reason
+            rise.pending.clear()
+            rise.settle(node)
+            continue
+        rise.changed = True
+        if outcome.op != "select":
+            log.did("dead_subgraph", node, f"{node.output.shape[axis]} -> {len(keep)} along axis {axis}")
+        settle_readers(rise, node.name, keep, readers)
+        if outcome.attrs.get("vanishes"):
+            _replace_by_operand(rise, outcome)
+        else:
+            rise.settle(outcome)
+        stack += rise.pending
         rise.pending.clear()
-    outputs = tuple(rise.final_name(name) for name in graph.outputs)
-    result = Graph(graph.inputs, tuple(reversed(rise.settled.values())), outputs)
     for value in graph.inputs:
-        for user in rise.uses.get(value.name, ()):
+        for user in uses[value.name]:
             if rise.settled[user].op == "select":
                 log.reasons.setdefault((value.name, user), "it is an input of the model")
-    return result, rise.changed
+    return rise.result(), rise.changed
 
 
 def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
@@ -499,11 +517,10 @@ def _replace_by_operand(rise: Rise, node: Node) -> None:
     """Readers of a node that only copies read its operand."""
     operand = node.inputs[0]
     assert isinstance(operand, str)
-    for user in rise.uses.pop(node.name):
-        reader = rise.settled[user]
-        rise.settled[user] = reader.with_inputs(operand if o == node.name else o for o in reader.inputs)
-        if user not in rise.uses[operand]:
-            rise.uses[operand].append(user)
+    users = rise.rename(node.name, operand)
+    rise.uses[operand] = list(dict.fromkeys([*rise.uses[operand], *users]))
+    if any(rise.settled[user].op == "select" for user in users):
+        rise.selected.add(operand)
 
 
 PASS = ("dead_subgraph", run)

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cmrc.axes import Index, Keep, is_whole, period_of, product
 from cmrc.axes import complement as remaining
-from cmrc.axes import is_whole, product
 from cmrc.ir import Array, Graph, Node, Operand, Shape, Value, literal
 
 
@@ -107,7 +107,7 @@ class Sweep:
     def do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> str:
         """The name of the value with units replaced by constants, or by another value."""
         output = Value(self.fresh(value.name, "do"), value.shape, value.dtype)
-        attrs = {"axis": axis, "units": tuple(units), "sources": tuple(sources)}
+        attrs = {"axis": axis, "units": Index.of(units), "sources": tuple(sources)}
         self.emit(Node("do", (value.name, slab if isinstance(slab, str) else literal(slab)), (output,), attrs))
         return output.name
 
@@ -117,10 +117,10 @@ class Sweep:
 
     def select(self, name: str, axis: int, keep: Sequence[int]) -> str:
         """The name of a value that holds only these positions; made once, shared by all who ask."""
-        keep = tuple(keep)
         value = self.values[name]
         if is_whole(keep, value.shape[axis]):
             return name
+        keep = Index.of(keep)
         key = (name, axis, keep)
         if key not in self.selects:
             output = Value(self.fresh(name, "select"), resized(value.shape, axis, len(keep)), value.dtype)
@@ -156,22 +156,6 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
     return frozenset(idle)
 
 
-class Keep(tuple[int, ...]):
-    """Positions of an axis that are read. With a period, of every run of that many positions: an axis of size `3*N` that
-    merges N samples with 3 heads is read in heads {0, 2} of each sample."""
-
-    period: int = 0
-
-    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
-        made = super().__new__(cls, index)
-        made.period = period
-        return made
-
-
-def period_of(keep: Sequence[int]) -> int:
-    return keep.period if isinstance(keep, Keep) else 0
-
-
 def narrowed(shape: Shape, axis: int, keep: Sequence[int]) -> Shape:
     """The shape when only these positions of an axis are left."""
     period = period_of(keep)
@@ -187,8 +171,11 @@ def resized(shape: Shape, axis: int, size: int) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def complement(units: Sequence[int], size: int) -> tuple[int, ...]:
-    return tuple(remaining(list(units), size).tolist())
+def complement(units: Sequence[int], size: int) -> Keep:
+    left = remaining(units, size)
+    keep = Keep(left.tolist())
+    keep.array = left
+    return keep
 
 
 def is_constant_do(node: Node | None) -> bool:

@@ -20,9 +20,8 @@ import torch
 from asking import Subject
 
 import cmrc
-from cmrc.axes import move
+from cmrc.axes import Keep, move, period_of
 from cmrc.ir import leaves_of
-from cmrc.passes.rewriter import Keep, period_of
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
 PATIENCE = 10.0  # seconds of CPU time: on some graphs it does not come to an end
