@@ -29,6 +29,11 @@ class Index(tuple[int, ...]):
     def array(self) -> Array:
         return np.array(self, dtype=np.int64)
 
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The smallest and the largest."""
+        return min(self), max(self)
+
     @classmethod
     def of(cls, positions: Iterable[int]) -> Index:
         return positions if isinstance(positions, Index) else cls(positions)
@@ -140,7 +145,7 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
     if old is None or new is None or math.prod(old) != math.prod(new):
         return _move_repeated(before, after, axis, index, period, segment)
     mask = np.zeros(old, dtype=bool)
-    mask[(slice(None),) * (axis - first) + (list(index),)] = True
+    mask[(slice(None),) * (axis - first) + (Index.of(index).array,)] = True
     found = _whole_positions(mask.reshape(new))
     if found is None:
         return f"the units are not whole positions of any axis of {list(after)}"
@@ -151,9 +156,12 @@ def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
     """The axis and its positions that make up a mask, if there is one axis that does."""
     if mask.size == 1:
         return 0, (0,)
+    count = np.count_nonzero(mask)
     for local, size in enumerate(mask.shape):
-        profile = mask.any(axis=tuple(i for i in range(mask.ndim) if i != local))
-        if size > 1 and int(mask.sum()) == int(profile.sum()) * (mask.size // size):
+        if size == 1:
+            continue
+        profile = mask.any(axis=tuple(i for i in range(mask.ndim) if i != local)) if mask.ndim > 1 else mask
+        if count == np.count_nonzero(profile) * (mask.size // size):
             return local, tuple(np.flatnonzero(profile).tolist())
     return None
 
@@ -201,6 +209,9 @@ def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], move
     """The constants of the units, in the order and the place that `move` gave them."""
     segment = moved.segment
     result_shape = [1] * len(after)
+    if not slab.any():
+        result_shape[moved.axis] = len(moved.index)
+        return np.zeros(result_shape)
     for other in segments(before, after):
         if other == segment:
             continue

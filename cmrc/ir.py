@@ -127,9 +127,9 @@ class Node:
         """The op as a person calls it: `pointwise` and `along` are named by their function."""
         return str(self.attrs.get("fn") or self.attrs.get("host_op") or self.op)
 
-    def values(self) -> Iterator[str]:
+    def values(self) -> list[str]:
         """The operands that are values of the graph."""
-        return (operand for operand in self.inputs if isinstance(operand, str))
+        return [operand for operand in self.inputs if isinstance(operand, str)]
 
     def with_attrs(self, **changes: Any) -> Node:
         return Node(self.op, self.inputs, self.outputs, {**self.attrs, **changes}, self.origin, self.path)
@@ -192,7 +192,7 @@ def verify(graph: Graph, *, since: Graph | None = None) -> None:
     """
     from cmrc.ops import CHECKS
 
-    fits = {id(node) for node in since.nodes} if since is not None else set()
+    fits = set(map(id, since.nodes)) if since is not None else set()
     before = since.values() if since is not None else {}
     values = {value.name: value for value in graph.inputs}
     for node in graph.nodes:
@@ -207,8 +207,8 @@ def verify(graph: Graph, *, since: Graph | None = None) -> None:
             check = CHECKS.get(node.op)
             if check is None:
                 raise GraphError(node.label, node.op, "is not an op of the IR")
-            operands = [values[o] if isinstance(o, str) else o for o in node.inputs]
-            problem = check(node, [None if o is None else o.shape for o in operands])
+            shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
+            problem = check(node, shapes)
             if problem:
                 raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:

@@ -492,7 +492,7 @@ def _compute(tensor: Tensor) -> Array:
     if isinstance(tensor, Literal):
         return tensor.array
     read = _compute if tensor.op in AS_STORED else constant
-    return MEANINGS[tensor.op](tensor.attrs, *(read(part) for part in tensor.inputs))
+    return MEANINGS[tensor.op](tensor.attrs, *[read(part) for part in tensor.inputs])
 
 
 def apply(op: str, inputs: Sequence[Tensor], attrs: Attrs, shape: Sequence[int], dtype: str) -> Tensor:
@@ -545,7 +545,7 @@ def _check_pointwise(node: Node, shapes: Shapes) -> str:
     out = node.output.shape
     align = node.attrs.get("align") or (None,) * len(shapes)
     for shape, dims in zip(shapes, align, strict=True):
-        if shape is None:
+        if shape is None or (shape == out and dims is None):
             continue
         if dims is None and len(shape) > len(out):
             return f"an operand of shape {shape} does not fit the result {out}"
@@ -563,11 +563,16 @@ def _check_concat(node: Node, shapes: Shapes) -> str:
     return _is(not known or sum(int(n) for n in sizes) == total, f"{sizes} do not add up to {total}")
 
 
+def _within(positions: Sequence[int], size: int) -> bool:
+    low, high = Index.of(positions).span
+    return low >= 0 and high < size
+
+
 def _check_select(node: Node, shapes: Shapes) -> str:
     axis, keep, x = node.attrs["axis"], node.attrs["keep"], shapes[0]
     assert x is not None
     size = node.attrs.get("period") or x[axis]
-    if not keep or not isinstance(size, int) or min(keep) < 0 or max(keep) >= size:
+    if not keep or not isinstance(size, int) or not _within(keep, size):
         return f"positions out of 0..{size}"
     if "period" in node.attrs:
         return ""
@@ -577,9 +582,10 @@ def _check_select(node: Node, shapes: Shapes) -> str:
 def _check_do(node: Node, shapes: Shapes) -> str:
     axis, x = node.attrs["axis"], shapes[0]
     assert x is not None
-    touched = (*node.attrs["units"], *node.attrs.get("parents", ()))
-    if not touched or not isinstance(x[axis], int) or min(touched) < 0 or max(touched) >= int(x[axis]):
-        return f"units out of 0..{x[axis]}"
+    units, size = node.attrs["units"], x[axis]
+    known = bool(units) and isinstance(size, int)
+    if not known or not all(_within(some, int(size)) for some in (units, node.attrs.get("parents")) if some):
+        return f"units out of 0..{size}"
     return _is(node.output.shape == x, f"the result has shape {node.output.shape}, not {x}")
 
 

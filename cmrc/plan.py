@@ -20,6 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from cmrc.axes import Index
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError, PlanError
 from cmrc.files import require_writable, write_whole
 from cmrc.fingerprint import Fingerprint
@@ -379,13 +380,13 @@ def _checked(
     return Do(site.name, site.value, axis, chosen, bias, parents, weight)
 
 
-def _units(units: Any, size: int, where: dict[str, str], what: str = "units") -> tuple[int, ...]:
+def _units(units: Any, size: int, where: dict[str, str], what: str = "units") -> Index:
     if isinstance(units, str):
         if units != "all":
             raise DoUnitsError(
                 f"{what}={units!r} is not understood", **where, fix='give indices, a boolean mask, or "all"'
             )
-        return tuple(range(size))
+        return Index(range(size))
     array = np.asarray(list(units) if not isinstance(units, np.ndarray) else units)
     if array.dtype == bool and array.shape == (size,):
         array = np.flatnonzero(array)
@@ -402,7 +403,8 @@ def _units(units: Any, size: int, where: dict[str, str], what: str = "units") ->
             **where,
             fix=f"units run from 0 to {size - 1}",
         )
-    found = tuple(array.tolist())
+    found = Index(array.tolist())
+    found.array = array.astype(np.int64)
     if len(set(found)) != len(found):
         raise DoUnitsError(f"{what} are named twice", **where, fix="name each unit once")
     return found

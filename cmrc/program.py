@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cmrc import passes
-from cmrc.axes import move, segments
+from cmrc.axes import Index, move, segments
 from cmrc.cost import Cost, cost
 from cmrc.errors import GraphError, SiteError, TraceError
 from cmrc.fingerprint import Fingerprint, fingerprint
@@ -285,31 +285,32 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
 
     def chain(value: Value) -> None:
         name = value.name
-        for i, entry in by_value.get(value.name, ()):
+        for i, entry in by_value[value.name]:
             output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
             rank = len(value.shape)
             slab = entry.constant
             if slab.ndim == 1:
                 slab = slab.reshape([len(slab) if d == entry.axis else 1 for d in range(rank)])
             slab = as_dtype(slab, value.dtype).astype(np.float64)  # the model holds the constant in its own precision
-            attrs: dict[str, Any] = {"axis": entry.axis, "units": entry.units, "sources": (i,)}
+            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units), "sources": (i,)}
             inputs: tuple[Any, ...] = (name, literal(slab))
             if entry.weight is not None:
                 attrs["parents"] = entry.parents
                 inputs = (*inputs, literal(entry.weight))
             nodes.append(Node("do", inputs, (output,), attrs, path=entry.site))
             name = output.name
-        if name != value.name:
-            renamed[value.name] = name
+        renamed[value.name] = name
 
     for value in graph.inputs:
-        chain(value)
+        if value.name in by_value:
+            chain(value)
     for node in graph.nodes:
-        if any(operand in renamed for operand in node.values()):
-            node = node.with_inputs(renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs)
+        if not renamed.keys().isdisjoint(node.values()):
+            node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
         nodes.append(node)
         for value in node.outputs:
-            chain(value)
+            if value.name in by_value:
+                chain(value)
     return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))
 
 

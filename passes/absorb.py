@@ -28,7 +28,7 @@ STORED = 1
 
 def position_free(slab: Array, axis: int) -> bool:
     """Whether the constants are one number a unit, the same at every position of the other axes."""
-    return all(n == 1 for i, n in enumerate(slab.shape) if i != axis)
+    return bool(slab.size == slab.shape[axis])
 
 
 def add_tensors(first: Tensor | None, second: Tensor, scale: float = 1.0, dtype: str = "") -> Tensor:
@@ -64,7 +64,7 @@ def fold_into_linear(
     else:
         folded = weight
     smaller = node.with_inputs((sweep.select(x, axis, keep), take(folded, w_in, keep), bias))
-    if not np.any(slab):
+    if not slab.any():
         sweep.emit(smaller)
         return "nothing to add, the constants are 0"
     outs, alpha = weight.shape[node.attrs["w_out"]], node.attrs.get("alpha", 1.0)
@@ -101,7 +101,7 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
         scaled = Value(sweep.fresh(out.name, "scaled"), out.shape, out.dtype)
         sweep.emit(Node("pointwise", (out.name, literal(len(keep) / size)), (scaled,), {"fn": "mul"}, path=node.path))
         sweep.redirected[out.name], out = scaled.name, scaled
-    if not np.any(slab):
+    if not slab.any():
         return "nothing to add, the constants are 0"
     added = slab.sum(axis=axis, keepdims=not node.attrs.get("drop")) / (size if mean else 1)
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
@@ -192,7 +192,7 @@ def fold_into_conv(
     if isinstance(bias, str):
         return Declined("its bias is computed at run time")
     spatial_dims = sweep.values[x].shape[axis + 1 :]
-    if not position_free(slab, axis) and np.any(slab) and not all(isinstance(n, int) for n in spatial_dims):
+    if not position_free(slab, axis) and slab.any() and not all(isinstance(n, int) for n in spatial_dims):
         return Declined("the constants differ by position, and the number of positions is not fixed")
     transposed = bool(node.attrs.get("transposed"))
     w_in = 0 if transposed else 1
@@ -203,7 +203,7 @@ def fold_into_conv(
         attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0]), "groups": 1 if transposed else groups}
         folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
     smaller = node.with_inputs((sweep.select(x, axis, keep), conv_columns(folded, node, keep), bias))
-    if not np.any(slab):
+    if not slab.any():
         sweep.emit(smaller)
         return "nothing to add, the constants are 0"
     outs, kernel = int(node.output.shape[axis]), weight.shape[2:]

@@ -360,6 +360,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     sweep = Sweep(graph, log)
     for original in graph.nodes:
         node = sweep.arrive(original)
+        if node is None:
+            continue
         found = [o for o in node.values() if is_affine_do(sweep.producers.get(o))]
         if not found:
             sweep.emit(node)

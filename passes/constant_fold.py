@@ -64,6 +64,11 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     if any(sweep.shape(fact.source)[fact.axis] != size for fact in facts.values()):
         return Declined("the replaced axis is broadcast here")
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
+    units = facts[min(facts)].units
+    if not unknown and all(fact.units is units or fact.units == units for fact in facts.values()):
+        return sink(sweep, node, facts, axis, units, _evaluate_pointwise(node, facts, axis, units))
+    if node.attrs["fn"] == "mul" and len(facts) == 1 and len(units) != size and not facts[min(facts)].slab.any():
+        return sink(sweep, node, facts, axis, units, np.zeros([len(units) if i == axis else 1 for i in range(len(out))]))
     whole = [i for i, fact in facts.items() if len(fact.units) == size]
     altogether = len(whole) == len(facts) and not unknown
     whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i, facts[i].full().shape)]
@@ -80,7 +85,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     slab = np.zeros([0 if i == axis else 1 for i in range(len(out))])
     if agreed:
         slab = _evaluate_pointwise(node, facts, axis, sorted(agreed))
-        if not np.all(np.isfinite(slab)):
+        if not np.isfinite(slab).all():
             return Declined(NOT_FINITE)
     nothing = np.zeros([len(zeros) if i == axis else n for i, n in enumerate(slab.shape)])
     inputs = list(node.inputs)
@@ -93,8 +98,8 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     sweep.emit(node.with_inputs(inputs))
     if not agreed and not zeros:
         return "a constant operand"
-    units, slab = [*sorted(agreed), *sorted(zeros)], np.concatenate([slab, nothing], axis=axis)
-    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
+    slab = np.concatenate([slab, nothing], axis=axis)
+    sweep.put_do(node.output, axis, [*sorted(agreed), *sorted(zeros)], compress(slab, axis), sources_of(facts))
     return "past" if all(inputs[i] == fact.source for i, fact in facts.items()) else "past, in part"
 
 
@@ -139,8 +144,11 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
             local = operand_axis(node, i, operand.shape, axis)
             arrays.append(constant(operand if local is None else take(operand, local, units)))
     slab = MEANINGS["pointwise"]({**node.attrs, "rank": rank}, *arrays)
-    slab = slab.reshape((1,) * (rank - slab.ndim) + slab.shape)
-    return np.broadcast_to(slab, [len(units) if i == axis else n for i, n in enumerate(slab.shape)])
+    if slab.ndim < rank:
+        slab = slab.reshape((1,) * (rank - slab.ndim) + slab.shape)
+    if slab.shape[axis] == len(units):
+        return slab
+    return np.broadcast_to(slab, (*slab.shape[:axis], len(units), *slab.shape[axis + 1 :]))
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -153,7 +161,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
         whole = len(fact.units) == sweep.shape(fact.source)[fact.axis]
         if fn == "tile":
             return Declined("it repeats the units")
-        if fn == "rms_norm" and len(axes) == 1 and not whole and not np.any(fact.slab):
+        if fn == "rms_norm" and len(axes) == 1 and not whole and not fact.slab.any():
             if any(isinstance(operand, str) for operand in node.inputs[1:]):
                 return Declined("one of its parameters is computed at run time")
             return leave_out_of_norm(sweep, node, fact.source, fact.axis, fact.units, fact.sources)
@@ -288,13 +296,14 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         later = known_of(node.with_inputs((fact.source, *node.inputs[1:])))
         named = set(later.units)
         first = [u for u in fact.units if u not in named]
-        slabs = [fact.at(first), later.full()] if first else [later.full()]
-        shape = [max(s.shape[d] for s in slabs) for d in range(slabs[0].ndim)]
-        parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
-        merged = np.concatenate(parts, axis=axis)
-        sources = tuple(sorted({*fact.sources, *later.sources}))
-        attrs = {**node.attrs, "units": (*first, *later.units), "sources": sources}
-        sweep.emit(replace(node, inputs=(fact.source, literal(compress(merged, axis))), attrs=attrs))
+        attrs = {**node.attrs, "sources": tuple(sorted({*fact.sources, *later.sources}))}
+        slab = later.slab
+        if first:
+            slabs = [fact.at(first), later.full()]
+            shape = [max(s.shape[d] for s in slabs) for d in range(slab.ndim)]
+            parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
+            slab, attrs["units"] = compress(np.concatenate(parts, axis=axis), axis), (*first, *later.units)
+        sweep.emit(replace(node, inputs=(fact.source, literal(slab)), attrs=attrs))
         return "joined with the next do"
     if set(node.attrs["parents"]) & set(fact.units):
         return _join_constant_parents(sweep, node, facts)
@@ -359,21 +368,18 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if groups == 1 and len(fact.units) < channels:
         return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
     per, outs = channels // groups, int(node.output.shape[axis]) // groups
-    kept = np.ones(channels, dtype=bool)
-    kept[list(fact.units)] = False
-    counts = kept.reshape(groups, per).sum(axis=1)
+    counts = per - np.bincount(fact.units.array // per, minlength=groups)
     if counts.min() == counts.max() > 0:
         return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
     gone = np.flatnonzero(counts == 0)
-    if not all(count in (0, per) for count in counts):
+    if np.any(counts % per):
         return Declined("its groups would keep different numbers of channels")
     slab = _groups_of_constants(sweep, node, fact, gone, per, outs)
     if slab is None and not position_free(fact.slab, axis):
         return Declined("the constants differ by position, and the number of positions is not fixed")
     if slab is None:
         return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
-    units = [int(g) * outs + i for g in gone for i in range(outs)]
-    return sink(sweep, node, facts, axis, units, slab)
+    return sink(sweep, node, facts, axis, _members(gone, outs), slab)
 
 
 def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array | None:
@@ -381,15 +387,14 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
     axis, attrs = node.attrs["axis"], node.attrs
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
-    slab = fact.at([int(g) * per + i for g in gone for i in range(per)])
-    rows = [int(g) * outs + i for g in gone for i in range(outs)]
-    columns = [int(g) * per + i for g in gone for i in range(per)]
+    rows, columns = _members(gone, outs), _members(gone, per)
+    slab = fact.at(columns)
     small = constant(take(weight, 0, columns if attrs.get("transposed") else rows))
     shift = None if bias is None else constant(take(bias, 0, rows))
     spatial = sweep.shape(fact.source)[axis + 1 :]
     attrs = {**attrs, "groups": len(gone)}
     free = position_free(slab, axis)
-    if free and not np.any(slab):
+    if free and not slab.any():
         base = np.zeros(len(rows)) if shift is None else shift
         return base.reshape([-1 if i == axis else 1 for i in range(len(spatial) + axis + 1)])
     if free and not has_border(node):
@@ -402,6 +407,12 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
         return None
     full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
     return MEANINGS["conv"](attrs, full, small, shift)
+
+
+def _members(groups: Array, each: int) -> list[int]:
+    """The channels of groups of so many."""
+    members: list[int] = (groups[:, None] * each + np.arange(each)).reshape(-1).tolist()
+    return members
 
 
 def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -431,11 +442,10 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Sink every constant do as far as it goes."""
     sweep = Sweep(graph, log)
     for original in graph.nodes:
-        node = sweep.arrive(original)
-        if node is original and not sweep.reads_inserted(node):
-            sweep.emit(node)
+        arrived = sweep.arrive(original)
+        if arrived is None:
             continue
-        node = merge_addends(sweep, node)
+        node = merge_addends(sweep, arrived)
         if add_behind_batch_norm(sweep, node):
             continue
         facts = {

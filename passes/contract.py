@@ -43,7 +43,7 @@ def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     slab = fact.full()
     if fact.axis == rank - 2:
         return Declined("it mixes positions along the replaced axis")
-    if np.any(slab):
+    if slab.any():
         if slab.shape[rank - 2] != 1:
             return Declined("the constants differ by position, and attention mixes positions")
         if not every_query_sees(node):
@@ -124,7 +124,7 @@ def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     axis, slab = fact.axis + rank - len(shapes[position]), fact.full()
     if node.output.shape[axis] != shapes[position][fact.axis]:
         return Declined("the replaced axis is broadcast here")
-    if np.any(slab):
+    if slab.any():
         if position == 0 or not averages(sweep, node.inputs[0]):
             return Declined("it sums constants with weights of run time")
         if slab.shape[inner[1]] != 1:

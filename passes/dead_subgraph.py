@@ -41,6 +41,7 @@ class Rise:
     pending: list[Node] = field(default_factory=list)
     # Values that a dropped node read: the host's own selects may rise.
     lost_readers: set[str] = field(default_factory=set)
+    moves: dict[tuple[Shape, Shape, int, Keep, int], tuple[int, Keep] | str] = field(default_factory=dict)
     changed: bool = False
     _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -62,8 +63,8 @@ class Rise:
             return operand
         if not isinstance(operand, str):
             return take(operand, axis, keep)
-        keep = Keep(keep, period)
-        attrs = {"axis": axis, "keep": keep, **({"period": period} if period else {})}
+        keep = keep if isinstance(keep, Keep) else Keep(keep)
+        attrs = {"axis": axis, "keep": keep, "period": period} if period else {"axis": axis, "keep": keep}
         for made in self.pending:  # asked for twice by one node
             if made.inputs[0] == operand and made.attrs == attrs:
                 return made.name
@@ -75,6 +76,14 @@ class Rise:
         self.pending.append(Node("select", (operand,), (output,), attrs))
         return name
 
+    def move(self, before: Shape, after: Shape, axis: int, keep: Keep) -> tuple[int, Keep] | str:
+        """Where positions go in a reshape (axes.py); the same for queries, keys and values."""
+        key = (before, after, axis, keep, keep.period)
+        if key not in self.moves:
+            moved = move(before, after, axis, keep, keep.period)
+            self.moves[key] = moved if isinstance(moved, str) else (moved.axis, Keep(moved.index, moved.period))
+        return self.moves[key]
+
     def settle(self, node: Node) -> None:
         name = node.name
         self.settled[name] = node
@@ -85,8 +94,8 @@ class Rise:
                 users = self.uses[operand]
                 if not users or users[-1] != name:  # read twice by one node
                     users.append(name)
-                if node.op == "select":
-                    self.selected.add(operand)
+        if node.op == "select":
+            self.selected.update(node.values())
 
     def rename(self, name: str, now: str) -> list[str]:
         """A value vanishes, and what read it reads another. Says who did."""
@@ -115,7 +124,8 @@ Rule = Callable[[Rise, Node, int, Keep], Declined | Node]
 
 
 def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Node:
-    output = Value(node.name, narrowed(node.output.shape, axis, keep), node.output.dtype)
+    before = node.output
+    output = Value(before.name, narrowed(before.shape, axis, keep), before.dtype)
     told = {**node.attrs, **attrs} if attrs else node.attrs
     return Node(node.op, tuple(inputs), (output,), told, node.origin, node.path)
 
@@ -207,10 +217,10 @@ def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined
 def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
     """Backwards through the same map as a do goes forwards (axes.py)."""
     x = node.inputs[0]
-    moved = move(node.output.shape, rise.shape(x), axis, keep, keep.period)
+    moved = rise.move(node.output.shape, rise.shape(x), axis, keep)
     if isinstance(moved, str):
         return _rise_to_copies(rise, node, axis, keep) or Declined(moved)
-    return _shrunk(node, (rise.select(x, moved.axis, Keep(moved.index, moved.period)),), axis, keep)
+    return _shrunk(node, (rise.select(x, *moved),), axis, keep)
 
 
 SHARED = "query heads that share a key-value head go together, or equally many of every such group"
@@ -396,20 +406,21 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
         return None
     readers = [rise.settled[reader] for reader in rise.uses[name]]
     selects = [r for r in readers if r.op == "select"]
-    if not selects or any(r.op != "select" and not _reads_other_sizes(r, selects) for r in readers):
+    if not selects:
         return None
-    if name not in rise.lost_readers and not any(not r.origin or r.attrs.get("touched") for r in selects):
+    if len(selects) < len(readers) and any(r.op != "select" and not _reads_other_sizes(r, selects) for r in readers):
         return None
-    axis, period = selects[0].attrs["axis"], selects[0].attrs.get("period", 0)
-    if any(r.attrs["axis"] != axis or r.attrs.get("period", 0) != period for r in selects[1:]):
+    if name not in rise.lost_readers and not [r for r in selects if not r.origin or r.attrs.get("touched")]:
+        return None
+    told = selects[0].attrs
+    axis, period = told["axis"], told.get("period", 0)
+    if [r for r in selects if r.attrs["axis"] != axis or r.attrs.get("period", 0) != period]:
         return None
     if node.op == "expand" and _is_copied(rise, node, axis):
         selects = [_of_first_copies(rise, select) for select in selects]
         readers = [rise.settled[reader.name] for reader in readers]
     keep = _union([select.attrs["keep"] for select in selects], period)
-    if len(keep) == (period or node.output.shape[axis]):
-        return None
-    return axis, keep, readers
+    return None if len(keep) == (period or node.output.shape[axis]) else (axis, keep, readers)
 
 
 def _union(parts: Sequence[Sequence[int]], period: int) -> Keep:
@@ -465,14 +476,15 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     uses, outputs, stack = rise.uses, graph.outputs, list(graph.nodes)
     while stack:
         node = stack.pop()
-        dead = not any(uses[value.name] or value.name in outputs for value in node.outputs)
-        if dead and node.name not in idle and not node.attrs.get("effect"):
+        name = node.name
+        alive = uses[name] or name in outputs or any(uses[v.name] or v.name in outputs for v in node.outputs[1:])
+        if not alive and name not in idle and not node.attrs.get("effect"):
             rise.changed = rise.changed or bool(node.origin)
             if node.origin:
                 rise.lost_readers.update(node.values())
                 log.did("dead_subgraph", node, "dropped, nobody reads it")
             continue
-        need = needed(rise, node) if node.name in rise.selected else None
+        need = needed(rise, node) if name in rise.selected else None
         if need is None:
             rise.settle(node)
             continue
@@ -480,14 +492,14 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
         outcome = RULES.get(node.op, stop)(rise, node, axis, keep)
         if isinstance(outcome, Declined):
             for reader in readers:
-                log.reasons[node.name, reader.name] = outcome.reason
+                log.reasons[name, reader.name] = outcome.reason
             rise.pending.clear()
             rise.settle(node)
             continue
         rise.changed = True
         if outcome.op != "select":
             log.did("dead_subgraph", node, f"{node.output.shape[axis]} -> {len(keep)} along axis {axis}")
-        settle_readers(rise, node.name, keep, readers)
+        settle_readers(rise, name, keep, readers)
         if outcome.attrs.get("vanishes"):
             _replace_by_operand(rise, outcome)
         else:
@@ -506,6 +518,8 @@ def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
     if not idle:
         return set()
     lost = idle_nodes(graph) - idle
+    if not lost:
+        return set(idle)
     makers = {value.name: node.name for node in graph.nodes for value in node.outputs}
     for node in graph.nodes:
         if node.name in idle and any(makers.get(operand) in lost for operand in node.values()):

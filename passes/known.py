@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cmrc.axes import compress
+from cmrc.axes import Index, compress
 from cmrc.ir import Array, Node, Tensor
 from cmrc.ops import constant, slab_of
 from cmrc.passes.rewriter import Declined, Sweep
@@ -22,21 +22,24 @@ class Known:
 
     source: str
     axis: int
-    units: tuple[int, ...]
+    units: Index
     slab: Array
     sources: tuple[int, ...]
     runtime: str = ""
 
     def at(self, units: Sequence[int]) -> Array:
-        return np.take(self.full(), self.positions(units), axis=self.axis)
+        if units is self.units or tuple(units) == self.units:
+            return self.full()
+        return self.full().take(self.positions(units), axis=self.axis)
 
     def positions(self, units: Sequence[int]) -> list[int]:
         where = {unit: i for i, unit in enumerate(self.units)}
         return [where[u] for u in units]
 
     def full(self) -> Array:
-        shape = [len(self.units) if i == self.axis else n for i, n in enumerate(self.slab.shape)]
-        return np.broadcast_to(self.slab, shape)
+        before, after = self.slab.shape[: self.axis], self.slab.shape[self.axis + 1 :]
+        shape = (*before, len(self.units), *after)
+        return self.slab if self.slab.shape == shape else np.broadcast_to(self.slab, shape)
 
 
 Facts = dict[int, Known]
@@ -47,7 +50,7 @@ def known_of(node: Node) -> Known:
     source, value = node.inputs[:2]
     assert isinstance(source, str) and value is not None
     rank, attrs = len(node.output.shape), node.attrs
-    units, sources = tuple(attrs["units"]), tuple(attrs.get("sources", ()))
+    units, sources = Index.of(attrs["units"]), tuple(attrs.get("sources", ()))
     if isinstance(value, str):
         return Known(source, attrs["axis"], units, NOTHING, sources, value)
     assert isinstance(value, Tensor)
@@ -56,16 +59,17 @@ def known_of(node: Node) -> Known:
 
 def bare(node: Node, facts: Facts) -> Node:
     """The node, reading its operands as they were before the do's."""
-    return node.with_inputs(facts[i].source if i in facts else o for i, o in enumerate(node.inputs))
+    return node.with_inputs([facts[i].source if i in facts else o for i, o in enumerate(node.inputs)])
 
 
 def sources_of(facts: Facts) -> tuple[int, ...]:
-    return tuple(sorted({s for fact in facts.values() for s in fact.sources}))
+    first, *others = facts.values()
+    return tuple(sorted({*first.sources, *(s for fact in others for s in fact.sources)})) if others else first.sources
 
 
 def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> Declined | str:
     """The op on its operands as they were, and what its units become behind it."""
-    if not np.all(np.isfinite(slab)):
+    if not np.isfinite(slab).all():
         return Declined(NOT_FINITE)
     sweep.emit(bare(node, facts))
     sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))

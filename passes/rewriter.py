@@ -69,21 +69,22 @@ class Sweep:
     def __post_init__(self) -> None:
         self.values = self.graph.values()
 
-    def arrive(self, node: Node) -> Node:
-        """The node with its operands redirected to what they have become."""
-        for operand in node.inputs:
-            if isinstance(operand, str) and operand in self.redirected:
-                return node.with_inputs(self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs)
-        return node
+    def arrive(self, node: Node) -> Node | None:
+        """The node with its operands redirected to what they have become.
 
-    def reads_inserted(self, node: Node) -> bool:
-        """Whether the node reads a value that the model itself does not make: only there is something to move."""
+        None where it reads only what the model itself makes: there is nothing to move, and it is emitted as it is.
+        """
+        inserted = False
         for operand in node.inputs:
             if isinstance(operand, str):
+                if operand in self.redirected:
+                    return node.with_inputs([self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs])
                 maker = self.producers.get(operand)
-                if maker is not None and (not maker.origin or maker.op == "do"):
-                    return True
-        return False
+                inserted = inserted or (maker is not None and (not maker.origin or maker.op == "do"))
+        if inserted:
+            return node
+        self.emit(node)
+        return None
 
     def emit(self, node: Node) -> None:
         self.emitted.append(node)
@@ -138,7 +139,7 @@ def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[No
     used = set(outputs)
     kept: list[Node] = []
     for node in reversed(nodes):
-        if node.origin or node.op == "opaque" or any(value.name in used for value in node.outputs):
+        if node.origin or node.name in used or node.op == "opaque":
             kept.append(node)
             used.update(node.values())
     return tuple(reversed(kept))
@@ -149,18 +150,24 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
     needed = set(graph.outputs)
     idle = set()
     for node in reversed(graph.nodes):
-        if not node.origin or not needed.isdisjoint(v.name for v in node.outputs) or node.attrs.get("effect"):
+        first, *others = node.outputs
+        if (
+            not node.origin
+            or first.name in needed
+            or node.attrs.get("effect")
+            or any(value.name in needed for value in others)
+        ):
             needed.update(node.values())
         else:
             idle.add(node.name)
     return frozenset(idle)
 
 
-def narrowed(shape: Shape, axis: int, keep: Sequence[int]) -> Shape:
+def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
     """The shape when only these positions of an axis are left."""
-    period = period_of(keep)
+    period = keep.period
     if not period:
-        return resized(shape, axis, len(keep))
+        return (*shape[:axis], len(keep), *shape[axis + 1 :])
     number, symbols = product((shape[axis],))
     number = number * len(keep) // period
     parts = [str(number)] if number != 1 else []
@@ -188,14 +195,13 @@ def is_affine_do(node: Node | None) -> bool:
 
 def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
     """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
-    align = node.attrs.get("align")
+    align, out = node.attrs.get("align"), node.output.shape
     dims = align[position] if align else None
     if dims is None:
-        dims = tuple(range(len(node.output.shape) - len(shape), len(node.output.shape)))
-    if axis not in dims:
-        return None
-    local = int(dims.index(axis))
-    return local if shape[local] != 1 or node.output.shape[axis] == 1 else None
+        local = axis - (len(out) - len(shape))
+    else:
+        local = int(dims.index(axis)) if axis in dims else -1
+    return local if local >= 0 and (shape[local] != 1 or out[axis] == 1) else None
 
 
 def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:

@@ -33,7 +33,7 @@ from cmrc.hosts import Host
 from cmrc.hosts.fx_clean import clean, copy_graph, with_plain_layouts
 from cmrc.hosts.fx_module import LoweredModule, argument_names, flat_codegen
 from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, opname, shape_of
-from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value
+from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ops import ALONG, POINTWISE, apply
 
 if TYPE_CHECKING:
@@ -326,17 +326,20 @@ def _as_tensor(value: Any, device: torch.device | None) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
 def to_numpy(tensor: torch.Tensor) -> Array:
     """The tensor's own memory as an array where numpy has the dtype; bfloat16 through ml_dtypes."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
     return tensor.numpy()
 
 
 def from_numpy(array: Array) -> torch.Tensor:
     array = np.ascontiguousarray(array)
-    if array.dtype == ml_dtypes.bfloat16:
+    if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
@@ -359,6 +362,7 @@ class Reading:
             self._visit(node)
         self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
         self.names = module_names(host.lifted, set(self.graph.values()))
+        self.users = parameter_users(self.graph)
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
@@ -517,6 +521,17 @@ def _value(node: fx.Node) -> Value:
 
 def _loader(tensor: torch.Tensor) -> Callable[[], Array]:
     return lambda: to_numpy(tensor)
+
+
+def parameter_users(graph: Graph) -> dict[str, list[tuple[Node, Leaf]]]:
+    """The nodes that read each parameter, or what is computed from it, by the parameter's name."""
+    users: dict[str, list[tuple[Node, Leaf]]] = {}
+    for node in graph.nodes:
+        for operand in node.inputs:
+            if isinstance(operand, Tensor):
+                for leaf in leaves_of(operand):
+                    users.setdefault(leaf.name, []).append((node, leaf))
+    return users
 
 
 def path_of(node: fx.Node) -> str:

@@ -8,7 +8,7 @@ parameters changed, there is no copy: the result shares the graph (and the code 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -72,7 +72,6 @@ class Writer:
     specs: list[InputSpec] = field(default_factory=list)
     placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
     forms: dict[str, Tensor] = field(default_factory=dict)  # what a parameter that changed holds under its old name
-    tensors: dict[Tensor, list[str]] = field(default_factory=dict)  # the names of what was made of an expression
     untied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -80,15 +79,17 @@ class Writer:
         self.state = dict(self.host.state)
 
     def result(self) -> FxHost:
-        self._replace_parameters()
-        patched: list[tuple[Node, Node]] = []
+        changed: list[tuple[Node, Node]] = []
+        inserted = False
         for node in self.graph.nodes:
             before = self.old.get(node.name)
             if before is None and node.origin:
                 raise HostError("is not a node of the graph that is patched", node=node.label, op=node.kind)
-            if before is not None and before is not node and self._differs(before, node):
-                patched.append((before, node))
-        inserted = any(not node.origin for node in self.graph.nodes)
+            if before is not None and before is not node:
+                changed.append((before, node))
+            inserted = inserted or not node.origin
+        self._replace_parameters([node for _, node in changed])
+        patched = [(before, node) for before, node in changed if self._differs(before, node)]
         if not patched and not inserted and self._is_same_graph():
             return replace(self.host, state=self.state, stale=True)
         self._copy_graph()
@@ -151,11 +152,11 @@ class Writer:
             _add_with_owners(found, name)
         return found
 
-    def _replace_parameters(self) -> None:
+    def _replace_parameters(self, changed: Sequence[Node]) -> None:
         """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
         forms: dict[str, list[Tensor]] = {}
-        for node in self.graph.nodes:
-            for operand in node.inputs if node.origin else ():
+        for node in changed:
+            for operand in node.inputs:
                 if operand is None or isinstance(operand, (str, Literal)):
                     continue
                 named: list[tuple[str, Tensor]] = [(self._named(operand), operand)]
@@ -166,6 +167,7 @@ class Writer:
                     if form not in found:
                         found.append(form)
         forms.pop("", None)
+        self._add_unchanged_uses(forms)
         for output in self.host.lifted.output_node().all_input_nodes:
             for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
                 forms.setdefault(leaf.name, []).append(leaf)
@@ -185,10 +187,17 @@ class Writer:
             if owner is not None:
                 tied.setdefault(owner, (plain, tensor))
             self.state[name], self.forms[name] = tensor, form
-            self.tensors.setdefault(form, []).append(name)
         for name, owner in owners.items():
             if self.state[owner] is not self.state[name]:
                 self.untied.append(f"{name} and {owner} became different")
+
+    def _add_unchanged_uses(self, forms: Mapping[str, list[Tensor]]) -> None:
+        """Nodes that stayed as they are read their parameters as they were."""
+        now = {node.name: node for node in self.graph.nodes}
+        for name, found in forms.items():
+            for node, leaf in self.host._read.users.get(name, ()):
+                if now.get(node.name) is node and leaf not in found:
+                    found.append(leaf)
 
     def _owners(self) -> dict[str, str]:
         """Tied parameters, one tensor under several names: the first name of each."""
@@ -196,6 +205,14 @@ class Writer:
         for name, tensor in self.state.items():
             names.setdefault(id(tensor), []).append(name)
         return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
+
+    @cached_property
+    def tensors(self) -> dict[Tensor, list[str]]:
+        """The names of what was made of an expression."""
+        made: dict[Tensor, list[str]] = {}
+        for name, form in self.forms.items():
+            made.setdefault(form, []).append(name)
+        return made
 
     def _is_computed(self, operand: Tensor) -> bool:
         """Whether nodes of the model compute this from parameters alone."""
@@ -544,9 +561,7 @@ class Writer:
 
     def _drop_unread(self) -> None:
         """Nodes that the passes dropped, and the parameters that nobody reads any more."""
-        old = list(self.host.lifted.nodes)
-        unread_before = {n.name for n in old if not n.users}
-        read_before = {n.name for n in old} - unread_before
+        unread_before = {n.name for n in self.host.lifted.nodes if not n.users}
         dropped = set(self.old) - {node.name for node in self.graph.nodes}
         for node in reversed(list(self.lifted.nodes)):
             if node.users:
@@ -554,10 +569,9 @@ class Writer:
             idle = node.name in unread_before or node.op in ("output", "placeholder") or node.is_impure()
             if node.name in dropped or not idle:
                 self.lifted.erase_node(node)
-        gone: set[str] = set()
-        for target, node in list(self.placeholders.items()):
-            if not node.users and (node.name in read_before or target not in self.host.state):
-                gone.add(target)
+        gone = {t for t, n in self.placeholders.items() if not n.users and n.name not in unread_before}
+        if not gone:
+            return
         # With the last of what a module reads goes what it only keeps: the counter of a batch norm.
         left = {target.rpartition(".")[0] for target, node in self.placeholders.items() if node.users}
         owners = {target.rpartition(".")[0] for target in gone} - left
