@@ -10,12 +10,9 @@ stands the time of the zoo's own request, which replaces the units by constants.
 
 from __future__ import annotations
 
-import copy
-import gc
 import logging
 import math
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +22,7 @@ import numpy as np
 import torch
 
 import cmrc
-from benchmarks.measure import ROOT, Resumed, arguments, console, from_pairs, settled, show, use_threads, write_record
+from benchmarks.measure import ROOT, Resumed, arguments, console, from_pairs, show, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 
 if TYPE_CHECKING:
@@ -97,42 +94,18 @@ def measure(name: str, request: str, subject: Any, pairs: int) -> dict[str, Any]
     asked, unnamed = peer.layers_for(program, constants)
     if unnamed:
         return {"verdict": "no way", "detail": unnamed}
-    zeros, inputs, found, seconds = peer.silent(program, constants), subject.inputs(2), "", []
     try:
-        for plan in (constants, zeros):
-            cmrc.lower(program, plan)
+        found = peer.side_by_side(subject, constants, asked, pairs, PATIENCE)
     except cmrc.CmrcError as error:
         return {"verdict": "declined", "detail": str(error)[:200]}
-    with settled():
-        for i in range(-1, pairs):
-            gc.collect()
-            start = time.process_time()
-            cmrc.lower(program, constants)
-            folded = time.process_time() - start
-            gc.collect()
-            start = time.process_time()
-            lowered = cmrc.lower(program, zeros)
-            ours = time.process_time() - start
-            start = time.process_time()
-            _ = lowered.module
-            assembled = time.process_time() - start
-            model = copy.deepcopy(subject.built)
-            gc.collect()
-            start = time.process_time()
-            try:
-                with peer.limited(PATIENCE):
-                    found = peer.prune(model, inputs, asked)
-            except Exception as error:
-                return {"verdict": "error", "detail": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
-            theirs = time.process_time() - start
-            if i >= 0:
-                seconds.append((ours, theirs, assembled, folded))
-    verdict, detail, gap = peer.judged(subject, zeros, model, inputs)
+    if found.error:
+        return {"verdict": "error", "detail": found.error[:160]}
+    verdict, detail, gap = peer.judged(subject, peer.silent(program, constants), found.model, subject.inputs(2))
     if gap > peer.EQUAL:
         detail = f"by {gap:.0%} of the output's scale"
     return {
-        "verdict": verdict, "detail": detail or found, "seconds": seconds, "nodes": len(program.graph.nodes),
-        "parts": lowered.seconds, "parameters": sum(p.numel() for p in subject.built.parameters()),
+        "verdict": verdict, "detail": detail or found.problem, "seconds": found.seconds, "nodes": len(program.graph.nodes),
+        "parts": found.lowered.seconds, "parameters": sum(p.numel() for p in subject.built.parameters()),
     }  # fmt: skip
 
 
@@ -245,8 +218,8 @@ def main() -> None:
                 row |= {
                     "ratio": {k: getattr(ratio, k) for k in ("ratio", "low", "high", "ours_seconds", "theirs_seconds")}
                 }
-                row["assembled"] = float(np.median(seconds[:, 2]))
-                row["constants"] = float(np.median(seconds[:, 3] / seconds[:, 1]))
+                row["constants"] = float(np.median(seconds[:, 2] / seconds[:, 1]))
+                row["assembled"] = float(np.median(seconds[:, 3]))
             rows.append(row)
             told = f"{row['ratio']['ratio']:.2f}" if "ratio" in row else row["detail"]
             console.print(f"{i} of {len(chosen)}: {name}, {request}: {row['verdict']} {told}", highlight=False)

@@ -90,8 +90,8 @@ class Apply:
     shape: tuple[int, ...]
     dtype: str
 
-    def __hash__(self) -> int:  # of what tells expressions apart: the parameter at the bottom, and what was done to it
-        return hash((self.op, self.inputs[:1], self.shape))
+    def __hash__(self) -> int:  # of what tells expressions apart: the parameters at the bottom, and what was done to them
+        return hash((self.op, self.inputs, self.shape))
 
 
 Tensor: TypeAlias = Leaf | Literal | Apply

@@ -483,7 +483,7 @@ def materialise(tensor: Tensor) -> Array:
 def constant(tensor: Tensor) -> Array:
     """The array of a tensor expression in float64, for folding."""
     array = _compute(tensor)
-    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+    return array if array.dtype.kind in "biu" else array.astype(np.float64, copy=not isinstance(tensor, Literal))
 
 
 def _compute(tensor: Tensor) -> Array:

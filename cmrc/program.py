@@ -287,11 +287,10 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
         name = value.name
         for i, entry in by_value[value.name]:
             output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
-            rank = len(value.shape)
             slab = entry.constant
             if slab.ndim == 1:
-                slab = slab.reshape([len(slab) if d == entry.axis else 1 for d in range(rank)])
-            slab = as_dtype(slab, value.dtype).astype(np.float64)  # the model holds the constant in its own precision
+                slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
+            slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
             attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units), "sources": (i,)}
             inputs: tuple[Any, ...] = (name, literal(slab))
             if entry.weight is not None:

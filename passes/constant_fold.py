@@ -68,7 +68,9 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     if not unknown and all(fact.units is units or fact.units == units for fact in facts.values()):
         return sink(sweep, node, facts, axis, units, _evaluate_pointwise(node, facts, axis, units))
     if node.attrs["fn"] == "mul" and len(facts) == 1 and len(units) != size and not facts[min(facts)].slab.any():
-        return sink(sweep, node, facts, axis, units, np.zeros([len(units) if i == axis else 1 for i in range(len(out))]))
+        return sink(
+            sweep, node, facts, axis, units, np.zeros([len(units) if i == axis else 1 for i in range(len(out))])
+        )
     whole = [i for i, fact in facts.items() if len(fact.units) == size]
     altogether = len(whole) == len(facts) and not unknown
     whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i, facts[i].full().shape)]
@@ -295,7 +297,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if is_constant_do(node):
         later = known_of(node.with_inputs((fact.source, *node.inputs[1:])))
         named = set(later.units)
-        first = [u for u in fact.units if u not in named]
+        first = [] if fact.units == later.units else [u for u in fact.units if u not in named]
         attrs = {**node.attrs, "sources": tuple(sorted({*fact.sources, *later.sources}))}
         slab = later.slab
         if first:
@@ -303,7 +305,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
             shape = [max(s.shape[d] for s in slabs) for d in range(slab.ndim)]
             parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
             slab, attrs["units"] = compress(np.concatenate(parts, axis=axis), axis), (*first, *later.units)
-        sweep.emit(replace(node, inputs=(fact.source, literal(slab)), attrs=attrs))
+        sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path))
         return "joined with the next do"
     if set(node.attrs["parents"]) & set(fact.units):
         return _join_constant_parents(sweep, node, facts)

@@ -94,8 +94,8 @@ class Rise:
                 users = self.uses[operand]
                 if not users or users[-1] != name:  # read twice by one node
                     users.append(name)
-        if node.op == "select":
-            self.selected.update(node.values())
+        if node.op == "select" and isinstance(operand := node.inputs[0], str):
+            self.selected.add(operand)
 
     def rename(self, name: str, now: str) -> list[str]:
         """A value vanishes, and what read it reads another. Says who did."""

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cmrc.axes import Index, Keep, is_whole, period_of, product
+from cmrc.axes import Index, Keep, is_whole, product
 from cmrc.axes import complement as remaining
 from cmrc.ir import Array, Graph, Node, Operand, Shape, Value, literal
 
@@ -78,7 +78,9 @@ class Sweep:
         for operand in node.inputs:
             if isinstance(operand, str):
                 if operand in self.redirected:
-                    return node.with_inputs([self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs])
+                    return node.with_inputs(
+                        [self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs]
+                    )
                 maker = self.producers.get(operand)
                 inserted = inserted or (maker is not None and (not maker.origin or maker.op == "do"))
         if inserted:
@@ -122,12 +124,11 @@ class Sweep:
         if is_whole(keep, value.shape[axis]):
             return name
         keep = Index.of(keep)
-        key = (name, axis, keep)
-        if key not in self.selects:
-            output = Value(self.fresh(name, "select"), resized(value.shape, axis, len(keep)), value.dtype)
+        made = self.selects.setdefault((name, axis, keep), self.fresh(name, "select"))
+        if made not in self.values:
+            output = Value(made, resized(value.shape, axis, len(keep)), value.dtype)
             self.emit(Node("select", (name,), (output,), {"axis": axis, "keep": keep}))
-            self.selects[key] = output.name
-        return self.selects[key]
+        return made
 
     def finish(self) -> Graph:
         outputs = tuple(self.redirected.get(name, name) for name in self.graph.outputs)

@@ -331,10 +331,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """The tensor's own memory as an array where numpy has the dtype; bfloat16 through ml_dtypes."""
-    tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.numpy()
+        return tensor.detach().contiguous().view(torch.int16).numpy(force=True).view(BFLOAT16)
+    return tensor.numpy(force=True)
 
 
 def from_numpy(array: Array) -> torch.Tensor:
@@ -363,6 +362,7 @@ class Reading:
         self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
         self.names = module_names(host.lifted, set(self.graph.values()))
         self.users = parameter_users(self.graph)
+        self.owners = owners(host.state)
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
@@ -532,6 +532,14 @@ def parameter_users(graph: Graph) -> dict[str, list[tuple[Node, Leaf]]]:
                 for leaf in leaves_of(operand):
                     users.setdefault(leaf.name, []).append((node, leaf))
     return users
+
+
+def owners(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Tied parameters, one tensor under several names: the first name of each."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), []).append(name)
+    return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
 
 
 def path_of(node: fx.Node) -> str:

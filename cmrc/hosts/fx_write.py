@@ -136,11 +136,8 @@ class Writer:
         self.made = {node.name: node for node in self.lifted.nodes}
         self.values = self.host.graph.values()
         self.specs = list(self.host.specs)
-        kinds = {spec.arg.name: spec for spec in self.specs}
-        for node in self.lifted.nodes:
-            spec = kinds.get(node.name) if node.op == "placeholder" else None
-            if spec is not None and spec.kind in LIFTED and spec.target is not None:
-                self.placeholders[spec.target] = node
+        lifted = {spec.target: spec.arg.name for spec in self.specs if spec.kind in LIFTED}
+        self.placeholders = {target: self.made[name] for target, name in lifted.items() if target is not None}
 
     # ------------------------------------------------------------ parameters
 
@@ -163,15 +160,14 @@ class Writer:
                 if self._is_computed(operand):  # its nodes go on reading the parameters as they are
                     named = [(leaf.name, leaf) for leaf in leaves_of(operand)]
                 for name, form in named:
-                    found = forms.setdefault(name, [])
+                    found = forms.setdefault(name, []) if name else [form]
                     if form not in found:
                         found.append(form)
-        forms.pop("", None)
         self._add_unchanged_uses(forms)
         for output in self.host.lifted.output_node().all_input_nodes:
             for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
                 forms.setdefault(leaf.name, []).append(leaf)
-        owners = self._owners()
+        owners = self.host._read.owners
         tied: dict[str, tuple[Tensor, torch.Tensor]] = {}
         for name, found in forms.items():
             if len(found) > 1:
@@ -193,18 +189,11 @@ class Writer:
 
     def _add_unchanged_uses(self, forms: Mapping[str, list[Tensor]]) -> None:
         """Nodes that stayed as they are read their parameters as they were."""
-        now = {node.name: node for node in self.graph.nodes}
+        now, users = {node.name: node for node in self.graph.nodes}, self.host._read.users
         for name, found in forms.items():
-            for node, leaf in self.host._read.users.get(name, ()):
+            for node, leaf in users.get(name, ()):
                 if now.get(node.name) is node and leaf not in found:
                     found.append(leaf)
-
-    def _owners(self) -> dict[str, str]:
-        """Tied parameters, one tensor under several names: the first name of each."""
-        names: dict[int, list[str]] = {}
-        for name, tensor in self.state.items():
-            names.setdefault(id(tensor), []).append(name)
-        return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
 
     @cached_property
     def tensors(self) -> dict[Tensor, list[str]]:

@@ -7,6 +7,7 @@ are left as they are, as no part of it knows them.
 from __future__ import annotations
 
 import copy
+import gc
 import signal
 import time
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ import torch
 from asking import Subject
 
 import cmrc
+from benchmarks.measure import settled, timed
 from cmrc.axes import Keep, move, period_of
 from cmrc.ir import leaves_of
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
+PAIRS = 7
 PATIENCE = 10.0  # seconds of CPU time: on some graphs it does not come to an end
 
 
@@ -50,8 +53,10 @@ class Pruned:
     detail: str = ""
     parameters: tuple[int, int] = (0, 0)
     error: float = 0.0
-    cpu: float = 0.0  # graph build and prune
-    ours: float = 0.0  # the lowering of the same plan, in the same process
+    # Processor seconds: graph build and prune, our lowering to the same zeros, and to the constants of the plan.
+    cpu: float = 0.0
+    ours: float = 0.0
+    constants: float = 0.0
 
 
 def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ...]) -> list[tuple[str, list[int]]]:
@@ -131,32 +136,56 @@ def ask(subject: Subject, request: str) -> Pruned:
         return Pruned("none")
     assert isinstance(subject.built, torch.nn.Module)
     asked, unnamed = layers_for(program, plan)
-    inputs = subject.inputs(2)
-    times, ours = [], []
-    for _ in range(3):
-        start = time.process_time()
-        try:
-            cmrc.lower(program, plan)
-        except cmrc.CmrcError:
-            break
-        ours.append(time.process_time() - start)
-    before = sum(p.numel() for p in subject.built.parameters())
-    told: dict[str, Any] = {"ours": min(ours, default=0.0)}
     if unnamed:
-        return Pruned("no way", unnamed, **told)
-    for _ in range(2):
-        model = copy.deepcopy(subject.built)
-        start = time.process_time()
-        try:
-            with limited(PATIENCE):
-                problem = prune(model, inputs, asked)
-        except Exception as error:
-            return Pruned("error", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", **told)
-        times.append(time.process_time() - start)
-    after = sum(p.numel() for p in model.parameters())
-    told |= {"cpu": min(times), "parameters": (before, after)}
-    verdict, detail, gap = judged(subject, silent(program, plan), model, inputs)
-    return Pruned(verdict, detail or problem, error=gap, **told)
+        return Pruned("no way", unnamed)
+    found = side_by_side(subject, plan, asked, PAIRS)
+    ours, theirs, constants = (min(column) for column in list(zip(*found.seconds, strict=True))[:3])
+    told: dict[str, Any] = {"ours": ours, "constants": constants}
+    if found.error:
+        return Pruned("error", found.error, **told)
+    before, after = (sum(p.numel() for p in model.parameters()) for model in (subject.built, found.model))
+    told |= {"cpu": theirs, "parameters": (before, after)}
+    verdict, detail, gap = judged(subject, silent(program, plan), found.model, subject.inputs(2))
+    return Pruned(verdict, detail or found.problem, error=gap, **told)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Processor seconds of lowering to zeros, of the peer, of lowering to constants and of assembling the lowered module; what came
+    of it, and what the peer said or raised."""
+
+    seconds: list[tuple[float, float, float, float]]
+    lowered: cmrc.Lowered
+    model: torch.nn.Module
+    problem: str = ""
+    error: str = ""
+
+
+def side_by_side(
+    subject: Subject, constants: cmrc.Plan, asked: list[tuple[str, list[int]]], pairs: int, patience: float = PATIENCE
+) -> SideBySide:
+    """Both at the same task, in turns, after one round to warm up. An error of the peer ends it."""
+    program, zeros, inputs = subject.program, silent(subject.program, constants), subject.inputs(2)
+    seconds: list[tuple[float, float, float, float]] = []
+    with settled():
+        for i in range(-1, pairs):
+            made: list[Any] = []
+            folded = timed(lambda: cmrc.lower(program, constants), time.process_time)
+            ours = timed(lambda: made.append(cmrc.lower(program, zeros)), time.process_time)  # noqa: B023
+            assembled = timed(lambda: made[0].module, time.process_time)  # noqa: B023
+            model = copy.deepcopy(subject.built)
+            gc.collect()
+            start = time.process_time()
+            try:
+                with limited(patience):
+                    problem = prune(model, inputs, asked)
+            except Exception as error:
+                told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                return SideBySide([(ours, 0.0, folded, assembled)], made[0], model, error=told)
+            theirs = time.process_time() - start
+            if i >= 0:
+                seconds.append((ours, theirs, folded, assembled))
+    return SideBySide(seconds, made[0], model, problem)
 
 
 def silent(program: cmrc.Program, plan: cmrc.Plan) -> cmrc.Plan:
