@@ -1,7 +1,7 @@
 """A host is the model's own graph: `fx` (torch.export) or `onnx` (onnx_ir). The only places that know a framework.
 
 A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), runs it.
-`fx_ops.py` and `onnx_ops.py` are the tables: a row an op.
+`fx_ops.py` and `onnx_ops` are the tables, a row an op: what is peculiar to one op stands there.
 """
 
 from __future__ import annotations

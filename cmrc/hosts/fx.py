@@ -32,7 +32,7 @@ from cmrc.errors import HostError, TraceError
 from cmrc.hosts import Host
 from cmrc.hosts.fx_clean import clean, copy_graph, with_plain_layouts
 from cmrc.hosts.fx_module import LoweredModule, argument_names, flat_codegen
-from cmrc.hosts.fx_ops import ROWS, Arguments, Opaque, Read, opname, shape_of
+from cmrc.hosts.fx_ops import FACTORS, ROWS, TURNS, Arguments, Opaque, Read, opname, shape_of
 from cmrc.ir import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ops import ALONG, POINTWISE, apply
 
@@ -366,15 +366,14 @@ class Reading:
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
-        if opname(node) not in ("t", "transpose", "permute") or len(shape_of(node)) != 2:
+        if opname(node) not in TURNS or len(shape_of(node)) != 2:
             return False
         source = node.args[0]
         spec = self.specs.get(source.name) if isinstance(source, fx.Node) else None
-        products = {"matmul": (1, 0), "mm": (1, 0), "addmm": (2,)}
         return (
             spec is not None
             and spec.kind in LIFTED
-            and all(opname(u) in products and node in [u.args[i] for i in products[opname(u)]] for u in node.users)
+            and all(opname(u) in FACTORS and node in [u.args[i] for i in FACTORS[opname(u)]] for u in node.users)
         )
 
     def _visit(self, node: fx.Node) -> None:

@@ -23,7 +23,7 @@ from cmrc.errors import HostError
 from cmrc.hosts import clamp
 from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
-from cmrc.hosts.fx_ops import Arguments, arguments, opname, parameters
+from cmrc.hosts.fx_ops import GROUPS, SIZES, Arguments, arguments, opname, parameters
 from cmrc.ir import Apply, Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ops import materialise
 
@@ -36,8 +36,6 @@ CONVOLUTIONS = {
     (2, True): aten.conv_transpose2d.input,
     (3, True): aten.conv_transpose3d.input,
 }
-GROUPS_ARGUMENT = {"convolution": 8}  # all others have it at 6
-SIZES_ARGUMENT = {"full": 0, "view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +326,7 @@ class Writer:
             sizes = _new_sizes(before, node, target)
             if sizes is not None:
                 made = [self._scaled(target, n) if isinstance(n, Scaled) else n for n in sizes]
-                values[SIZES_ARGUMENT[opname(target)]] = made
+                values[SIZES[opname(target)]] = made
             return sizes is not None
         if node.attrs.get("fn") == "rms_norm" and node.attrs["eps"] != before.attrs["eps"]:
             values[1], values[3] = [int(node.output.shape[-1])], node.attrs["eps"]
@@ -337,7 +335,7 @@ class Writer:
             values[6] = node.attrs["scale"]  # torch would take it from the width that is left
             return True
         if node.op == "conv" and node.attrs["groups"] != before.attrs["groups"]:
-            position = GROUPS_ARGUMENT.get(opname(target), 6)
+            position = GROUPS[opname(target)]
             values[position] = node.attrs["groups"]
             return True
         if node.op == "select" and node.attrs["keep"] != before.attrs["keep"]:
@@ -503,7 +501,7 @@ class Writer:
             else:
                 values[position] = self._operand(given, node, i, dtype)
         if node.op == "conv":
-            values[GROUPS_ARGUMENT.get(opname(model), 6)] = node.attrs["groups"]
+            values[GROUPS[opname(model)]] = node.attrs["groups"]
         copied = self._call(model.target, *model.args, **model.kwargs)
         _set_arguments(copied, values)
         return copied
@@ -580,7 +578,7 @@ def _add_with_owners(found: set[str], name: str) -> None:
 
 def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
     """The sizes of a view or expand for another shape; None where they say it already, by -1."""
-    position = SIZES_ARGUMENT.get(opname(target))
+    position = SIZES.get(opname(target))
     if position is None:
         return None
     told = list(arguments(target)[position])

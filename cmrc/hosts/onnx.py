@@ -1,7 +1,7 @@
 """The ONNX host: an `onnx_ir.Model`, read, patched, run under onnxruntime, and saved.
 
 host = OnnxHost.load("model.onnx")   or OnnxHost.from_model(onnx.ModelProto | onnx_ir.Model)
-host.graph                          the mechanism graph                       onnx_read.py, onnx_ops.py (the table)
+host.graph                          the mechanism graph                       onnx_read.py, onnx_ops (the table)
 host.build(graph)                   a clone that computes an edited graph     onnx_write.py
 host.run([x], taps=["relu"])        outputs, then the tapped values           onnx_session.py
 host.save("small.onnx", {})         whole or not at all                       onnx_save.py

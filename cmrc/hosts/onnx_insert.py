@@ -14,7 +14,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.onnx_patch import selection
+from cmrc.hosts.onnx_ops.patch import selection
 from cmrc.hosts.onnx_shapes import dtype_name
 from cmrc.ir import Array, Literal, Node, Tensor
 from cmrc.ops import constant, numpy_dtype

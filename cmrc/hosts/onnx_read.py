@@ -19,9 +19,9 @@ from cmrc.axes import product
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx_names import name_values, unique_origins
 from cmrc.hosts.onnx_ops import EVALUATED, OPAQUE, ROWS
+from cmrc.hosts.onnx_ops.view import Opaque, Step, View, contents_of, times
 from cmrc.hosts.onnx_shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx_sizes import Sizes
-from cmrc.hosts.onnx_view import Opaque, Step, View, contents_of, times
 from cmrc.ir import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import POINTWISE, materialise
 

@@ -20,7 +20,7 @@ import onnx_ir
 from cmrc.errors import HostError
 from cmrc.hosts.onnx_insert import INSERTED, insert_like
 from cmrc.hosts.onnx_ops import ROWS
-from cmrc.hosts.onnx_patch import WRITERS, rewire, write_fused, write_target
+from cmrc.hosts.onnx_ops.patch import WRITERS, rewire, write_fused, write_target
 from cmrc.hosts.onnx_read import Reading, row_name, subgraphs
 from cmrc.ir import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import apply, materialise, numpy_dtype

@@ -1,6 +1,6 @@
 """The table: what every ONNX op is in the IR, a row an op. Another op is another row.
 
-Most rows are data; `onnx_rows.py`, `onnx_layout.py` and `onnx_fused.py` have those that need a few lines, `onnx_patch.py` the
+Most rows are data; `rows.py`, `layout.py` and `fused.py` have those that need a few lines, `patch.py` the
 writers of ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
 """
 
@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.hosts import onnx_fused as fused
-from cmrc.hosts import onnx_layout as layout
-from cmrc.hosts import onnx_rows as rows
-from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept
+from cmrc.hosts.onnx_ops import fused, layout, rows
+from cmrc.hosts.onnx_ops.view import Opaque, Step, View, broadcast, kept
 from cmrc.ir import Array, Shape
 
 Reader = Callable[[View], "Step | list[Step]"]
@@ -23,7 +21,7 @@ Reader = Callable[[View], "Step | list[Step]"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How to read an op, and which kind of writing it needs besides its inputs (a key of `onnx_patch.WRITERS`).
+    """How to read an op, and which kind of writing it needs besides its inputs (a key of `patch.WRITERS`).
 
     A fused op is `separable` from the opset on that has an op for each of its steps, which `onnx_insert.py` writes.
     """

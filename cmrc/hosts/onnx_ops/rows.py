@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
-from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept
+from cmrc.hosts.onnx_ops.view import Opaque, Step, View, broadcast, kept
 from cmrc.ir import Dim, Tensor
 from cmrc.ops import apply, conv_pads, materialise
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast, kept, times
+from cmrc.hosts.onnx_ops.view import Opaque, Step, View, broadcast, kept, times
 from cmrc.ir import Array, Dim, Shape
 
 # ---------------------------------------------------------------- indexing

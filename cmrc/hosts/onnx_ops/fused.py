@@ -5,7 +5,7 @@
     Attention(q, k, v), 3-D             reshape and transpose to heads, attention, transpose and reshape back
 
 The results between are inside the node. Heads are a part of the units' axis: a replacement of whole heads goes through the
-reshape to the axis of heads, and `onnx_patch.py` writes their new number.
+reshape to the axis of heads, and `patch.py` writes their new number.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cmrc.hosts.onnx_rows import read_conv, read_gemm
-from cmrc.hosts.onnx_view import Opaque, Step, View, broadcast
+from cmrc.hosts.onnx_ops.rows import read_conv, read_gemm
+from cmrc.hosts.onnx_ops.view import Opaque, Step, View, broadcast
 from cmrc.ir import Dim, Shape, literal
 from cmrc.ops import take
 
