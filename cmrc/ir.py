@@ -90,9 +90,8 @@ class Apply:
     shape: tuple[int, ...]
     dtype: str
 
-    def __hash__(
-        self,
-    ) -> int:  # of what tells expressions apart: the parameters at the bottom, and what was done to them
+    def __hash__(self) -> int:
+        """Of what tells expressions apart: the parameters at the bottom, and what was done to them."""
         return hash((self.op, self.inputs, self.shape))
 
 
