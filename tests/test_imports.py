@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 FRAMEWORKS = {"torch", "onnx", "onnx_ir", "onnxruntime", "onnxscript"}
 PASSES_MAY_IMPORT = {"cmrc.ir", "cmrc.ops", "cmrc.axes", "cmrc.passes", "cmrc.passes.absorb", "cmrc.passes.rewriter"}
 
+STANDARD = {"__future__", "collections", "dataclasses", "functools", "itertools", "math", "time", "typing"}
+
 
 def imported(path: Path, *, top_level: bool) -> set[str]:
     """The modules that a file imports; `top_level` leaves out imports inside functions and TYPE_CHECKING blocks."""
@@ -33,7 +35,7 @@ def test_passes_import_only_the_ir(path: Path) -> None:
     others = {name.split(".")[0] for name in imported(path, top_level=False)} - {"cmrc"}
     allowed = PASSES_MAY_IMPORT | {f"cmrc.passes.{p.stem}" for p in (ROOT / "passes").glob("*.py")}
     assert ours <= allowed
-    assert others <= {"__future__", "collections", "dataclasses", "itertools", "math", "time", "typing", "numpy"}
+    assert others <= {*STANDARD, "numpy"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "cmrc").glob("*.py")), ids=lambda p: p.name)
