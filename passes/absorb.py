@@ -217,9 +217,10 @@ def fold_into_conv(
         return f"constants that differ by position into an added {list(shape)} buffer"
     bundle = kernel_of_constants(node, units, np.broadcast_to(slab.reshape(-1), len(units)), outs)
     if not has_border(node):
-        over = tuple(range(2, 2 + len(kernel)))
-        summed = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), weight.dtype)
-        vector = apply("reshape", (summed,), {"shape": (outs,)}, (outs,), weight.dtype)
+        if math.prod(kernel) > 1:
+            over = tuple(range(2, 2 + len(kernel)))
+            bundle = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), weight.dtype)
+        vector = apply("reshape", (bundle,), {"shape": (outs,)}, (outs,), weight.dtype)
         sweep.emit(smaller.with_inputs((*smaller.inputs[:2], add_tensors(bias, vector, dtype=weight.dtype))))
         return "constants into the bias"
     lead = (1,) * axis

@@ -363,6 +363,9 @@ class Reading:
         self.names = module_names(host.lifted, set(self.graph.values()))
         self.users = parameter_users(self.graph)
         self.owners = owners(host.state)
+        self.taken: set[str] = set()  # the names of tensors, and of the modules that hold them
+        for name in (*host.state, *host.exported.state_dict):
+            add_with_owners(self.taken, name)
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
@@ -539,6 +542,13 @@ def owners(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     for name, tensor in state.items():
         names.setdefault(id(tensor), []).append(name)
     return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
+
+
+def add_with_owners(found: set[str], name: str) -> None:
+    """a.b.c, a.b and a, as far as they are not there."""
+    while name and name not in found:
+        found.add(name)
+        name = name.rpartition(".")[0]
 
 
 def path_of(node: fx.Node) -> str:

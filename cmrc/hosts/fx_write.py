@@ -21,7 +21,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from cmrc.axes import product
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, from_numpy
+from cmrc.hosts.fx import LIFTED, SHAPED, FxHost, add_with_owners, from_numpy
 from cmrc.hosts.fx_clean import copy_graph
 from cmrc.hosts.fx_ops import GROUPS, SIZES, Arguments, arguments, opname, parameters
 from cmrc.ir import Apply, Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
@@ -70,6 +70,7 @@ class Writer:
     specs: list[InputSpec] = field(default_factory=list)
     placeholders: dict[str, fx.Node] = field(default_factory=dict)  # by parameter
     forms: dict[str, Tensor] = field(default_factory=dict)  # what a parameter that changed holds under its old name
+    tensors: dict[Tensor, list[str]] = field(default_factory=dict)  # the names of new parameters, by what they hold
     untied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -142,10 +143,7 @@ class Writer:
     @cached_property
     def taken(self) -> set[str]:
         """The names of tensors, and of the modules that hold them."""
-        found: set[str] = set()
-        for name in (*self.state, *self.host.exported.state_dict):
-            _add_with_owners(found, name)
-        return found
+        return set(self.host._read.taken)
 
     def _replace_parameters(self, changed: Sequence[Node]) -> None:
         """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
@@ -193,14 +191,6 @@ class Writer:
                 if now.get(node.name) is node and leaf not in found:
                     found.append(leaf)
 
-    @cached_property
-    def tensors(self) -> dict[Tensor, list[str]]:
-        """The names of what was made of an expression."""
-        made: dict[Tensor, list[str]] = {}
-        for name, form in self.forms.items():
-            made.setdefault(form, []).append(name)
-        return made
-
     def _is_computed(self, operand: Tensor) -> bool:
         """Whether nodes of the model compute this from parameters alone."""
         computed = self.host._read.computed
@@ -227,7 +217,7 @@ class Writer:
         while name in self.taken:
             count += 1
             name = f"{base}_{count}"
-        _add_with_owners(self.taken, name)
+        add_with_owners(self.taken, name)
         kind = InputKind.PARAMETER if parameter else InputKind.BUFFER
         self.state[name] = torch.nn.Parameter(tensor) if parameter and tensor.dtype.is_floating_point else tensor
         first = next(iter(self.lifted.nodes))
@@ -249,7 +239,9 @@ class Writer:
             return self.placeholders[operand.name]
         if isinstance(operand, Literal) and operand.array.ndim == 0 and node.origin:
             return operand.array.item()
-        for name in self.tensors.get(operand, ()):
+        own = self._named(operand)
+        holders = self.tensors.get(operand, ())
+        for name in (own, *holders) if self.forms.get(own) == operand else holders:
             if self.state[name].dtype == dtype or not dtype.is_floating_point:
                 return self.placeholders[name]
         there = self.made.get(self.host._read.computed.get(operand, ""))
@@ -265,7 +257,7 @@ class Writer:
         base = f"{node.path}.{role}" if node.path else f"{node.name.replace('.', '_')}_{role}"
         trained = role != "offset"
         if role == "offset" and not node.attrs.get("addend"):
-            base = self._named(operand) or base
+            base = own or base
             trained = any(isinstance(self.host.state[leaf.name], torch.nn.Parameter) for leaf in leaves_of(operand))
         made = self._constant(tensor, base, parameter=trained)
         self.tensors.setdefault(operand, []).append(next(reversed(self.placeholders)))
@@ -567,13 +559,6 @@ class Writer:
             self.lifted.erase_node(self.placeholders[target])
         self.specs = [s for s in self.specs if not (s.kind in LIFTED and s.target in gone)]
         self.state = {n: t for n, t in self.state.items() if n not in gone}
-
-
-def _add_with_owners(found: set[str], name: str) -> None:
-    """a.b.c, a.b and a, as far as they are not there."""
-    while name and name not in found:
-        found.add(name)
-        name = name.rpartition(".")[0]
 
 
 def _new_sizes(before: Node, node: Node, target: fx.Node) -> list[Any] | None:
