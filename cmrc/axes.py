@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -37,6 +38,12 @@ class Index(tuple[int, ...]):
     @classmethod
     def of(cls, positions: Iterable[int]) -> Index:
         return positions if isinstance(positions, Index) else cls(positions)
+
+    @classmethod
+    def from_array(cls, array: Array) -> Self:
+        made = cls(array.tolist())
+        made.array = array
+        return made
 
 
 class Keep(Index):
@@ -265,6 +272,22 @@ def compress(slab: Array, keep: int) -> Array:
             if np.array_equal(slab, np.broadcast_to(first, slab.shape)):
                 slab = first
     return slab
+
+
+def spread(slab: Array, axis: int, count: int) -> Array:
+    """A slab with so many positions along an axis, where it had one for all or has them already."""
+    shape = (*slab.shape[:axis], count, *slab.shape[axis + 1 :])
+    return slab if slab.shape == shape else np.broadcast_to(slab, shape)
+
+
+def members(groups: Array, each: int) -> Index:
+    """The positions that lie in these groups of so many."""
+    return Index.from_array((groups[:, None] * each + np.arange(each)).reshape(-1))
+
+
+def count_by_group(index: Sequence[int], groups: int, each: int) -> Array:
+    """How many of these positions lie in each group of so many."""
+    return np.bincount(Index.of(index).array // each, minlength=groups)
 
 
 def complement(units: Sequence[int] | Array, size: int) -> Array:

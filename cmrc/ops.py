@@ -564,6 +564,8 @@ def _check_concat(node: Node, shapes: Shapes) -> str:
 
 
 def _within(positions: Sequence[int], size: int) -> bool:
+    if not positions:
+        return True
     low, high = Index.of(positions).span
     return low >= 0 and high < size
 
@@ -582,9 +584,8 @@ def _check_select(node: Node, shapes: Shapes) -> str:
 def _check_do(node: Node, shapes: Shapes) -> str:
     axis, x = node.attrs["axis"], shapes[0]
     assert x is not None
-    units, size = node.attrs["units"], x[axis]
-    known = bool(units) and isinstance(size, int)
-    if not known or not all(_within(some, int(size)) for some in (units, node.attrs.get("parents")) if some):
+    units, parents, size = node.attrs["units"], node.attrs.get("parents", ()), x[axis]
+    if not units or not isinstance(size, int) or not (_within(units, size) and _within(parents, size)):
         return f"units out of 0..{size}"
     return _is(node.output.shape == x, f"the result has shape {node.output.shape}, not {x}")
 

@@ -403,8 +403,7 @@ def _units(units: Any, size: int, where: dict[str, str], what: str = "units") ->
             **where,
             fix=f"units run from 0 to {size - 1}",
         )
-    found = Index(array.tolist())
-    found.array = array.astype(np.int64)
+    found = Index.from_array(array.astype(np.int64))
     if len(set(found)) != len(found):
         raise DoUnitsError(f"{what} are named twice", **where, fix="name each unit once")
     return found

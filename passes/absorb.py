@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cmrc.axes import spread
 from cmrc.ir import Array, Node, Tensor, Value, literal
 from cmrc.ops import apply, constant, conv_pads, take
 from cmrc.passes.rewriter import Declined, Sweep, complement, resized
@@ -83,7 +84,7 @@ def fold_into_linear(
             vector = apply("reshape", (vector,), {"shape": shape}, shape, vector.dtype)
         add_after(sweep, smaller, add_tensors(None, vector, alpha, weight.dtype) if alpha != 1.0 else vector)
         return "constants into a bias"
-    values = np.broadcast_to(slab, resized(slab.shape, axis, len(units)))  # type: ignore[arg-type]
+    values = spread(slab, axis, len(units))
     attrs = {"axis": axis, "w_in": w_in, "w_out": node.attrs["w_out"], "alpha": alpha}
     shape = tuple(int(n) for n in resized(values.shape, axis, outs))
     addend = apply("linear", (literal(values), take(weight, w_in, units)), attrs, shape, weight.dtype)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.axes import blocks, compress
+from cmrc.axes import blocks, compress, count_by_group, spread
 from cmrc.ir import Array, Graph, Node, Tensor, Value, literal
 from cmrc.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes.absorb import fold_into_conv, fold_into_linear
@@ -53,8 +53,7 @@ def relation_of(node: Node) -> Relation:
     assert isinstance(source, str) and isinstance(value, Tensor) and isinstance(weight, Tensor)
     rank, attrs = len(node.output.shape), node.attrs
     slab = slab_of(constant(value), attrs["axis"], rank)
-    shape = [len(attrs["units"]) if i == attrs["axis"] else n for i, n in enumerate(slab.shape)]
-    slab = np.broadcast_to(slab, shape)
+    slab = spread(slab, attrs["axis"], len(attrs["units"]))
     units, parents, sources = (tuple(attrs.get(name, ())) for name in ("units", "parents", "sources"))
     return Relation(source, attrs["axis"], units, parents, slab, constant(weight), sources)
 
@@ -111,9 +110,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined |
         unit_group, parent_group = np.asarray(relation.units) // per, np.asarray(relation.parents) // per
         if np.any(relation.weight[unit_group[:, None] != parent_group[None, :]]):
             return Declined("a unit and its parents lie in different groups")
-        kept = np.ones(channels, dtype=bool)
-        kept[list(relation.units)] = False
-        counts = kept.reshape(groups, per).sum(axis=1)
+        counts = count_by_group(relation.units, groups, per)
         if counts.min() != counts.max():
             return Declined("its groups would keep different numbers of channels")
     mix = (relation.parents, literal(relation.weight))

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.axes import compress, move, move_slab
+from cmrc.axes import compress, count_by_group, members, move, move_slab, spread
 from cmrc.ir import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes import runtime
@@ -42,7 +42,6 @@ from cmrc.passes.rewriter import (
     operand_axis,
     others_give_shape,
     parameter_axis,
-    resized,
     result_axis,
 )
 
@@ -148,9 +147,7 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
     slab = MEANINGS["pointwise"]({**node.attrs, "rank": rank}, *arrays)
     if slab.ndim < rank:
         slab = slab.reshape((1,) * (rank - slab.ndim) + slab.shape)
-    if slab.shape[axis] == len(units):
-        return slab
-    return np.broadcast_to(slab, (*slab.shape[:axis], len(units), *slab.shape[axis + 1 :]))
+    return spread(slab, axis, len(units))
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -347,8 +344,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
     ins = weight.shape[node.attrs["w_in"]]
     if fact.axis == axis and len(fact.units) < ins:
         return fold_into_linear(sweep, node, fact.source, fact.units, fact.full())
-    slab = fact.at(range(ins)) if fact.axis == axis else fact.full()
-    slab = np.broadcast_to(slab, resized(slab.shape, axis, ins))  # type: ignore[arg-type]
+    slab = spread(fact.at(range(ins)) if fact.axis == axis else fact.full(), axis, ins)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, str):
         return Declined("its bias is computed at run time")
@@ -370,7 +366,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     if groups == 1 and len(fact.units) < channels:
         return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
     per, outs = channels // groups, int(node.output.shape[axis]) // groups
-    counts = per - np.bincount(fact.units.array // per, minlength=groups)
+    counts = per - count_by_group(fact.units, groups, per)
     if counts.min() == counts.max() > 0:
         return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
     gone = np.flatnonzero(counts == 0)
@@ -381,7 +377,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         return Declined("the constants differ by position, and the number of positions is not fixed")
     if slab is None:
         return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
-    return sink(sweep, node, facts, axis, _members(gone, outs), slab)
+    return sink(sweep, node, facts, axis, members(gone, outs), slab)
 
 
 def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array | None:
@@ -389,7 +385,7 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
     axis, attrs = node.attrs["axis"], node.attrs
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
-    rows, columns = _members(gone, outs), _members(gone, per)
+    rows, columns = members(gone, outs), members(gone, per)
     slab = fact.at(columns)
     small = constant(take(weight, 0, columns if attrs.get("transposed") else rows))
     shift = None if bias is None else constant(take(bias, 0, rows))
@@ -409,12 +405,6 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
         return None
     full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
     return MEANINGS["conv"](attrs, full, small, shift)
-
-
-def _members(groups: Array, each: int) -> list[int]:
-    """The channels of groups of so many."""
-    members: list[int] = (groups[:, None] * each + np.arange(each)).reshape(-1).tolist()
-    return members
 
 
 def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:

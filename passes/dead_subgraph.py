@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cmrc.axes import Keep, is_whole, move, period_of, segments
+from cmrc.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
 from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ops import take
 from cmrc.passes.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
@@ -161,11 +161,11 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined
         return _shrunk(node, (x, weight, bias), axis, keep)
     outs = int(node.output.shape[axis]) // groups
     ins = int(rise.shape(x)[axis]) // groups
-    counts = np.bincount(keep.array // outs, minlength=groups)
+    counts = count_by_group(keep, groups, outs)
     left = counts.nonzero()[0]
     if counts[left].min() != counts.max():
         return Declined("its groups would keep different numbers of outputs")
-    inputs = keep if ins == outs == 1 else (left[:, None] * ins + np.arange(ins)).reshape(-1).tolist()
+    inputs = members(left, ins)
     if attrs.get("transposed"):
         if counts[left[0]] != outs:
             return Declined("a grouped transposed convolution keeps or loses whole groups")
@@ -364,7 +364,7 @@ def rise_through_attention(rise: Rise, node: Node, axis: int, keep: Keep) -> Dec
 
 def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | None:
     """The key-value heads that the kept query heads need, if all of them serve equally many."""
-    counts = np.bincount(np.asarray(keep) // (heads // served), minlength=served)
+    counts = count_by_group(keep, served, heads // served)
     groups = np.flatnonzero(counts)
     return [int(g) for g in groups] if len(set(counts[groups].tolist())) == 1 and list(keep) == sorted(keep) else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cmrc.axes import Index, compress
+from cmrc.axes import Index, compress, spread
 from cmrc.ir import Array, Node, Tensor
 from cmrc.ops import constant, slab_of
 from cmrc.passes.rewriter import Declined, Sweep
@@ -37,9 +37,7 @@ class Known:
         return [where[u] for u in units]
 
     def full(self) -> Array:
-        before, after = self.slab.shape[: self.axis], self.slab.shape[self.axis + 1 :]
-        shape = (*before, len(self.units), *after)
-        return self.slab if self.slab.shape == shape else np.broadcast_to(self.slab, shape)
+        return spread(self.slab, self.axis, len(self.units))
 
 
 Facts = dict[int, Known]

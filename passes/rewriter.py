@@ -124,8 +124,9 @@ class Sweep:
         if is_whole(keep, value.shape[axis]):
             return name
         keep = Index.of(keep)
-        made = self.selects.setdefault((name, axis, keep), self.fresh(name, "select"))
-        if made not in self.values:
+        made = self.selects.get((name, axis, keep))
+        if made is None:
+            made = self.selects[name, axis, keep] = self.fresh(name, "select")
             output = Value(made, resized(value.shape, axis, len(keep)), value.dtype)
             self.emit(Node("select", (name,), (output,), {"axis": axis, "keep": keep}))
         return made
@@ -168,7 +169,7 @@ def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
     """The shape when only these positions of an axis are left."""
     period = keep.period
     if not period:
-        return (*shape[:axis], len(keep), *shape[axis + 1 :])
+        return resized(shape, axis, len(keep))
     number, symbols = product((shape[axis],))
     number = number * len(keep) // period
     parts = [str(number)] if number != 1 else []
@@ -180,10 +181,7 @@ def resized(shape: Shape, axis: int, size: int) -> Shape:
 
 
 def complement(units: Sequence[int], size: int) -> Keep:
-    left = remaining(units, size)
-    keep = Keep(left.tolist())
-    keep.array = left
-    return keep
+    return Keep.from_array(remaining(units, size))
 
 
 def is_constant_do(node: Node | None) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.axes import segments
+from cmrc.axes import count_by_group, members, segments
 from cmrc.ir import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ops import take
 from cmrc.passes.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
@@ -58,8 +58,7 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
     fact, axis = facts[0], node.attrs["axis"]
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
-    rows = [int(g) * outs + i for g in gone for i in range(outs)]
-    inputs = [int(g) * per + i for g in gone for i in range(per)]
+    rows, inputs = members(gone, outs), members(gone, per)
     small = replace(
         node, inputs=(node.inputs[0], take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias)
     )
@@ -250,14 +249,11 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         return Declined("the constant is the same at every position, whose number is not fixed")
     channels = int(sweep.shape(fact.source)[axis])
     per, outs = channels // groups, int(node.output.shape[axis]) // groups
-    kept = np.ones(channels, dtype=bool)
-    kept[list(fact.units)] = False
-    counts = kept.reshape(groups, per).sum(axis=1)
+    counts = per - count_by_group(fact.units, groups, per)
     transposed = bool(node.attrs.get("transposed"))
     gone = np.flatnonzero(counts == 0)
-    if len(gone) and all(count in (0, per) for count in counts):
-        rows = [int(g) * outs + i for g in gone for i in range(outs)]
-        inputs = [int(g) * per + i for g in gone for i in range(per)]
+    if len(gone) and not np.any(counts % per):
+        rows, inputs = members(gone, outs), members(gone, per)
         v = sweep.select(fact.runtime, axis, fact.positions(inputs))
         part = take(weight, 0, inputs if transposed else rows)
         shift = None if bias is None else take(bias, 0, rows)

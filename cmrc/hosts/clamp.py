@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cmrc.axes import spread
 from cmrc.ir import Array, Node, Tensor
 from cmrc.ops import constant, slab_of
 
@@ -21,7 +22,7 @@ def slab(node: Node) -> Array:
     value, axis = node.inputs[1], node.attrs["axis"]
     assert isinstance(value, Tensor)
     held = slab_of(constant(value), axis, len(node.output.shape))
-    return np.broadcast_to(held, [len(node.attrs["units"]) if i == axis else n for i, n in enumerate(held.shape)])
+    return spread(held, axis, len(node.attrs["units"]))
 
 
 def constants(node: Node) -> Array:

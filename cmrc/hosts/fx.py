@@ -361,11 +361,37 @@ class Reading:
             self._visit(node)
         self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
         self.names = module_names(host.lifted, set(self.graph.values()))
-        self.users = parameter_users(self.graph)
-        self.owners = owners(host.state)
-        self.taken: set[str] = set()  # the names of tensors, and of the modules that hold them
-        for name in (*host.state, *host.exported.state_dict):
-            add_with_owners(self.taken, name)
+
+    # What a patch asks of the model, gathered with the first.
+
+    @cached_property
+    def users(self) -> dict[str, list[tuple[Node, Leaf]]]:
+        """The nodes that read each parameter, or what is computed from it, by the parameter's name."""
+        users: dict[str, list[tuple[Node, Leaf]]] = {}
+        for node in self.graph.nodes:
+            for operand in node.inputs:
+                if isinstance(operand, Tensor):
+                    for leaf in leaves_of(operand):
+                        users.setdefault(leaf.name, []).append((node, leaf))
+        return users
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """Tied parameters, one tensor under several names: the first name of each."""
+        names: dict[int, list[str]] = {}
+        for name, tensor in self.host.state.items():
+            names.setdefault(id(tensor), []).append(name)
+        return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The names of tensors, and of the modules that hold them."""
+        found: set[str] = set()
+        for name in (*self.host.state, *self.host.exported.state_dict):
+            add_with_owners(found, name)
+        return frozenset(found)
+
+    # ------------------------------------------------------------ the walk
 
     def _only_turns_a_weight(self, node: fx.Node) -> bool:
         """w.t() read only as the weight of a product: the product is linear in w itself."""
@@ -523,25 +549,6 @@ def _value(node: fx.Node) -> Value:
 
 def _loader(tensor: torch.Tensor) -> Callable[[], Array]:
     return lambda: to_numpy(tensor)
-
-
-def parameter_users(graph: Graph) -> dict[str, list[tuple[Node, Leaf]]]:
-    """The nodes that read each parameter, or what is computed from it, by the parameter's name."""
-    users: dict[str, list[tuple[Node, Leaf]]] = {}
-    for node in graph.nodes:
-        for operand in node.inputs:
-            if isinstance(operand, Tensor):
-                for leaf in leaves_of(operand):
-                    users.setdefault(leaf.name, []).append((node, leaf))
-    return users
-
-
-def owners(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Tied parameters, one tensor under several names: the first name of each."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), []).append(name)
-    return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
 
 
 def add_with_owners(found: set[str], name: str) -> None:

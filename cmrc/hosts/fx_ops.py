@@ -22,8 +22,8 @@ aten = torch.ops.aten
 # The argument of each op that says whether the model trains; export bakes it in as a number.
 TRAINING_FLAGS = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
 # The argument that has the number of groups, and the one that has sizes: written anew when a value shrinks.
-GROUPS = {"convolution": 8, **dict.fromkeys(("conv1d", "conv2d", "conv3d"), 6),
-          **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 6)}  # fmt: skip
+GROUPS = {"convolution": 8, "conv1d": 6, "conv2d": 6, "conv3d": 6,
+          "conv_transpose1d": 6, "conv_transpose2d": 6, "conv_transpose3d": 6}  # fmt: skip
 SIZES = {"full": 0, "view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "unflatten": 2}
 # Ops that only turn a matrix, and the arguments of a product that may be one: a product with w.t() is linear in w.
 TURNS = ("t", "transpose", "permute")

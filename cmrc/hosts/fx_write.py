@@ -156,9 +156,8 @@ class Writer:
                 if self._is_computed(operand):  # its nodes go on reading the parameters as they are
                     named = [(leaf.name, leaf) for leaf in leaves_of(operand)]
                 for name, form in named:
-                    found = forms.setdefault(name, []) if name else [form]
-                    if form not in found:
-                        found.append(form)
+                    if name and form not in forms.setdefault(name, []):
+                        forms[name].append(form)
         self._add_unchanged_uses(forms)
         for output in self.host.lifted.output_node().all_input_nodes:
             for leaf in leaves_of(self.host._read.leaves[output.name]) if output.name in self.host._read.leaves else ():
