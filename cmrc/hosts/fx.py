@@ -361,11 +361,10 @@ class Reading:
             self._visit(node)
         self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
         self.names = module_names(host.lifted, set(self.graph.values()))
+        # What every patch asks of the model.
+        self.users, self.owners, self.taken = self._users(), self._owners(), self._taken()
 
-    # What a patch asks of the model, gathered with the first.
-
-    @cached_property
-    def users(self) -> dict[str, list[tuple[Node, Leaf]]]:
+    def _users(self) -> dict[str, list[tuple[Node, Leaf]]]:
         """The nodes that read each parameter, or what is computed from it, by the parameter's name."""
         users: dict[str, list[tuple[Node, Leaf]]] = {}
         for node in self.graph.nodes:
@@ -375,16 +374,14 @@ class Reading:
                         users.setdefault(leaf.name, []).append((node, leaf))
         return users
 
-    @cached_property
-    def owners(self) -> dict[str, str]:
+    def _owners(self) -> dict[str, str]:
         """Tied parameters, one tensor under several names: the first name of each."""
         names: dict[int, list[str]] = {}
         for name, tensor in self.host.state.items():
             names.setdefault(id(tensor), []).append(name)
         return {name: several[0] for several in names.values() if len(several) > 1 for name in several}
 
-    @cached_property
-    def taken(self) -> frozenset[str]:
+    def _taken(self) -> frozenset[str]:
         """The names of tensors, and of the modules that hold them."""
         found: set[str] = set()
         for name in (*self.host.state, *self.host.exported.state_dict):
