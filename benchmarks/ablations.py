@@ -18,7 +18,7 @@ import cmrc
 from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.reductions import SWAPS, Case, convnet, difference, mnist, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
-from cmrc import diagnose
+from cmrc.planning import diagnose
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,10 +17,10 @@ import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, compare, from_pairs, use_threads, write_record
 from benchmarks.section import Record, Section, comparisons
-from cmrc import replace
-from cmrc.axes import complement
-from cmrc.select import eliminate
-from cmrc.stats import Columns, SiteStats
+from cmrc.ir.axes import complement
+from cmrc.planning import fits as replace
+from cmrc.planning.selection import eliminate
+from cmrc.statistics.stats import Columns, SiteStats
 
 BATCHES = 12
 

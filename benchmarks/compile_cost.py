@@ -27,7 +27,7 @@ import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, compare, console, show, use_threads, write_record
 from benchmarks.section import Record, Section, comparisons, table, verdict
-from cmrc.program import Program
+from cmrc.program.program import Program
 
 Prepared = Callable[[], object]
 

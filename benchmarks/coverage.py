@@ -19,9 +19,9 @@ from rich.table import Table
 import cmrc
 from benchmarks.measure import ROOT, arguments, progress, write_record
 from benchmarks.section import Record, Section, table
-from cmrc.bounds import at_any_time
-from cmrc.certify import NAMES, indicator, ladder
-from cmrc.evidence import Evidence
+from cmrc.verification.bounds import at_any_time
+from cmrc.verification.certificates import NAMES, indicator, ladder
+from cmrc.verification.evidence import Evidence
 
 DELTA, SWAPS, LOOK = 0.05, 2000, 250
 REPLACED = (16, 40, 64)  # of the 128 units of act3, by variance

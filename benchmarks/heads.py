@@ -28,7 +28,7 @@ from benchmarks.section import Section, claim
 from benchmarks.subjects import Run, Subject, torch_run
 
 if TYPE_CHECKING:
-    from cmrc.ir import Array
+    from cmrc.ir.graph import Array
 
 SHARED = 3  # query heads to one of keys and values
 Scores = Mapping[str, "Array"]

@@ -30,7 +30,7 @@ import cmrc
 from benchmarks.measure import Ratio, arguments, from_pairs, progress, use_threads, write_record
 from benchmarks.models import MLP, DeiT
 from benchmarks.section import Record, Section, claim, claims, comparisons, table
-from cmrc.cost import macs
+from cmrc.ir.cost import macs
 from cmrc.passes.interchange import cut
 
 BATCH = torch.export.Dim("batch", min=2, max=65536)

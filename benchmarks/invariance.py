@@ -25,7 +25,7 @@ from benchmarks.models import randomise
 from benchmarks.reductions import BATCH, CONVNETS, METHODS, SWAPS, Case, convnet, kept, resnet56, small, spread
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.trained import TRAININGS, Classifier, ResNet, accuracy, logits
-from cmrc.bounds import bootstrap
+from cmrc.verification.bounds import bootstrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,7 +30,7 @@ import cmrc
 from benchmarks import models
 from benchmarks.measure import Ratio, arguments, console, from_pairs, progress, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, comparisons, table
-from cmrc.bench import LONG_ENOUGH, clock_for, peak_memory, size_of, start, times
+from cmrc.hosts.onnx.bench import LONG_ENOUGH, clock_for, peak_memory, size_of, start, times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

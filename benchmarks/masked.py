@@ -26,7 +26,7 @@ from benchmarks.latency import export, feeds_for, quiet_exporters
 from benchmarks.measure import arguments, console, show, use_threads, write_record
 from benchmarks.pruners import stored
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
-from cmrc.bench import start
+from cmrc.hosts.onnx.bench import start
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

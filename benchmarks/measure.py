@@ -29,8 +29,8 @@ from rich.progress import track
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from cmrc.bench import median_ratio
 from cmrc.files import write_whole
+from cmrc.hosts.onnx.bench import median_ratio
 
 Item = TypeVar("Item")
 ROOT = Path(__file__).resolve().parents[1]

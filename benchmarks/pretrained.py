@@ -30,8 +30,8 @@ from benchmarks.measure import Resumed, console, parser, show, use_threads, writ
 from benchmarks.pruners import sizes_of_module
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import BATCH, Run, Subject, torch_run
-from cmrc.bench import start
-from cmrc.recipe import make_recipe
+from cmrc.hosts.onnx.bench import start
+from cmrc.planning.recipe import make_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

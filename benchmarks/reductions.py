@@ -20,8 +20,8 @@ import cmrc
 from benchmarks.data import Images, cache, digits
 from benchmarks.models import MLP
 from benchmarks.trained import TRAININGS, Classifier, ResNet, Training, accuracy, logits
-from cmrc.bounds import Estimate, bootstrap
-from cmrc.readers import outgoing
+from cmrc.statistics.readers import outgoing
+from cmrc.verification.bounds import Estimate, bootstrap
 
 BATCH = torch.export.Dim("batch", min=2, max=65536)
 NEED = ("scatter", "range", "curvature", "coupling", "rows")

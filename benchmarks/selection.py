@@ -26,7 +26,7 @@ from benchmarks.pruners import sizes_of_module, torch_pruned
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import divergence
 from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy, logits, tuned
-from cmrc.axes import complement
+from cmrc.ir.axes import complement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,7 @@ import cmrc
 from benchmarks.measure import arguments, progress, settled, show, timed, use_threads, write_record
 from benchmarks.reductions import SWAPS, Case, mnist, small
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
-from cmrc.bounds import bootstrap
+from cmrc.verification.bounds import bootstrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 import cmrc
 from benchmarks import data, weights
-from cmrc.evidence import log_softmax
+from cmrc.verification.evidence import log_softmax
 
 Run = Callable[..., np.ndarray]  # inputs of a batch to the first output
 Batch = dict[str, np.ndarray]

@@ -26,9 +26,9 @@ from benchmarks.measure import Resumed, parser, progress, use_threads, write_rec
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.selection import DEVELOPMENT, divergence
 from benchmarks.trained import TRAININGS, accuracy, logits, tuned
-from cmrc.bench import bench
-from cmrc.cost import elements, macs
-from cmrc.ir import Graph
+from cmrc.hosts.onnx.bench import bench
+from cmrc.ir.cost import elements, macs
+from cmrc.ir.graph import Graph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,7 @@ from benchmarks import models
 from benchmarks.latency import export, feeds_for, quiet_exporters
 from benchmarks.measure import arguments, console, progress, show, use_threads, write_record
 from benchmarks.section import COLOURS, Record, Section, table
-from cmrc.bench import clock_for, median_ratio, times
+from cmrc.hosts.onnx.bench import clock_for, median_ratio, times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

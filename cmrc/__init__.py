@@ -9,22 +9,21 @@ lowered.check((batch,)); lowered.save("small.onnx"); print(lowered.report)
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
-from cmrc.calibrate import calibrate
+from cmrc._version import __version__
 from cmrc.errors import CmrcError
-from cmrc.groups import Group
-from cmrc.interpret import Interpreter, interpret
-from cmrc.interventions import Patch, Swap
-from cmrc.lower import Check, Lowered, lower
-from cmrc.plan import Affine, Plan
-from cmrc.planning import plan
-from cmrc.program import Program, Site, trace
-from cmrc.recipe import Recipe
-from cmrc.report import Report
-from cmrc.stats import Stats
-from cmrc.verification import Verification
-from cmrc.verify import Verifier, smallest_certified, verify
+from cmrc.planning.planner import plan
+from cmrc.planning.recipe import Recipe
+from cmrc.program.groups import Group
+from cmrc.program.lower import Check, Lowered, lower
+from cmrc.program.plan import Affine, Plan
+from cmrc.program.program import Program, Site, trace
+from cmrc.program.report import Report
+from cmrc.statistics.calibrate import calibrate
+from cmrc.statistics.stats import Stats
+from cmrc.verification.interpreter import Interpreter, interpret
+from cmrc.verification.interventions import Patch, Swap
+from cmrc.verification.result import Verification
+from cmrc.verification.verifier import Verifier, smallest_certified, verify
 
 __all__ = [
     "Affine",
@@ -43,6 +42,7 @@ __all__ = [
     "Swap",
     "Verification",
     "Verifier",
+    "__version__",
     "calibrate",
     "interpret",
     "lower",

@@ -1,3 +1,3 @@
-from cmrc.cli import main
+from cmrc.cli.app import main
 
 main()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cmrc.hosts.fx_ops import ROWS as ATEN
-from cmrc.hosts.onnx_ops import ROWS as ONNX
-from cmrc.ops import ALONG, CHECKS, POINTWISE
+from cmrc.hosts.fx.ops import ROWS as ATEN
+from cmrc.hosts.onnx.ops.table import ROWS as ONNX
+from cmrc.ir.ops import ALONG, CHECKS, POINTWISE
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 
 PAGE = Path(__file__).parent / "ops.md"

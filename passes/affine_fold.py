@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.axes import blocks, compress, count_by_group, spread
-from cmrc.ir import Array, Graph, Node, Tensor, Value, literal
-from cmrc.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, keeps_constants, slab_of, take
-from cmrc.passes.absorb import fold_into_conv, fold_into_linear
-from cmrc.passes.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
+from cmrc.ir.axes import blocks, compress, count_by_group, spread
+from cmrc.ir.graph import Array, Graph, Node, Tensor, Value, literal
+from cmrc.ir.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, keeps_constants, slab_of, take
+from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
+from cmrc.passes.rewriting.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
 
 # Of the largest scale of the parents: below it the division would lose the precision of the result.
 SMALLEST_SCALE = 1e-6

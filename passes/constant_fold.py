@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.axes import compress, count_by_group, members, move, move_slab, spread
-from cmrc.ir import Array, Graph, Node, Operand, Tensor, literal
-from cmrc.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
-from cmrc.passes import runtime
-from cmrc.passes.absorb import (
+from cmrc.ir.axes import compress, count_by_group, members, move, move_slab, spread
+from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
+from cmrc.ir.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
+from cmrc.passes.rewriting import runtime
+from cmrc.passes.rewriting.absorb import (
     conv_shape,
     fold_into_conv,
     fold_into_linear,
@@ -31,10 +31,10 @@ from cmrc.passes.absorb import (
     leave_out_of_norm,
     position_free,
 )
-from cmrc.passes.addends import add_behind_batch_norm, merge_addends
-from cmrc.passes.contract import sink_through_attention, sink_through_matmul, zero_units
-from cmrc.passes.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
-from cmrc.passes.rewriter import (
+from cmrc.passes.rewriting.addends import add_behind_batch_norm, merge_addends
+from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
+from cmrc.passes.rewriting.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
+from cmrc.passes.rewriting.rewriter import (
     Declined,
     Log,
     Sweep,

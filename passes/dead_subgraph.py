@@ -19,10 +19,10 @@ from functools import cached_property
 
 import numpy as np
 
-from cmrc.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
-from cmrc.ir import Graph, Node, Operand, Shape, Tensor, Value
-from cmrc.ops import take
-from cmrc.passes.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
+from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
+from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.ops import take
+from cmrc.passes.rewriting.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
 
 
 @dataclass

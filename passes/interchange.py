@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cmrc.ir import Graph, Node
-from cmrc.passes.fused import fused, whole
+from cmrc.ir.graph import Graph, Node
+from cmrc.passes.rewriting.fused import fused, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from cmrc import cli as command
-from cmrc import terminal
+from cmrc.cli import app as command
+from cmrc.cli import terminal
 
 
 def cli(*arguments: str) -> Result:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cmrc.ir import Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Value, literal
-from cmrc.passes.absorb import conv_shape
-from cmrc.text import to_text
+from cmrc.ir.graph import Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Value, literal
+from cmrc.ir.text import to_text
+from cmrc.passes.rewriting.absorb import conv_shape
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from tolerances import distance
 
-from cmrc.evaluate import evaluate
-from cmrc.ir import Array, Graph, Tensor, leaves_of
+from cmrc.ir.evaluate import evaluate
+from cmrc.ir.graph import Array, Graph, Tensor, leaves_of
 
 
 def outputs_of(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:

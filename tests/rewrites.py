@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from graphs import Do, Net, with_do
 
-from cmrc.ir import Graph, Operand, literal
+from cmrc.ir.graph import Graph, Operand, literal
 
 Example = Callable[[], Graph]
 

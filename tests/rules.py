@@ -12,9 +12,10 @@ from graphs import batch
 from meaning import gap, outputs_of
 from tolerances import EXACT_F64
 
-from cmrc.ir import Graph, verify
-from cmrc.passes.rewriter import Log
-from cmrc.text import to_text
+from cmrc.ir.graph import Graph
+from cmrc.ir.text import to_text
+from cmrc.ir.verify import verify_graph
+from cmrc.passes.rewriting.rewriter import Log
 
 Pass = Callable[[Graph, Log], tuple[Graph, bool]]
 SIZES = {"N": 2, "H": 5, "W": 4, "T": 4}
@@ -23,9 +24,9 @@ SIZES = {"N": 2, "H": 5, "W": 4, "T": 4}
 def rewritten(run: Pass, graph: Graph) -> Graph:
     """The graph after a pass that changes it, leaves its input alone, keeps its meaning, and then is done."""
     before = to_text(graph)
-    verify(graph)
+    verify_graph(graph)
     after, changed = run(graph, Log())
-    verify(after)
+    verify_graph(after)
     assert changed
     assert to_text(graph) == before
     inputs = batch(graph, **SIZES)
@@ -42,9 +43,9 @@ def before_and_after(name: str, run: Pass, graph: Graph) -> str:
 def reasons(run: Pass, graph: Graph, *, moves: bool = False) -> set[str]:
     """Why a pass stopped. The graph stays as it was, unless something else in it `moves`."""
     log = Log()
-    verify(graph)
+    verify_graph(graph)
     after, changed = run(graph, log)
-    verify(after)
+    verify_graph(after)
     assert changed == moves
     assert (to_text(after) != to_text(graph)) == moves
     return set(log.reasons.values())

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cmrc.axes import blocks, compress, move, move_slab, product, segments
-from cmrc.ir import Shape
+from cmrc.ir.axes import blocks, compress, move, move_slab, product, segments
+from cmrc.ir.graph import Shape
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

@@ -11,8 +11,8 @@ from command import cli
 from onnx import TensorProto, helper, save
 
 import cmrc
-from cmrc.bench import Bench, Timed, bench, declared, inputs_for, median_ratio, size_of
 from cmrc.errors import HostError, InputError
+from cmrc.hosts.onnx.bench import Bench, Timed, bench, declared, inputs_for, median_ratio, size_of
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cmrc.bounds import at_any_time, bootstrap, lower_mean, lower_rate, rate, upper_mean, upper_rate
+from cmrc.verification.bounds import at_any_time, bootstrap, lower_mean, lower_rate, rate, upper_mean, upper_rate
 
 DELTA = 0.05
 # How far below 1 − δ the share of 400 repetitions may lie by chance: three standard deviations.

@@ -16,7 +16,7 @@ from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
 from cmrc.errors import InputError, StatsError
-from cmrc.stats import ROWS, SiteStats, Stats
+from cmrc.statistics.stats import ROWS, Columns, SiteStats, Stats
 
 EVERYTHING = ("moments", "range", "scatter", "rows")
 SHARDS = 1e-12  # one pass and merged shards
@@ -47,8 +47,8 @@ def test_a_large_mean_costs_no_digits() -> None:
     assert distance(found.covariance, np.cov(rows.T, bias=True)) < 1e-7
 
 
-def mlp_columns(units: int) -> cmrc.stats.Columns:
-    return cmrc.stats.Columns("site", "site", 1, units)
+def mlp_columns(units: int) -> Columns:
+    return Columns("site", "site", 1, units)
 
 
 @pytest.mark.parametrize("shards", [2, 3, 5])

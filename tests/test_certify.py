@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmrc.certify import NAMES, Decision, Target, decide, from_scores, ladder, smallest
 from cmrc.errors import CertifyError
-from cmrc.evidence import Evidence, Reading, compare
+from cmrc.verification.certificates import NAMES, Decision, Target, decide, from_scores, ladder, smallest
+from cmrc.verification.evidence import Evidence, Reading, compare
 
 
 def evidence(

@@ -16,7 +16,7 @@ from command import cli
 from rich.console import Console
 
 import cmrc
-from cmrc.terminal import columns
+from cmrc.cli.terminal import columns
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
 
@@ -280,7 +280,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     Path("taken").mkdir()
     before = sorted(held_out.iterdir())
-    for module in ("cmrc.cli", "cmrc.cli_plan"):
+    for module in ("cmrc.cli.app", "cmrc.cli.plan"):
         monkeypatch.setattr(f"{module}.trace", lambda *_: pytest.fail("it began to work"))
     for output, told in (
         ("nowhere/x.png", "file: cannot write nowhere/x.png: there is no folder nowhere\n  fix: mkdir -p nowhere\n"),

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 import cmrc
-from cmrc.cost import cost
-from cmrc.ir import Graph, Literal, Node, Value
+from cmrc.ir.cost import cost
+from cmrc.ir.graph import Graph, Literal, Node, Value
 
 BATCH, HEADS, SERVED, QUERIES, KEYS, SIZE, WIDTH = 2, 6, 3, 5, 7, 8, 4  # keys are of SIZE, values of WIDTH
 BY_HAND = BATCH * HEADS * QUERIES * KEYS * SIZE + BATCH * HEADS * QUERIES * KEYS * WIDTH

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 import cmrc
-from cmrc import diagnose
 from cmrc.errors import StatsError
-from cmrc.objectives import constant_risk, optimal_constant
-from cmrc.recipe import make_recipe
+from cmrc.planning import diagnose
+from cmrc.planning.objectives import constant_risk, optimal_constant
+from cmrc.planning.recipe import make_recipe
 
 NEEDS = ("curvature", "range", "coupling")
 

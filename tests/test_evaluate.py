@@ -7,8 +7,8 @@ import pytest
 from graphs import Net
 
 from cmrc.errors import CmrcError, GraphError
-from cmrc.evaluate import evaluate
-from cmrc.ir import Graph, Node, Value
+from cmrc.ir.evaluate import evaluate
+from cmrc.ir.graph import Graph, Node, Value
 
 
 def test_sizes_of_run_time_come_from_the_inputs_and_from_what_was_computed() -> None:

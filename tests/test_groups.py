@@ -17,7 +17,7 @@ from tolerances import EXACT_F32, MOVES
 from torch import nn
 
 import cmrc
-from cmrc.groups import runs
+from cmrc.program.groups import runs
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 

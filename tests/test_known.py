@@ -10,7 +10,7 @@ from tolerances import DIFFERENCE_F32
 from torch import nn
 
 import cmrc
-from cmrc.certify import by_margin, from_scores
+from cmrc.verification.certificates import by_margin, from_scores
 
 
 def traced(model: nn.Module, example: torch.Tensor) -> cmrc.Program:

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 import cmrc
-from cmrc import replace
-from cmrc.axes import complement
 from cmrc.errors import ObjectiveError
-from cmrc.objectives import Context, constant_risk, gram, optimal_constant, score
-from cmrc.readers import outgoing, readers
-from cmrc.select import bottom, eliminate, eliminate_for_interchange, greedy
-from cmrc.stats import Columns, SiteStats
+from cmrc.ir.axes import complement
+from cmrc.planning import fits as replace
+from cmrc.planning.objectives import Context, constant_risk, gram, optimal_constant, score
+from cmrc.planning.selection import bottom, eliminate, eliminate_for_interchange, greedy
+from cmrc.statistics.readers import outgoing, readers
+from cmrc.statistics.stats import Columns, SiteStats
 
 EVERYTHING = ("scatter", "range", "curvature", "coupling", "rows")
 
@@ -369,7 +369,7 @@ def risk_of(units: list[int], covariance: np.ndarray, weights: np.ndarray, p: fl
 def test_every_step_removes_the_unit_that_adds_the_least(
     rule: str, first: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cmrc.select.BLOCK", 3)  # several blocks
+    monkeypatch.setattr("cmrc.planning.selection.BLOCK", 3)  # several blocks
     covariance = np.cov(correlated(60, 8).T, bias=True)
     readout = np.random.default_rng(1).normal(size=(3, 8))
     weights = readout.T @ readout

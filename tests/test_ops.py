@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tolerances import EXACT_F64, distance
 
-from cmrc.ir import Apply, Leaf, Literal, Node, Value, literal
-from cmrc.ops import ALONG, CHECKS, MEANINGS, POINTWISE, apply, constant, materialise, take
+from cmrc.ir.graph import Apply, Leaf, Literal, Node, Value, literal
+from cmrc.ir.ops import ALONG, CHECKS, MEANINGS, POINTWISE, apply, constant, materialise, take
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

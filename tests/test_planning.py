@@ -13,10 +13,10 @@ from nets import Net, Tokens, activations, data, exported, mlp, seeded, traced
 from tolerances import EXACT_F64, distance
 
 import cmrc
-from cmrc import replace as fits
-from cmrc.axes import complement
 from cmrc.errors import CertifyError, HostError, ObjectiveError, RecipeError, SiteError, StatsError
-from cmrc.recipe import PRESETS, json_schema, make_recipe
+from cmrc.ir.axes import complement
+from cmrc.planning import fits
+from cmrc.planning.recipe import PRESETS, json_schema, make_recipe
 
 DIGITS = Path(__file__).parent.parent / "examples"
 WIDE = (5, 16, 12, 4)
@@ -156,7 +156,9 @@ def test_a_schedule_scores_anew_and_keeps_what_is_gone(program: cmrc.Program) ->
         assert entry.constant[entry.units.index(unit)] == constant
     # The later ones were scored in the network without the earlier ones.
     stats = cmrc.calibrate(program, batches, sites="acts.0", need=("curvature", "range"), host=program.clamped(half))
-    found = cmrc.objectives.score("task", cmrc.objectives.Context(program, stats["acts.0"]))
+    from cmrc.planning import objectives
+
+    found = objectives.score("task", objectives.Context(program, stats["acts.0"]))
     left = complement(earlier.units, 16)
     expected = set(left[np.argsort(found.score[left])[:4]].tolist())
     assert set(entry.units) - set(earlier.units) == expected
@@ -379,7 +381,7 @@ def test_budgets_and_errors_on_the_command_line(folder: Path) -> None:
 
 
 def test_a_plot_needs_scores(folder: Path) -> None:
-    from cmrc.plots import plot_scores
+    from cmrc.planning.plots import plot_scores
 
     program = mlp(WIDE)
     with pytest.raises(cmrc.CmrcError, match="the plan holds no scores to plot"):
@@ -390,7 +392,7 @@ def test_a_plot_needs_scores(folder: Path) -> None:
 
 
 def test_plans_that_differ_in_values_or_kind_are_told_apart(program: cmrc.Program) -> None:
-    from cmrc.plan import difference
+    from cmrc.program.plan import difference
 
     first = cmrc.Plan(program).do("acts.0", units=[0, 1], constant=[1.0, 2.0])
     second = cmrc.Plan(program).do("acts.0", units=[0, 1], constant=[1.0, 2.5])

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from meaning import cost, gap, outputs_of
 from tolerances import EXACT_F64, MOVES
 
-from cmrc.evaluate import evaluate
-from cmrc.ir import Graph, Tensor, verify
-from cmrc.ops import materialise
-from cmrc.passes import PIPELINE, run
-from cmrc.passes.rewriter import Log
-from cmrc.text import parse, to_text
+from cmrc.ir.evaluate import evaluate
+from cmrc.ir.graph import Graph, Tensor
+from cmrc.ir.ops import materialise
+from cmrc.ir.text import parse, to_text
+from cmrc.ir.verify import verify_graph
+from cmrc.passes.pipeline import PIPELINE, run
+from cmrc.passes.rewriting.rewriter import Log
 
 MANY = settings(max_examples=4 * settings.default.max_examples)
 SCALE = 1e6  # graphs whose values grow beyond this say nothing about the passes
@@ -43,7 +44,7 @@ def test_each_pass_alone_preserves_meaning(name: str) -> None:
         expected = reference(case)
         before = to_text(case.graph)
         changed, _ = rewrite(case.graph, Log())
-        verify(changed)
+        verify_graph(changed)
         assert to_text(case.graph) == before, "the pass changed the graph that it was given"
         assert gap(outputs_of(changed, case.inputs), expected) <= EXACT_F64
 

@@ -17,10 +17,12 @@ from rewrites import AFFINE, CONSTANT, DEAD, RUN_TIME, Example
 from rules import SIZES, Pass
 from tolerances import EXACT_F64, MOVES
 
-from cmrc import ops
-from cmrc.ir import Apply, Graph, Leaf, Node, Operand, leaves_of, verify
-from cmrc.passes import absorb, affine_fold, constant_fold, dead_subgraph, runtime
-from cmrc.passes.rewriter import Log
+from cmrc.ir import ops
+from cmrc.ir.graph import Apply, Graph, Leaf, Node, Operand, leaves_of
+from cmrc.ir.verify import verify_graph
+from cmrc.passes import affine_fold, constant_fold, dead_subgraph
+from cmrc.passes.rewriting import absorb, runtime
+from cmrc.passes.rewriting.rewriter import Log
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -33,7 +35,7 @@ def broken(run: Pass, examples: dict[str, Example]) -> list[str]:
         inputs = batch(graph, **SIZES)
         try:
             after, _ = run(graph, Log())
-            verify(after)
+            verify_graph(after)
             distance = gap(outputs_of(after, inputs), outputs_of(graph, inputs))
         except Exception:  # a mutant may also fall over
             distance = np.inf

@@ -11,7 +11,9 @@ from tolerances import EXACT_F32, MOVES
 from torch import nn
 
 import cmrc
-from cmrc import passes
+from cmrc.passes import constant_fold
+from cmrc.passes.rewriting import runtime
+from cmrc.passes.rewriting.rewriter import Log
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 
@@ -73,18 +75,18 @@ def test_what_stays_of_them_still_runs(program: cmrc.Program) -> None:
     """A do that carries a value and stops at an op is a clamp of that value."""
     plan = cmrc.Plan(program).do("act1", units=[1, 5], constant=[0.7, 2.3])
     graph = program.with_dos(plan)
-    log = passes.Log()
+    log = Log()
     for _ in range(2):
-        graph, _ = passes.constant_fold.run(graph, log)
+        graph, _ = constant_fold.run(graph, log)
     cut = [n for n in graph.nodes if n.op == "do"]
     assert not cut  # all of it folds
-    stopped = passes.constant_fold.RULES.pop("linear")
-    kept = passes.runtime.RULES.pop("conv")
+    stopped = constant_fold.RULES.pop("linear")
+    kept = runtime.RULES.pop("conv")
     try:
         lowered = cmrc.lower(program, plan, residue="keep")
     finally:
-        passes.constant_fold.RULES["linear"] = stopped
-        passes.runtime.RULES["conv"] = kept
+        constant_fold.RULES["linear"] = stopped
+        runtime.RULES["conv"] = kept
     assert [d.reason for d in lowered.report.declined] == ["conv cannot take constants that exist only at run time"]
     image = np.random.default_rng(0).normal(size=(2, 3, 17, 14)).astype(np.float32)
     assert lowered.check([image]).error <= EXACT_F32

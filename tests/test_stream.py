@@ -12,10 +12,10 @@ from tolerances import EXACT_F64, distance
 from torch import nn
 
 import cmrc
-from cmrc.batches import batches
-from cmrc.calibrate import Taps
-from cmrc.interpret import Part
-from cmrc.stream import Stream
+from cmrc.planning.stream import Stream
+from cmrc.statistics.batches import batches
+from cmrc.statistics.calibrate import Taps
+from cmrc.verification.interpreter import Part
 
 
 class Branches(nn.Module):
@@ -71,8 +71,10 @@ def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budg
 
 def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = Counter[tuple[str, ...]]()
-    made = cmrc.stream._made
-    monkeypatch.setattr("cmrc.stream._made", lambda part, values: ran.update([part.outputs]) or made(part, values))
+    made = cmrc.planning.stream._made
+    monkeypatch.setattr(
+        "cmrc.planning.stream._made", lambda part, values: ran.update([part.outputs]) or made(part, values)
+    )
     x, _ = data(60, 5)
     cmrc.plan(program, data=parts(x), sites=list(SITES), preset="joint", keep=4, recompute="fits")
     # three batches; the first piece is the same with and without replacements
@@ -83,7 +85,7 @@ def test_plans_do_not_depend_on_what_is_held(program: cmrc.Program, monkeypatch:
     x, _ = data(60, 5)
     options = {"data": parts(x), "sites": list(SITES), "preset": "joint", "keep": 4, "recompute": "fits"}
     held = cmrc.plan(program, **options)
-    monkeypatch.setattr("cmrc.stream.Stream.values", lambda *_: None)
+    monkeypatch.setattr("cmrc.planning.stream.Stream.values", lambda *_: None)
     anew = cmrc.plan(program, **options)
     for a, b in zip(held.entries, anew.entries, strict=True):
         assert (a.site, a.units, a.parents) == (b.site, b.units, b.parents)
@@ -107,7 +109,7 @@ def test_fits_make_up_for_what_the_stream_of_a_residual_block_has_lost(
         return float(((cmrc.lower(program, plan).host.run([x])[0] - z) ** 2).mean())
 
     with_stream = error()
-    monkeypatch.setattr("cmrc.stream.Stream._beside", lambda *_: None)
+    monkeypatch.setattr("cmrc.planning.stream.Stream._beside", lambda *_: None)
     assert with_stream < 0.97 * error()
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmrc.errors import TextError
-from cmrc.ir import Apply, Graph, Leaf, Literal, Node, Operand, Value, literal
-from cmrc.text import parse, to_text
+from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Node, Operand, Value, literal
+from cmrc.ir.text import parse, to_text
 
 
 def leaf(name: str, *shape: int, dtype: str = "float32") -> Leaf:

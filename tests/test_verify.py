@@ -15,8 +15,8 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CertifyError, CmrcError, VerifyError
-from cmrc.evidence import Reading, compare, highest
-from cmrc.verify import bernoulli
+from cmrc.verification.evidence import Reading, compare, highest
+from cmrc.verification.verifier import bernoulli
 
 MEANS = {"act": [0.1, 0.4, -0.2], "act2": [0.3, 0.2]}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cmrc.axes import spread
-from cmrc.ir import Array, Node, Tensor
-from cmrc.ops import constant, slab_of
+from cmrc.ir.axes import spread
+from cmrc.ir.graph import Array, Node, Tensor
+from cmrc.ir.ops import constant, slab_of
 
 
 def _spread(node: Node, slab: Array) -> Array:

@@ -30,9 +30,9 @@ from torch.utils import _pytree as pytree
 
 import cmrc
 from cmrc.errors import ResidueError
-from cmrc.hosts.fx import to_numpy
-from cmrc.ir import Array, Graph, Literal, Tensor
-from cmrc.plan import Do
+from cmrc.hosts.fx.host import to_numpy
+from cmrc.ir.graph import Array, Graph, Literal, Tensor
+from cmrc.program.plan import Do
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 RUNS = [

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tolerances import EXACT_F32, MOVES
 
 import cmrc
-from cmrc.evaluate import evaluate
-from cmrc.hosts.onnx_ops import ROWS
-from cmrc.ir import Array
+from cmrc.hosts.onnx.ops.table import ROWS
+from cmrc.ir.evaluate import evaluate
+from cmrc.ir.graph import Array
 
 HEADS, SIZE = 4, 16
 WIDTH = HEADS * SIZE

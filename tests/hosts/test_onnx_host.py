@@ -16,13 +16,14 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from cmrc import passes
 from cmrc.errors import CmrcError, FileError, HostError, TraceError
-from cmrc.hosts.onnx import OnnxHost
-from cmrc.ir import Array, Graph, Node, Tensor, Value, literal, verify
-from cmrc.ops import ALONG, MEANINGS, POINTWISE, materialise
-from cmrc.plan import Plan
-from cmrc.program import trace
+from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.ir.graph import Array, Graph, Node, Tensor, Value, literal
+from cmrc.ir.ops import ALONG, MEANINGS, POINTWISE, materialise
+from cmrc.ir.verify import verify_graph
+from cmrc.passes import pipeline as passes
+from cmrc.program.plan import Plan
+from cmrc.program.program import trace
 
 TOLERANCE = 1e-5  # of the output's scale: float32 sums in another order
 MOVED = 1000 * TOLERANCE  # what a do must change for a comparison to mean anything
@@ -72,7 +73,7 @@ def put_do(
         if name in {v.name for v in node.outputs}:
             nodes.append(do)
     edited = Graph(graph.inputs, tuple(nodes), tuple(new.name if o == name else o for o in graph.outputs))
-    verify(edited)
+    verify_graph(edited)
     return edited
 
 
@@ -311,7 +312,7 @@ def test_a_row_means_what_onnxruntime_computes(key: str) -> None:
     """Every IR node, evaluated on the values that onnxruntime gave it, gives the value that onnxruntime gave."""
     proto, feeds = row_model(key)
     host = OnnxHost.from_model(proto)
-    verify(host.graph)
+    verify_graph(host.graph)
     assert not [node.name for node in host.graph.nodes if node.op == "opaque"]
     names = list(host.graph.values())
     values = dict(zip(names, host.run(feeds, taps=names)[len(host.graph.outputs) :], strict=True))
@@ -383,7 +384,7 @@ def test_unknown_rank_makes_readers_opaque() -> None:
     made.graph.input[0].type.tensor_type.ClearField("shape")
     made.graph.output[0].type.tensor_type.ClearField("shape")
     graph = OnnxHost.from_model(made).graph
-    verify(graph)
+    verify_graph(graph)
     assert [node.op for node in graph.nodes] == ["opaque", "opaque"]
     assert graph.nodes[0].attrs["why"] == "it reads a value whose number of axes is not known"
 
@@ -653,7 +654,7 @@ def test_a_select_of_every_run_runs_literally() -> None:
     select = Node("select", ("r",), (part,), {"axis": 0, "keep": (0, 2), "period": 3})
     smaller = replace(negate, inputs=("part",), outputs=(replace(negate.output, shape=part.shape),))
     edited = Graph(host.graph.inputs, (reshape, select, smaller), ("y",))
-    verify(edited)
+    verify_graph(edited)
     x = random(5, 3, 4)
     np.testing.assert_array_equal(host.build(edited).run([x])[0], -x[:, [0, 2]].reshape(10, 4))
 
@@ -983,7 +984,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def fail(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cmrc.hosts.onnx_save.onnx_ir.save", fail)
+    monkeypatch.setattr("cmrc.hosts.onnx.save.onnx_ir.save", fail)
     with pytest.raises(FileError, match=r"cannot write .*No space left on device"):
         (host := mlp()).save(path, {"plan": "p"})
     assert "plan" not in host.model.metadata_props
@@ -1007,7 +1008,7 @@ def test_saving_writes_metadata_that_the_model_in_memory_never_has(
         seen.append(dict(host.model.metadata_props))
         write(*args, **options)
 
-    monkeypatch.setattr("cmrc.hosts.onnx_save.onnx_ir.save", watch)
+    monkeypatch.setattr("cmrc.hosts.onnx.save.onnx_ir.save", watch)
     host.save(tmp_path / "m.onnx", {"source": "after", "plan": "p"})
     assert [*seen, dict(host.model.metadata_props)] == [{"own": "1", "source": "before"}] * 2
     saved = onnx.load(tmp_path / "m.onnx")
@@ -1020,7 +1021,7 @@ def test_saving_writes_metadata_that_the_model_in_memory_never_has(
 def test_a_large_model_runs_and_saves_through_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = mlp()
     expected = host.run([random(4, 5)])[0]
-    monkeypatch.setattr("cmrc.hosts.onnx_save.LARGEST", 10)
+    monkeypatch.setattr("cmrc.hosts.onnx.save.LARGEST", 10)
     again = mlp()
     np.testing.assert_array_equal(again.run([random(4, 5)])[0], expected)
     again.save(tmp_path / "m.onnx", {})
@@ -1124,8 +1125,8 @@ def test_the_path_never_imports_torch(tmp_path: Path) -> None:
     mlp().save(tmp_path / "m.onnx", {})
     script = f"""
 import sys
-from cmrc import passes
-from cmrc.hosts.onnx import OnnxHost
+from cmrc.passes import pipeline as passes
+from cmrc.hosts.onnx.host import OnnxHost
 host = OnnxHost.load({str(tmp_path / "m.onnx")!r})
 assert "onnxruntime" not in sys.modules
 host.build(passes.run(host.graph).graph).save({str(tmp_path / "n.onnx")!r}, {{}})

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import cmrc
-from cmrc.hosts import onnx_write
-from cmrc.ir import Array, Tensor
+from cmrc.hosts.onnx import write as onnx_write
+from cmrc.ir.graph import Array, Tensor
 
 WIDTH, INNER, LAYERS = 128, 2048, 12
 LARGEST = 4 * WIDTH * INNER  # bytes of a weight that changes

@@ -14,7 +14,7 @@ import pytest
 from tolerances import EXACT_F32, MOVES
 
 import cmrc
-from cmrc.ir import Array
+from cmrc.ir.graph import Array
 
 pytest.importorskip("transformers", reason="transformers builds the models: pip install transformers")
 

@@ -10,10 +10,10 @@ from graphs import Do, Net, with_do
 from rewrites import AFFINE, MIX, TWO, affine, done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
-from cmrc.ir import Graph, Node, Value, literal
+from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.text import to_text
 from cmrc.passes import affine_fold
-from cmrc.passes.rewriter import Log
-from cmrc.text import to_text
+from cmrc.passes.rewriting.rewriter import Log
 
 
 @pytest.mark.parametrize("name", AFFINE)

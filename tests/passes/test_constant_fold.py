@@ -10,9 +10,10 @@ from graphs import Do, Net, with_do
 from rewrites import CONSTANT, RUN_TIME, TWO, at_run_time, done, image, known_at_run_time, sequence, vector
 from rules import before_and_after, reasons, untested
 
-from cmrc.ir import Graph, Node, Value, literal
-from cmrc.passes import absorb, constant_fold, runtime
-from cmrc.text import to_text
+from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.text import to_text
+from cmrc.passes import constant_fold
+from cmrc.passes.rewriting import absorb, runtime
 
 
 @pytest.mark.parametrize("name", CONSTANT)

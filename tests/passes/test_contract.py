@@ -10,8 +10,9 @@ from graphs import Do
 from rewrites import TWO, attend, done, sequence, three_heads
 from rules import reasons, untested
 
-from cmrc.ir import Graph, Operand, literal
-from cmrc.passes import constant_fold, contract
+from cmrc.ir.graph import Graph, Operand, literal
+from cmrc.passes import constant_fold
+from cmrc.passes.rewriting import contract
 
 
 def attention(replaced: Callable[[str, str, str], Do], *mask: Operand, **attrs: object) -> Callable[[], Graph]:

@@ -10,10 +10,11 @@ from graphs import Net
 from rewrites import DEAD, done, heads, image, read, sequence, vector
 from rules import before_and_after, reasons, untested
 
-from cmrc.ir import Graph, Node, Value, literal
-from cmrc.passes import dead_subgraph, run
-from cmrc.passes.rewriter import Log, idle_nodes
-from cmrc.text import to_text
+from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.text import to_text
+from cmrc.passes import dead_subgraph
+from cmrc.passes.pipeline import run
+from cmrc.passes.rewriting.rewriter import Log, idle_nodes
 
 
 @pytest.mark.parametrize("name", DEAD)

@@ -13,9 +13,9 @@ from rules import SIZES
 from tolerances import EXACT_F64, MOVES
 
 from cmrc.errors import GraphError
-from cmrc.ir import Graph, Node, Value
-from cmrc.passes import PIPELINE, Residue, run
-from cmrc.text import to_text
+from cmrc.ir.graph import Graph, Node, Value
+from cmrc.ir.text import to_text
+from cmrc.passes.pipeline import PIPELINE, Residue, run
 
 
 def mlp() -> Graph:

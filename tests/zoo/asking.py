@@ -18,9 +18,9 @@ from inner import inner_units
 from models import DYNAMIC, Entry, randomise
 
 import cmrc
-from cmrc.hosts import Host
-from cmrc.hosts.fx_ops import opname
-from cmrc.program import Site
+from cmrc.hosts.fx.ops import opname
+from cmrc.hosts.protocols import Host
+from cmrc.program.program import Site
 
 REQUESTS = ("inner units", "heads", "both")
 HOSTS = ("torch", "ONNX")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import cmrc
-from cmrc import passes
-from cmrc.ir import Node
-from cmrc.plan import Do
-from cmrc.program import Site, neighbourhood, put_dos
+from cmrc.ir.graph import Node
+from cmrc.passes import pipeline as passes
+from cmrc.program.plan import Do
+from cmrc.program.program import Site, neighbourhood, put_dos
 
 Ask = list[tuple[Site, list[int]]]  # sites, and units of each, that are replaced together
 Draw = Callable[[Site], np.random.Generator]

@@ -1,0 +1,192 @@
+"""The exported graph, cleaned before it is read: no run-time checks, no in-place ops, compound ops spelled out.
+
+relu_(x)      ->   relu(x), and later readers of x read that
+glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
+stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
+weight_norm   ->   v * (g / |v|)
+zeros(n)      ->   full(n, 0)
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from cmrc.errors import TraceError
+from cmrc.hosts.fx.ops import TRAINING_FLAGS, Arguments, opname
+
+aten = torch.ops.aten
+CHECKS_ONLY = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
+# Ops whose result is, or may be, the memory of their operand.
+ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias",
+           "flatten", "unflatten", "narrow", "movedim", "detach", "contiguous", "to", "dropout", "feature_dropout",
+           "alpha_dropout", "split", "split_with_sizes", "chunk", "unbind", "getitem"}  # fmt: skip
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy under the same names; torch's own renames nodes that are called like a builtin, and takes three times as long.
+
+    Adds nodes as `fx.Graph.create_node` does, less its search of every argument for raw symbols, and a name for each.
+    """
+    copied = fx.Graph(tracer_cls=graph._tracer_cls)
+    copied._codegen = copy.deepcopy(graph._codegen)
+    made: dict[fx.Node, fx.Node] = {}
+    names, table = copied._graph_namespace, copied._find_nodes_lookup_table
+    for node in graph.nodes:
+        args = fx.map_arg(node.args, made.__getitem__) if node.args else ()
+        kwargs = fx.map_arg(node.kwargs, made.__getitem__) if node.kwargs else {}
+        new = made[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
+        new.meta.update(node.meta)
+        names._used_names.add(node.name)
+        names.associate_name_with_obj(node.name, new)
+        copied._insert(new)
+        table.insert(new)
+    copied._len = len(made)
+    return copied
+
+
+def with_plain_layouts(graph: fx.Graph) -> fx.Graph:
+    """A copy for torch's exporter, which turns reshapes into views before it replaces attention by ops of other strides."""
+    copied = copy_graph(graph)
+    for node in list(copied.nodes):
+        if opname(node) == "scaled_dot_product_attention":
+            with copied.inserting_after(node):
+                plain = copied.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+            plain.meta = copy.copy(node.meta)
+            node.replace_all_uses_with(plain, delete_user_cb=lambda user, plain=plain: user is not plain)
+    return copied
+
+
+def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
+    """A cleaned copy. What trains although the model was traced in eval mode always does."""
+    copied = copy_graph(graph)
+    for node in list(copied.nodes):
+        name = opname(node)
+        if name in TRAINING_FLAGS and (in_eval_mode or (name == "batch_norm" and node.args[3] is None)):
+            _fix_flag(node, TRAINING_FLAGS[name])
+        if node.op == "call_module" or (node.op == "call_function" and any(c in str(node.target) for c in CHECKS_ONLY)):
+            copied.erase_node(node)
+        elif isinstance(node.target, torch._ops.OpOverload) and name.endswith("_") and not name.endswith("__"):
+            _make_functional(node, name)
+        elif node.target in SPELLED:
+            SPELLED[node.target](Arguments(node))
+    for node in reversed(list(copied.nodes)):
+        if node.target is operator.getitem and not node.users:
+            copied.erase_node(node)
+    return copied
+
+
+def _fix_flag(node: fx.Node, flag: int) -> None:
+    """Give a flag that is set by keyword, where `LoweredModule.train` leaves it alone."""
+    if len(node.args) > flag and node.args[flag]:
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        node.kwargs = {**dict(zip(names[flag:], node.args[flag:], strict=False)), **node.kwargs}
+        node.args = node.args[:flag]
+
+
+# ---------------------------------------------------------------- in place
+
+
+def _make_functional(node: fx.Node, name: str) -> None:
+    target, changed = node.target, node.args[0]
+    assert isinstance(target, torch._ops.OpOverload)
+    if not target._schema.is_mutable:
+        return
+    plain = getattr(getattr(aten, name[:-1], None), target._overloadname, None)
+    order = {other: i for i, other in enumerate(node.graph.nodes)}
+
+    def is_read_later(other: fx.Node) -> bool:
+        return any(order[user] > order[node] and user is not node for user in other.users)
+
+    if (
+        plain is None
+        or not isinstance(changed, fx.Node)
+        or any(other.op == "placeholder" for other in _same_memory(changed))
+        or any(is_read_later(other) for other in _same_memory(changed) if other not in (changed, node))
+    ):
+        raise TraceError(
+            "it changes a value in place that others share",
+            node=node.name,
+            op=name,
+            fix="use the form of the op without the trailing underscore, or inplace=False",
+        )
+    node.target = plain
+    for reader in [user for user in changed.users if order[user] > order[node]]:
+        reader.replace_input_with(changed, node)
+
+
+def _same_memory(node: fx.Node) -> Iterator[fx.Node]:
+    """The values that share memory with this one, itself included."""
+    root = node
+    while _may_alias(root) and isinstance(root.args[0], fx.Node):
+        root = root.args[0]
+    waiting = [root]
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting.extend(user for user in found.users if _may_alias(user) and user.args[0] is found)
+
+
+def _may_alias(node: fx.Node) -> bool:
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return opname(node.args[0]) in ALIASES
+    return opname(node) in ALIASES
+
+
+# ---------------------------------------------------------------- compound ops
+
+
+def _call(before: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A call that belongs to the same module as `before`, with the shape that it gives."""
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(target, args)
+    made.meta = {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace", "torch_fn")}
+    values = fx.node.map_arg(args, lambda n: n.meta["val"])
+    mode = before.meta["val"].fake_mode
+    with mode:
+        made.meta["val"] = target(*values)
+    return made
+
+
+def _become(node: fx.Node, target: Any, *args: Any) -> None:
+    node.target, node.args, node.kwargs = target, args, {}
+
+
+def _spell_glu(a: Arguments) -> None:
+    x, axis = a[0], a.dims(1)[0]
+    size = a.shape(0)[axis]
+    if not isinstance(size, int):
+        return
+    first = _call(a.node, aten.slice.Tensor, x, axis, 0, size // 2)
+    second = _call(a.node, aten.slice.Tensor, x, axis, size // 2, size)
+    _become(a.node, aten.mul.Tensor, first, _call(a.node, aten.sigmoid.default, second))
+
+
+def _spell_stack(a: Arguments) -> None:
+    axis = int(a[1]) % len(a.out_shape())
+    _become(a.node, aten.cat.default, [_call(a.node, aten.unsqueeze.default, x, axis) for x in a[0]], axis)
+
+
+def _spell_weight_norm(a: Arguments) -> None:
+    v, g, axes = a[0], a[1], [d for d in range(a.rank()) if d != int(a[2]) % a.rank()]
+    squares = _call(a.node, aten.sum.dim_IntList, _call(a.node, aten.square.default, v), axes, True)
+    _become(a.node, aten.mul.Tensor, v, _call(a.node, aten.div.Tensor, g, _call(a.node, aten.sqrt.default, squares)))
+
+
+def _spell_filled(a: Arguments) -> None:
+    a.node.args = (a[0], 0.0 if opname(a.node) == "zeros" else 1.0)
+    a.node.target = aten.full.default
+
+
+SPELLED = {
+    aten.zeros.default: _spell_filled,
+    aten.ones.default: _spell_filled,
+    aten.glu.default: _spell_glu,
+    aten.stack.default: _spell_stack,
+    aten._weight_norm.default: _spell_weight_norm,
+}

@@ -1,0 +1,115 @@
+"""Write a lowered model's parameters back into the user's own nn.Module, where that is all that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from cmrc.errors import HostError
+from cmrc.hosts.fx.host import FxHost
+
+if TYPE_CHECKING:
+    from cmrc.program.lower import Lowered
+
+# What a module says about its own sizes, as its weight tells it. Only attributes that the module has are set.
+SIZES: dict[str, Callable[[torch.Tensor, int], int]] = {
+    "in_features": lambda w, groups: w.shape[1],
+    "out_features": lambda w, groups: w.shape[0],
+    "num_features": lambda w, groups: w.shape[0],
+    "num_parameters": lambda w, groups: w.shape[0],
+    "embedding_dim": lambda w, groups: w.shape[1],
+    "nx": lambda w, groups: w.shape[0],  # transformers' Conv1D keeps its weight as [in, out]
+    "nf": lambda w, groups: w.shape[1],
+}
+ALLOWED = 1e-5  # of the output's scale: the module must compute what the lowered graph computes
+
+
+def load_into(lowered: Lowered, model: torch.nn.Module) -> None:
+    """Set the parameters and compare the module with the lowered graph; if they differ, put it all back and say why."""
+    host = lowered.host
+    if not isinstance(host, FxHost) or not isinstance(lowered.program.host, FxHost):
+        raise HostError("an ONNX model cannot be written into an nn.Module", fix="trace the nn.Module itself")
+    inserted = [node for node in lowered.graph.nodes if not node.origin]
+    if inserted:
+        raise HostError(
+            "the lowered graph has a node that the module does not run",
+            node=inserted[0].label,
+            op=inserted[0].kind,
+            fix="use lowered.module",
+        )
+    undo: list[Callable[[], None]] = []
+    try:
+        for name, tensor in host.state.items():
+            if lowered.program.host.state.get(name) is not tensor:
+                _set_tensor(model, name, tensor, undo)
+        for before in lowered.program.graph.nodes:
+            now = next((n for n in lowered.graph.nodes if n.name == before.name), None)
+            if before.op == "conv" and now is not None and now.attrs["groups"] != before.attrs["groups"]:
+                _set_attribute(model.get_submodule(before.path), "groups", now.attrs["groups"], undo)
+        _compare(lowered, model)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+
+
+def _set_tensor(model: torch.nn.Module, name: str, tensor: torch.Tensor, undo: list[Callable[[], None]]) -> None:
+    path, _, last = name.rpartition(".")
+    try:
+        owner = model.get_submodule(path)
+        old = getattr(owner, last)
+    except AttributeError as error:
+        raise HostError(f"the module has no parameter {name!r}", fix="use lowered.module") from error
+    kind: dict[str, Any] = owner._parameters if last in owner._parameters else owner._buffers
+
+    def put(value: torch.Tensor | None) -> None:
+        kind[last] = value
+
+    undo.append(lambda: put(old))
+    put(tensor)
+    if last == "weight" and tensor.dim() >= 1:
+        groups = int(getattr(owner, "groups", 1))
+        for attribute, size in SIZES.items():
+            if hasattr(owner, attribute) and (tensor.dim() > 1 or attribute.startswith("num_")):
+                _set_attribute(owner, attribute, size(tensor, groups), undo)
+        if hasattr(owner, "in_channels") and tensor.dim() > 2:
+            swapped = bool(getattr(owner, "transposed", False))
+            ins, outs = (
+                (tensor.shape[0], tensor.shape[1] * groups) if swapped else (tensor.shape[1] * groups, tensor.shape[0])
+            )
+            _set_attribute(owner, "in_channels", ins, undo)
+            _set_attribute(owner, "out_channels", outs, undo)
+
+
+def _set_attribute(owner: torch.nn.Module, name: str, value: int, undo: list[Callable[[], None]]) -> None:
+    old = getattr(owner, name)
+    undo.append(lambda: setattr(owner, name, old))
+    setattr(owner, name, value)
+
+
+def _compare(lowered: Lowered, model: torch.nn.Module) -> None:
+    args = lowered.program.args
+    kwargs = lowered.program.options.get("kwargs") or {}
+    if not args and not kwargs:
+        raise HostError(
+            "there are no example inputs to check the module with", fix="trace the nn.Module with example inputs"
+        )
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            found = pytree.tree_leaves(model(*args, **kwargs))
+            wanted = pytree.tree_leaves(lowered.module.eval()(*args, **kwargs))
+    except Exception as error:
+        told = str(error).strip().splitlines()[0]
+        raise HostError(f"the module bakes the old sizes into its forward: {told}", fix="use lowered.module") from error
+    finally:
+        model.train(training)
+    for got, want in zip(found, wanted, strict=True):
+        if isinstance(want, torch.Tensor) and not torch.allclose(
+            got, want, rtol=0.0, atol=ALLOWED * max(float(want.abs().max()), 1e-30)
+        ):
+            raise HostError("the module does not compute what the lowered graph computes", fix="use lowered.module")

@@ -1,0 +1,149 @@
+"""The torch result: a plain `fx.GraphModule` whose `.train()` and `.eval()` work, and which can be pickled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
+
+from cmrc.hosts.fx.clean import copy_graph
+from cmrc.hosts.fx.ops import TRAINING_FLAGS, opname
+
+
+class LoweredModule(fx.GraphModule):
+    """A graph under the user's own parameter names.
+
+    `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph, except
+    those that are given by keyword: they are the same in both (`fx_clean.py`).
+
+    Modules that differ in parameters only share their graph and its code, until somebody asks one of them for its graph.
+    Tensors lie where the model's own lie, as far as they did not change, until `.train()` copies them: training the result does
+    not train the model.
+    """
+
+    _shares_graph = _shares_memory = False
+
+    @classmethod
+    def template(cls, graph: fx.Graph, tensors: Mapping[str, Any], subgraphs: Mapping[str, Any]) -> Self:
+        """The graph and its code, without the parameters that it reads."""
+        module = cls({**tensors, **subgraphs}, graph)
+        for registry in (module._parameters, module._buffers, module._modules):
+            for name in [n for n in registry if n not in subgraphs]:
+                del registry[name]
+        return module
+
+    @classmethod
+    def assemble(cls, template: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
+        """A module of its own parameters that runs the template's code."""
+        kind = type("GraphModuleImpl", (cls,), {"forward": type(template).forward})  # a class each holds the code
+        kind.__name__ = type(template).__name__
+        module: LoweredModule = object.__new__(kind)
+        torch.nn.Module.__init__(module)
+        held = {name: value for name, value in vars(template).items() if name not in vars(module)}
+        vars(module).update({n: copy.copy(v) if isinstance(v, (list, dict)) else v for n, v in held.items()})
+        module._modules.update(template._modules)
+        module._shares_graph, module._shares_memory, module.training = True, True, False
+        owners: dict[str, torch.nn.Module] = {"": module}
+        made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+        for name, tensor in tensors.items():
+            path, _, last = name.rpartition(".")
+            owner = owners.get(path) or _owner(owners, path)
+            own = made.get(id(tensor))
+            if own is None:
+                own = made[id(tensor)] = tensor.detach()
+                if isinstance(tensor, torch.nn.Parameter):
+                    own = made[id(tensor)] = torch.nn.Parameter(own, requires_grad=tensor.requires_grad)
+            if isinstance(own, torch.nn.Parameter):
+                owner.register_parameter(last, own)
+            else:
+                owner.register_buffer(last, own)
+        return module
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph, which is this module's own from now on."""
+        if self._shares_graph:
+            self._shares_graph = False
+            self._graph = copy_graph(self._graph)
+            self._graph.owning_module = self
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        self._shares_graph = False
+        fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if mode and self._shares_memory:
+            self._shares_memory = False
+            for tensor in (*self.parameters(), *self.buffers()):
+                tensor.data = tensor.data.clone()
+        if any(_is_other_mode(node, mode) for node in self._graph.nodes):
+            for node in self.graph.nodes:
+                if _is_other_mode(node, mode):
+                    node.update_arg(TRAINING_FLAGS[opname(node)], mode)
+            self.recompile()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        function, args = super().__reduce__()
+        return _revive, (function, args)
+
+
+def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
+    """The module of this path, made where there is none yet."""
+    parent, _, last = path.rpartition(".")
+    outer = owners.get(parent) or _owner(owners, parent)
+    owners[path] = torch.nn.Module()
+    owners[path].training = outer.training
+    outer._modules[last] = owners[path]
+    return owners[path]
+
+
+def _is_other_mode(node: fx.Node, mode: bool) -> bool:
+    """Whether a flag of the node says that it trains where it does not, or the reverse."""
+    flag = TRAINING_FLAGS.get(opname(node))
+    return flag is not None and len(node.args) > flag and bool(node.args[flag]) != mode
+
+
+def _revive(function: Callable[..., fx.GraphModule], args: tuple[Any, ...]) -> LoweredModule:
+    plain = function(*args)
+    module = LoweredModule(plain, plain.graph)
+    for name, buffer in plain.named_buffers():
+        owner, _, last = name.rpartition(".")
+        target = module.get_submodule(owner) if _has(module, owner) else None
+        if target is not None and last not in target._buffers:
+            target.register_buffer(last, buffer)
+    module.training = plain.training
+    return module
+
+
+def _has(module: torch.nn.Module, path: str) -> bool:
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def flat_codegen(exported: ExportedProgram) -> CodeGen:
+    """Code that takes and returns what the user's own module does."""
+    spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
+    positional, by_keyword = argument_names(exported)
+    return _PyTreeCodeGen(_PyTreeInfo([*positional, *by_keyword], spec, out_spec))
+
+
+def argument_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
+    """The arguments of the user's forward that the export was given by position, and those by keyword."""
+    spec = exported.call_spec.in_spec
+    count, by_keyword = spec.child(0).num_children, list(spec.child(1).context or [])
+    signature = exported.module_call_graph[0].signature if exported.module_call_graph else None
+    told = list(signature.forward_arg_names or []) if signature is not None else []
+    names = told[:count] if told[count:] == by_keyword and all(name.isidentifier() for name in told) else []
+    return names if len(names) == count else [f"arg_{i}" for i in range(count)], by_keyword

@@ -1,0 +1,55 @@
+"""Random inputs of the declared types and shapes, with the sizes that are known only at run time given by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cmrc.errors import InputError
+from cmrc.ir.graph import Array, Value
+from cmrc.ir.ops import numpy_dtype
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """batch=4, as often as there are sizes."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdigit() or not int(number):
+            raise InputError(f"--size {text!r} is not understood", fix="write it as name=4")
+        found[name] = int(number)
+    return found
+
+
+def require_known(sizes: Mapping[str, int], values: Sequence[Value]) -> None:
+    """That somebody has such sizes: one that is misspelt would count for nothing."""
+    known = sorted({str(n) for value in values for n in value.shape if not isinstance(n, int)})
+    for name in sizes:
+        if name not in known:
+            raise InputError(f"no input has a size {name!r}", fix=f"known at run time are {', '.join(known) or 'none'}")
+
+
+def random_inputs(
+    values: Sequence[Value], sizes: Mapping[str, int], seed: int, *, default: int | None = 2
+) -> dict[str, Array]:
+    """Standard normal numbers; zeros and ones where the input is of whole numbers, which every table of indices has.
+
+    A size that nobody gave is `default`, or an error where that is None.
+    """
+    rng = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for value in values:
+        shape = []
+        for number in value.shape:
+            known = number if isinstance(number, int) else sizes.get(str(number), default)
+            if known is None:
+                raise InputError(
+                    f"the size {str(number)!r} of input {value.name!r} is known only at run time",
+                    fix=f"give it: --size {number}=128",
+                )
+            shape.append(known)
+        floating = value.dtype.startswith(("float", "bfloat"))
+        drawn = rng.normal(size=shape) if floating else rng.integers(0, 2, size=shape)
+        found[value.name] = drawn.astype(numpy_dtype(value.dtype))
+    return found

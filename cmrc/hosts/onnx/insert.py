@@ -1,0 +1,236 @@
+"""The nodes that the compiler itself puts into an ONNX model: do, select, a sum, a plane of ones, its convolution.
+
+A `do` that is still there runs literally. Constants: `Where(mask, constants, x)`. Affine: the parents are gathered,
+multiplied, and the rebuilt units put in place: `Gather(Concat(x, W · parents + β), order)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import HostError
+from cmrc.hosts import clamp
+from cmrc.hosts.onnx.ops.patch import selection
+from cmrc.hosts.onnx.shapes import dtype_name
+from cmrc.ir.graph import Array, Literal, Node, Tensor
+from cmrc.ir.ops import constant, numpy_dtype
+
+if TYPE_CHECKING:
+    from cmrc.hosts.onnx.write import Patch
+
+
+def _source(patch: Patch, node: Node) -> onnx_ir.Value:
+    value = patch.value(node.inputs[0], node.output.dtype)
+    assert value is not None
+    return value
+
+
+def _ints(patch: Patch, *values: int) -> onnx_ir.Value:
+    return patch.array(np.asarray(values, dtype=np.int64))
+
+
+def insert_do(patch: Patch, node: Node) -> None:
+    x = _source(patch, node)
+    if isinstance(node.inputs[1], str):
+        return _insert_runtime(patch, node, x, node.inputs[1])
+    if len(node.inputs) > 2:
+        return _insert_affine(patch, node, x, clamp.slab(node))
+    held = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
+    patch.insert("Where", [patch.array(clamp.mask(node)), held, x], node.output)
+    return None
+
+
+def _insert_runtime(patch: Patch, node: Node, x: onnx_ir.Value, value: str) -> None:
+    """Where(mask, value, x), the value's positions spread over the axis."""
+    along = [onnx_ir.AttrInt64("axis", node.attrs["axis"])]
+    places = patch.array(clamp.places(node))
+    spread = patch.insert("Gather", [patch.values[value], places], f"{node.name}.spread", along)
+    patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], node.output)
+
+
+def insert_like(patch: Patch, node: Node) -> None:
+    """A copy of a node of the model on other operands."""
+    like = node.attrs["like"]
+    host = patch.values[like].producer()
+    assert host is not None
+    if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
+        sizes = _ints(patch, *(n if isinstance(n, int) else -1 for n in node.output.shape))
+        patch.insert("Reshape", [_source(patch, node), sizes], node.output)
+        return
+    inputs = list(host.inputs)
+    for slot, operand in zip(patch.reading.slots[like], node.inputs, strict=False):
+        assert isinstance(slot, int)  # a part of a fused node is never copied
+        inputs += [None] * (slot + 1 - len(inputs))
+        given = inputs[slot]
+        dtype = node.output.dtype if given is None or given.dtype is None else dtype_name(given.dtype)
+        inputs[slot] = patch.value(operand, dtype)
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    attributes = [a for a in host.attributes.values() if not (node.op == "conv" and a.name == "group")]
+    if node.op == "conv":
+        attributes.append(onnx_ir.AttrInt64("group", node.attrs["groups"]))
+    among = (patch.values[like].index() or 0, len(host.outputs))
+    patch.insert(host.op_type, inputs, node.output, attributes, domain=host.domain, among=among)
+
+
+def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> None:
+    axis, rank, name, dtype = node.attrs["axis"], slab.ndim, node.name, node.output.dtype
+    units, weight = list(node.attrs["units"]), node.inputs[2]
+    assert isinstance(weight, Tensor)
+    rows, columns = weight.shape
+    repeat = len(units) // rows
+    along = [onnx_ir.AttrInt64("axis", axis)]
+    parents = patch.insert("Gather", [x, _ints(patch, *node.attrs["parents"])], f"{name}.parents", along)
+    last = [i for i in range(rank) if i != axis] + [axis]
+    if axis != rank - 1:
+        parents = patch.insert("Transpose", [parents], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
+    if repeat == 1:
+        turned = patch.array(np.ascontiguousarray(constant(weight).T.astype(numpy_dtype(dtype))))
+        rebuilt = patch.insert("MatMul", [parents, turned], f"{name}.mixed")
+    else:  # each row of the weight serves a block of units
+        blocks = _ints(patch, *(0,) * (rank - 1), columns, repeat)
+        parents = patch.insert("Reshape", [parents, blocks], f"{name}.blocks")
+        mixed = patch.insert("MatMul", [patch.initializer(weight, dtype=dtype), parents], f"{name}.mixed")
+        rebuilt = patch.insert("Reshape", [mixed, _ints(patch, *(0,) * (rank - 1), len(units))], f"{name}.units")
+    shift = patch.initializer(Literal(np.transpose(slab, last)), dtype=dtype)
+    rebuilt = patch.insert("Add", [rebuilt, shift], f"{name}.rebuilt")
+    if axis != rank - 1:
+        back = [onnx_ir.AttrInt64s("perm", [last.index(i) for i in range(rank)])]
+        rebuilt = patch.insert("Transpose", [rebuilt], f"{name}.back", back)
+    joined = patch.insert("Concat", [x, rebuilt], f"{name}.joined", along)
+    size = int(node.output.shape[axis])
+    order = list(range(size))
+    for i, unit in enumerate(units):
+        order[unit] = size + i
+    patch.insert("Gather", [joined, _ints(patch, *order)], node.output, along)
+
+
+def insert_select(patch: Patch, node: Node) -> None:
+    if "period" in node.attrs:
+        _insert_periodic(patch, node)
+        return
+    op, inputs, attributes = selection(patch, node)
+    patch.insert(op, inputs, node.output, attributes)
+
+
+def _insert_periodic(patch: Patch, node: Node) -> None:
+    """The same positions of every run of `period`: the axis is split in two, and joined again."""
+    x, axis, rank = _source(patch, node), node.attrs["axis"], len(node.output.shape)
+    sizes = patch.insert("Shape", [x], f"{node.name}.shape")
+    lead = patch.insert("Gather", [sizes, _ints(patch, *range(axis))], f"{node.name}.lead")
+    rest = patch.insert("Gather", [sizes, _ints(patch, *range(axis + 1, rank))], f"{node.name}.rest")
+    first, inner = [onnx_ir.AttrInt64("axis", 0)], [onnx_ir.AttrInt64("axis", axis + 1)]
+    target = patch.insert("Concat", [lead, _ints(patch, -1, node.attrs["period"]), rest], f"{node.name}.runs", first)
+    runs = patch.insert("Reshape", [x, target], f"{node.name}.split")
+    taken = patch.insert("Gather", [runs, _ints(patch, *node.attrs["keep"])], f"{node.name}.taken", inner)
+    target = patch.insert("Concat", [lead, _ints(patch, -1), rest], f"{node.name}.size", first)
+    patch.insert("Reshape", [taken, target], node.output)
+
+
+def insert_pointwise(patch: Patch, node: Node) -> None:
+    op = OPS.get(node.attrs["fn"])
+    if op is None or (op == "Add" and node.attrs.get("alpha", 1.0) != 1.0) or node.attrs.get("align"):
+        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+    maker = patch.makers.get(str(node.inputs[0])) if node.attrs.get("addend") else None
+    values: list[onnx_ir.Value | None] = []
+    for operand in node.inputs:
+        if isinstance(operand, Tensor):
+            is_vector = sum(n != 1 for n in operand.shape) <= 1
+            named = "" if maker is None else patch.bias_name(maker, "bias" if is_vector else "border")
+            values.append(patch.initializer(operand, dtype=node.output.dtype, base=named))
+        else:
+            values.append(patch.value(operand, node.output.dtype))
+    if op == "Clip" and patch.opset >= 11:  # its bounds are inputs
+        bounds = [np.asarray(node.attrs[name], dtype=numpy_dtype(node.output.dtype)) for name in ("min", "max")]
+        patch.insert(op, [*values, *(patch.array(bound) for bound in bounds)], node.output)
+        return
+    parameters = ("alpha", "beta", "min", "max")
+    given = [onnx_ir.AttrFloat32(name, node.attrs[name]) for name in parameters if name in node.attrs]
+    patch.insert(op, values, node.output, given)
+
+
+OPS = {
+    "add": "Add",
+    "mul": "Mul",
+    "identity": "Identity",
+    "relu": "Relu",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "leaky_relu": "LeakyRelu",
+    "hard_sigmoid": "HardSigmoid",
+    "clip": "Clip",
+}
+
+
+def insert_plane(patch: Patch, node: Node) -> None:
+    """Ones of the spatial size that the value has when the model runs; of a fixed size, a runtime makes them when it loads it."""
+    one = onnx_ir.AttrTensor("value", onnx_ir.tensor(np.ones(1, dtype=numpy_dtype(node.output.dtype))))
+    if all(isinstance(n, int) for n in node.output.shape):
+        patch.insert("ConstantOfShape", [_ints(patch, *(int(n) for n in node.output.shape))], node.output, [one])
+        return
+    x, first = _source(patch, node), node.attrs["axis"] + 1
+    rank = len(patch.shapes[str(node.inputs[0])])
+    shape = patch.insert("Shape", [x], f"{node.name}.shape")
+    if patch.opset >= 10:
+        bounds = [_ints(patch, n) for n in (first, rank)]
+        spatial = patch.insert("Slice", [shape, *bounds], f"{node.name}.spatial")
+    else:
+        attributes = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [rank])]
+        spatial = patch.insert("Slice", [shape], f"{node.name}.spatial", attributes)
+    lead = _ints(patch, *(1,) * first)
+    size = patch.insert("Concat", [lead, spatial], f"{node.name}.size", [onnx_ir.AttrInt64("axis", 0)])
+    patch.insert("ConstantOfShape", [size], node.output, [one])
+
+
+def insert_conv(patch: Patch, node: Node) -> None:
+    attrs, weight = node.attrs, node.inputs[1]
+    assert isinstance(weight, Tensor)
+    attributes = [
+        onnx_ir.AttrInt64("group", attrs["groups"]),
+        onnx_ir.AttrInt64s("kernel_shape", list(weight.shape[2:])),
+        onnx_ir.AttrInt64s("strides", list(attrs["stride"])),
+        onnx_ir.AttrInt64s("dilations", list(attrs["dilation"])),
+    ]
+    if isinstance(attrs["pad"], str):
+        attributes.append(onnx_ir.AttrString("auto_pad", attrs["pad"].upper()))
+    else:
+        attributes.append(onnx_ir.AttrInt64s("pads", [p[0] for p in attrs["pad"]] + [p[1] for p in attrs["pad"]]))
+    if attrs.get("transposed"):
+        attributes.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
+    inputs = [
+        _source(patch, node),
+        patch.initializer(
+            weight, dtype=node.output.dtype, base="" if node.origin else f"{node.path or node.name}.kernel"
+        ),
+    ]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        inputs.append(patch.value(bias, node.output.dtype) or inputs[0])
+    patch.insert("ConvTranspose" if attrs.get("transposed") else "Conv", inputs, node.output, attributes)
+
+
+NORMS = {"layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization"}
+
+
+def insert_norm(patch: Patch, node: Node) -> None:
+    """A normalisation that was part of a fused node."""
+    op = NORMS.get(node.attrs["fn"])
+    if op is None:
+        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+    inputs = [_source(patch, node), *(patch.value(operand, node.output.dtype) for operand in node.inputs[1:])]
+    attributes = [onnx_ir.AttrInt64("axis", min(node.attrs["axes"])), onnx_ir.AttrFloat32("epsilon", node.attrs["eps"])]
+    patch.insert(op, inputs, node.output, attributes)
+
+
+INSERTED: dict[str, Callable[[Patch, Node], None]] = {
+    "do": insert_do,
+    "select": insert_select,
+    "pointwise": insert_pointwise,
+    "along": insert_norm,
+    "plane": insert_plane,
+    "conv": insert_conv,
+}

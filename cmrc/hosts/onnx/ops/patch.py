@@ -1,0 +1,434 @@
+"""The writers of the ONNX table: what changes in a node besides its inputs when a value shrinks.
+
+A writer gets the ONNX node, the IR nodes that it stands for now (one, or one a part of a Split), and those it was
+read as.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import HostError
+from cmrc.hosts.onnx.read import subgraphs
+from cmrc.ir.axes import product
+from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor
+from cmrc.ir.ops import apply, materialise
+from cmrc.passes.rewriting.fused import outer_values
+
+if TYPE_CHECKING:
+    from cmrc.hosts.onnx.write import Patch
+
+Writer = Callable[["Patch", onnx_ir.Node, list[Node], list[Node]], None]
+
+
+def rewire(patch: Patch, host: onnx_ir.Node, node: Node, before: Node, *, but: Collection[int] = ()) -> None:
+    """Operands that differ from what was read: other values, changed tensors, a bias that was not there; `but` these."""
+    slots = patch.reading.slots[before.name]
+    for i, operand in enumerate(node.inputs):
+        old = before.inputs[i] if i < len(before.inputs) else None
+        if operand == old or (i < len(slots) and slots[i] in but):
+            continue
+        if i >= len(slots):
+            _rewire_captured(patch, host, old, operand)
+            continue
+        slot = slots[i]
+        if isinstance(slot, str):
+            raise HostError(f"nothing can be put inside it, before {node.name}", node=node.label, op=host.op_type)
+        if slot >= len(host.inputs):
+            host.resize_inputs(slot + 1)
+        if old is None:
+            tensor = None if isinstance(operand, str) else operand
+            base = patch.bias_name(node)
+            value = None if tensor is None else patch.initializer(tensor, dtype=node.output.dtype, base=base)
+        else:
+            value = patch.value(operand, _dtype(patch, old))
+        host.replace_input_with(slot, value)
+
+
+def write_fused(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A node that is read as several: each part's operands; or, taken as a whole, the values that it reads."""
+    if nodes[0].op == "opaque":
+        for old, new in zip(outer_values(before), nodes[0].values(), strict=True):
+            for slot, value in enumerate(host.inputs):
+                if old != new and value is not None and value.name == old:
+                    host.replace_input_with(slot, patch.values[new])
+        return
+    if [node.name for node in nodes] != [node.name for node in before]:
+        raise HostError("only a part of it is left", node=nodes[0].label, op=host.op_type)
+    read = Counter(slot for node in before for slot in patch.reading.slots[node.name] if isinstance(slot, int))
+    tensors = {
+        s for n in before for s, o in zip(patch.reading.slots[n.name], n.inputs, strict=False) if not isinstance(o, str)
+    }
+    shared = [slot for slot, count in read.items() if count > 1 and slot in tensors]
+    for node, was in zip(nodes, before, strict=True):
+        rewire(patch, host, node, was, but=shared)  # a parameter of which several parts read a share is its writer's
+
+
+def _dtype(patch: Patch, operand: Operand) -> str:
+    if isinstance(operand, str):
+        return patch.dtypes[operand]
+    return operand.dtype if operand is not None else ""
+
+
+def _rewire_captured(patch: Patch, host: onnx_ir.Node, old: Operand, new: Operand) -> None:
+    """A value that the subgraphs of a node read from the main graph."""
+    if not isinstance(old, str):
+        return
+    was, value = patch.values[old], patch.value(new, patch.dtypes[old])
+    for graph in subgraphs(host):
+        for inner in onnx_ir.traversal.RecursiveGraphIterator(graph):
+            for i, read in enumerate(inner.inputs):
+                if read is was:
+                    inner.replace_input_with(i, value)
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def write_conv(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    rewire(patch, host, nodes[0], before[0])
+    if nodes[0].attrs["groups"] != before[0].attrs["groups"]:
+        host.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])
+
+
+def write_norm(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A norm over fewer units, by itself or behind a sum in one node."""
+    if len(before) == 1:
+        rewire(patch, host, nodes[0], before[0])
+    now, was = (next(node for node in some if node.attrs.get("fn") == "rms_norm") for some in (nodes, before))
+    if now.attrs["eps"] != was.attrs["eps"]:
+        host.attributes["epsilon"] = onnx_ir.AttrFloat32("epsilon", now.attrs["eps"])
+
+
+def write_concat(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Fewer inputs, perhaps; those that were there stay the ONNX values they were."""
+    node = nodes[0]
+    known = list(zip(before[0].inputs, host.inputs, strict=True))
+    values = []
+    for operand in node.inputs:
+        same = next((value for old, value in known if old == operand and not isinstance(old, str)), None)
+        values.append(same if same is not None else patch.value(operand, node.output.dtype))
+    _set_inputs(host, values)
+
+
+def _set_inputs(host: onnx_ir.Node, values: Sequence[onnx_ir.Value | None]) -> None:
+    host.resize_inputs(len(values))
+    for i, value in enumerate(values):
+        host.replace_input_with(i, value)
+
+
+def write_heads(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """The number of heads that are left, and the sizes of what is packed together."""
+    parts = {node.name.rpartition("::")[2]: node for node in nodes if "inside" in node.attrs}
+    attention = next((node for node in nodes if node.op == "attention"), None)
+    if attention is not None and attention.attrs.get(
+        "narrowed"
+    ):  # the default would follow from the width that is left
+        host.attributes["scale"] = onnx_ir.AttrFloat32("scale", attention.attrs["scale"])
+    if len(nodes) == 1:
+        return rewire(patch, host, nodes[0], before[0])
+    if attention is None:
+        return _set_ints(host, num_heads=parts["apart"].output.shape[2])
+    heads, served = attention.output.shape[1], _shape_of(patch, attention.inputs[1])[1]
+    _set_ints(host, num_heads=heads, q_num_heads=heads, kv_num_heads=served)
+    if "qkv" in parts:
+        sizes = [len(parts[f"{key}.part"].attrs["keep"]) for key in "qkv"]
+        if "qkv_hidden_sizes" in host.attributes or len(set(sizes)) > 1:
+            host.attributes["qkv_hidden_sizes"] = onnx_ir.AttrInt64s("qkv_hidden_sizes", sizes)
+    if "q.shifted" in parts:
+        _write_joint_bias(patch, host, [parts[f"{key}.shifted"].inputs[1] for key in "qkv"])
+    return None
+
+
+def _set_ints(host: onnx_ir.Node, **values: Dim) -> None:
+    """Attributes that the node has, where they are others now."""
+    for name, value in values.items():
+        if name in host.attributes and host.attributes[name].as_int() != value:
+            host.attributes[name] = onnx_ir.AttrInt64(name, int(value))
+
+
+def _write_joint_bias(patch: Patch, host: onnx_ir.Node, biases: Sequence[Operand]) -> None:
+    """The bias of queries, keys and values is one input."""
+    tensors = [bias for bias in biases if isinstance(bias, Tensor)]
+    old, size = host.inputs[3], sum(tensor.shape[0] for tensor in tensors)
+    assert old is not None and old.name is not None
+    joint = apply("concat", tensors, {"axis": 0}, (size,), tensors[0].dtype)
+    host.replace_input_with(3, patch.initializer(joint, base=old.name))
+
+
+# ---------------------------------------------------------------- shape constants
+
+
+def write_shape(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Reshape and Expand: the sizes that changed, in a private copy of the target shape."""
+    node, was = nodes[0], before[0]
+    old_x = host.inputs[0]
+    rewire(patch, host, node, was)
+    changed = [i for i, (a, b) in enumerate(zip(was.output.shape, node.output.shape, strict=True)) if a != b]
+    if host.op_type == "Expand":
+        changed = _scale_target(patch, host, node, was, changed)
+    target = host.inputs[1]
+    if not changed or target is None or old_x is None:
+        return
+    x = _shape_of(patch, node.inputs[0])
+    tensor = patch.reading.tensors.get(target.name or "")
+    if tensor is not None:
+        entries = [int(n) for n in materialise(tensor)]
+        host.replace_input_with(1, _target(patch, _changed_entries(host, entries, node, x, changed), target))
+        return
+    pieces = _changed_pieces(patch, target, node.output.shape, changed)
+    if pieces is not None:
+        maker = target.producer()
+        assert maker is not None
+        patch.cursor = maker
+        joined = patch.insert("Concat", pieces, f"{target.name}.cmrc", [onnx_ir.AttrInt64("axis", 0)])
+        host.replace_input_with(1, joined)
+        return
+    write_target(patch, host, node)
+
+
+def _scale_target(patch: Patch, host: onnx_ir.Node, node: Node, was: Node, changed: Sequence[int]) -> list[int]:
+    """An Expand to sizes that merge samples with units, of which there are fewer now; the other changed axes are left."""
+    merged = [axis for axis in changed if isinstance(node.output.shape[axis], str)]
+    target, maker = host.inputs[1], None if host.inputs[1] is None else host.inputs[1].producer()
+    if not merged or target is None or maker is None:
+        return list(changed)
+    ratios = np.ones((2, len(node.output.shape)), dtype=np.int64)
+    for axis in merged:
+        ratios[:, axis] = [product((shape[axis],))[0] for shape in (was.output.shape, node.output.shape)]
+    patch.cursor = maker
+    samples = patch.insert("Div", [target, patch.array(ratios[0])], f"{node.name}.samples")
+    host.replace_input_with(1, patch.insert("Mul", [samples, patch.array(ratios[1])], f"{node.name}.sizes"))
+    return [axis for axis in changed if axis not in merged]
+
+
+def write_target(patch: Patch, host: onnx_ir.Node, node: Node) -> None:
+    """A target shape made anew from what the IR says."""
+    target = host.inputs[1]
+    assert target is not None
+    host.replace_input_with(1, _target(patch, _entries_of(host, node, _shape_of(patch, node.inputs[0])), target))
+
+
+def _shape_of(patch: Patch, operand: Operand) -> Shape:
+    if isinstance(operand, str):
+        return patch.shapes[operand]
+    return () if operand is None else operand.shape
+
+
+def _target(patch: Patch, entries: Sequence[int], old: onnx_ir.Value) -> onnx_ir.Value:
+    return patch.array(np.asarray(entries, dtype=np.int64), base=old.name or "")
+
+
+def _changed_entries(host: onnx_ir.Node, entries: list[int], node: Node, x: Shape, changed: Sequence[int]) -> list[int]:
+    shape = node.output.shape
+    lead = len(shape) - len(entries)
+    copies = "allowzero" not in host.attributes or not host.attributes["allowzero"].as_int()
+    for axis in changed:
+        i = axis - lead
+        if host.op_type == "Expand":
+            if i >= 0 and entries[i] != 1:
+                entries[i] = _entry(shape[axis])
+        elif entries[i] != -1 and not (entries[i] == 0 and copies and x[i] == shape[axis]):
+            entries[i] = _entry(shape[axis])
+    return entries
+
+
+def _entry(size: Dim) -> int:
+    """A size of a target shape; one that merges samples with units is left for the runtime to work out."""
+    return size if isinstance(size, int) else -1
+
+
+def _changed_pieces(
+    patch: Patch, target: onnx_ir.Value, shape: Shape, changed: Sequence[int]
+) -> list[onnx_ir.Value | None] | None:
+    """A target made by a Concat, with the pieces of the changed sizes replaced; `None` where it is made otherwise."""
+    maker = target.producer()
+    if maker is None or maker.op_type != "Concat":
+        return None
+    pieces: list[onnx_ir.Value | None] = []
+    start = 0
+    for piece in maker.inputs:
+        name = "" if piece is None else piece.name or ""
+        tensor = patch.reading.tensors.get(name)
+        size = tensor.shape if tensor is not None else patch.was.get(name, ())
+        if len(size) != 1 or not isinstance(size[0], int):
+            return None
+        here = [axis for axis in changed if start <= axis < start + size[0]]
+        if here and tensor is None and size[0] != 1:
+            return None
+        if here:
+            entries = [0] if tensor is None else [int(n) for n in materialise(tensor)]
+            for axis in here:
+                entries[axis - start] = _entry(shape[axis])
+            pieces.append(patch.array(np.asarray(entries, dtype=np.int64), base=name))
+        else:
+            pieces.append(piece)
+        start += size[0]
+    return pieces if start == len(shape) else None
+
+
+def _entries_of(host: onnx_ir.Node, node: Node, x: Shape) -> list[int]:
+    """A target made anew: sizes that are fixed, 0 for one that is copied, -1 for one that is left."""
+    entries: list[int] = []
+    lead = len(node.output.shape) - len(x)
+    for i, size in enumerate(node.output.shape):
+        if isinstance(size, int):
+            entries.append(size)
+        elif host.op_type == "Expand" and i >= lead and x[i - lead] == size:
+            entries.append(1)
+        elif host.op_type == "Reshape" and i < len(x) and x[i] == size and "allowzero" not in host.attributes:
+            entries.append(0)
+        else:
+            entries.append(-1)
+    if entries.count(-1) > (1 if host.op_type == "Reshape" else 0):
+        raise HostError(
+            f"its target shape is computed at run time in a way that cannot be changed to {list(node.output.shape)}",
+            node=node.label,
+            op=host.op_type,
+            fix="give the target shape as a constant, or as a Concat of sizes",
+        )
+    return entries
+
+
+def write_resize(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Sizes that name the units' axis as well."""
+    node, was = nodes[0], before[0]
+    rewire(patch, host, node, was)
+    sizes = host.inputs[3] if len(host.inputs) > 3 else None
+    rank = len(node.output.shape)
+    named = [a % rank for a in host.attributes["axes"].as_ints()] if "axes" in host.attributes else range(rank)
+    if sizes is None or all(node.output.shape[axis] == was.output.shape[axis] for axis in named):
+        return
+    tensor = patch.reading.tensors.get(sizes.name or "")
+    if tensor is None:
+        _write_run_time_sizes(patch, host, node, sizes)
+        return
+    if not tensor.shape[0]:
+        return
+    entries = [int(n) for n in materialise(tensor)]
+    for i, axis in enumerate(named):
+        if node.output.shape[axis] != was.output.shape[axis]:
+            entries[i] = int(node.output.shape[axis])
+    host.replace_input_with(3, _target(patch, entries, sizes))
+
+
+def _write_run_time_sizes(patch: Patch, host: onnx_ir.Node, node: Node, sizes: onnx_ir.Value) -> None:
+    """Sizes that are computed: the leading ones from the value that is resized now, the others as they are."""
+    if "axes" in host.attributes or min(node.attrs["axes"]) < 2:
+        raise HostError("its sizes are computed at run time and name the units' axis", node=node.label, op="Resize")
+    shape = patch.insert("Shape", [host.inputs[0]], f"{node.name}.shape")
+    zero, two, end = (patch.array(np.asarray([n], dtype=np.int64)) for n in (0, 2, len(node.output.shape)))
+    lead = patch.insert("Slice", [shape, zero, two], f"{node.name}.lead")
+    rest = patch.insert("Slice", [sizes, two, end], f"{node.name}.rest")
+    joined = patch.insert("Concat", [lead, rest], f"{node.name}.sizes", [onnx_ir.AttrInt64("axis", 0)])
+    host.replace_input_with(3, joined)
+
+
+# ---------------------------------------------------------------- positions
+
+
+def write_select(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Gather, Slice, Split: the node stays where only its input is another; else it is written anew."""
+    if len(host.outputs) > 1:
+        return _write_split(patch, host, nodes, before)
+    node, was = nodes[0], before[0]
+    if node.op != "select" or _same_positions(patch, node, was):
+        return rewire(patch, host, node, was)
+    op, inputs, attributes = selection(patch, node)
+    host.op_type = op
+    host.attributes.clear()
+    host.attributes.update({attribute.name: attribute for attribute in attributes})
+    _set_inputs(host, inputs)
+    return None
+
+
+def _same_positions(patch: Patch, node: Node, before: Node) -> bool:
+    x, old, axis = str(node.inputs[0]), str(before.inputs[0]), node.attrs["axis"]
+    same_size = patch.shapes[x][axis] == patch.was[old][axis]
+    return same_size and bool(axis == before.attrs["axis"] and node.attrs["keep"] == before.attrs["keep"])
+
+
+def _write_split(patch: Patch, host: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A Split with other sizes where the parts still make up the whole, in order; else one selection a part."""
+    source = str(nodes[0].inputs[0])
+    together = all(node.inputs[0] == source for node in nodes)
+    if any(node.op != "select" for node in nodes):
+        if not together or len(nodes) < len(before):
+            reason = "its parts, of sizes known only at run time, now read different values"
+            raise HostError(reason, node=nodes[0].label, op="Split")
+        return rewire(patch, host, nodes[0], before[0])
+    positions = [k for node in nodes for k in node.attrs["keep"]]
+    whole = positions == list(range(int(patch.shapes[source][nodes[0].attrs["axis"]])))
+    if together and whole and len(nodes) == len(host.outputs):
+        _set_sizes(patch, host, patch.values[source], [len(node.attrs["keep"]) for node in nodes])
+        return None
+    if together and whole and len(nodes) > 1:
+        _shorter_split(patch, host, nodes, patch.values[source])
+        return None
+    for node in nodes:
+        op, inputs, attributes = selection(patch, node)
+        patch.replace_value(node.name, patch.insert(op, inputs, f"{node.name}.part", attributes))
+    patch.retire(host)
+    return None
+
+
+def _set_sizes(patch: Patch, host: onnx_ir.Node, x: onnx_ir.Value, sizes: Sequence[int]) -> None:
+    host.attributes.pop("num_outputs", None)
+    if patch.opset < 13:
+        host.attributes["split"] = onnx_ir.AttrInt64s("split", list(sizes))
+        _set_inputs(host, [x])
+    else:
+        base = host.inputs[1].name if len(host.inputs) > 1 and host.inputs[1] is not None else f"{host.name}.sizes"
+        _set_inputs(host, [x, patch.array(np.asarray(sizes, dtype=np.int64), base=base or "")])
+
+
+def _shorter_split(patch: Patch, host: onnx_ir.Node, nodes: list[Node], x: onnx_ir.Value) -> None:
+    """Some parts are gone: another Split, with the name and the notes of the old one."""
+    outputs = [onnx_ir.Value() for _ in nodes]
+    new = onnx_ir.Node(
+        "", "Split", [x, *host.inputs[1:]], host.attributes.values(), outputs=outputs, doc_string=host.doc_string,
+        metadata_props=dict(host.metadata_props),
+    )  # fmt: skip
+    _set_sizes(patch, new, x, [len(node.attrs["keep"]) for node in nodes])
+    patch.graph.insert_after(host, new)
+    for node, output in zip(nodes, outputs, strict=True):
+        patch.replace_value(node.name, output)
+    new.name = host.name
+    patch.retire(host)
+    patch.cursor = new
+
+
+Selection = tuple[str, list[onnx_ir.Value | None], list[onnx_ir.Attr]]
+
+
+def selection(patch: Patch, node: Node) -> Selection:
+    """The op, inputs and attributes of a select: Slice where the positions are evenly spaced, else Gather."""
+    source, axis, keep = str(node.inputs[0]), node.attrs["axis"], node.attrs["keep"]
+    x = patch.values[source]
+    if list(keep) == list(range(int(patch.shapes[source][axis]))):
+        return "Identity", [x], []
+    step = keep[1] - keep[0] if len(keep) > 1 else 1
+    regular = step > 0 and list(keep) == list(range(keep[0], keep[-1] + 1, step))
+    if regular and patch.opset >= 10:
+        bounds = [patch.array(np.asarray([n], dtype=np.int64)) for n in (keep[0], keep[-1] + 1, axis, step)]
+        return "Slice", [x, *bounds[: 3 if step == 1 else 4]], []
+    if regular and step == 1:
+        named = {"starts": [keep[0]], "ends": [keep[-1] + 1], "axes": [axis]}
+        return "Slice", [x], [onnx_ir.AttrInt64s(name, values) for name, values in named.items()]
+    return "Gather", [x, patch.array(np.asarray(keep, dtype=np.int64))], [onnx_ir.AttrInt64("axis", axis)]
+
+
+WRITERS: dict[str, Writer] = {
+    "concat": write_concat,
+    "conv": write_conv,
+    "heads": write_heads,
+    "norm": write_norm,
+    "resize": write_resize,
+    "select": write_select,
+    "shape": write_shape,
+}

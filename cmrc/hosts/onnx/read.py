@@ -1,0 +1,338 @@
+"""An ONNX model as a mechanism graph.
+
+Initializers, Constant nodes and what is computed from them alone are tensors; every other node of the main graph is one
+IR node (a Split is one a part, a fused op one for each thing it does). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
+`onnx_write.py` keeps them at their value when the value that they were read from shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import TraceError
+from cmrc.hosts.onnx.names import name_values, unique_origins
+from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
+from cmrc.hosts.onnx.ops.view import Opaque, Step, View, contents_of, times
+from cmrc.hosts.onnx.shapes import dtype_name, infer, symbols
+from cmrc.hosts.onnx.sizes import Sizes
+from cmrc.ir.axes import product
+from cmrc.ir.graph import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.ops import POINTWISE, materialise
+
+OLDEST_OPSET = 9
+FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The graph, every name of its values, and what a writer must know: which inputs its operands came from."""
+
+    graph: Graph
+    names: Mapping[str, Sequence[str]]
+    slots: Mapping[str, tuple[int | str, ...]]
+    sizes: Sizes
+    tensors: Mapping[str, Tensor]
+    inside: Mapping[str, str]
+    """Values inside a fused node, which the model does not have, and the node's first output."""
+
+
+def read(model: onnx_ir.Model) -> Reading:
+    """Read the main graph of a model; it is not changed."""
+    return _Reader(model).read()
+
+
+@dataclass(slots=True)
+class _Reader:
+    model: onnx_ir.Model
+    opset: int = 0
+    symbols: Iterator[str] = field(default_factory=symbols)
+    known: dict[str, tuple[Shape | None, str]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    shapes: dict[str, Shape | None] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    slots: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    inside: dict[str, str] = field(default_factory=dict)
+    bound: dict[str, int] = field(default_factory=dict)
+    open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
+    contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
+    sizes: Sizes = field(init=False)
+
+    def read(self) -> Reading:
+        graph = self.model.graph
+        self.opset = self.model.opset_imports.get("", 0)
+        if self.opset < OLDEST_OPSET:
+            raise TraceError(
+                f"the model has opset {self.opset or 'none'}, cmrc reads opset {OLDEST_OPSET} and later",
+                fix="onnx.version_converter.convert_version(model, 17)",
+            )
+        self.known = infer(self.model, self.symbols)
+        self.sizes = Sizes(self.opset, self.tensors, self.shapes)
+        for name, value in graph.initializers.items():
+            self._add_leaf(name, value.const_value)
+        for node in graph:
+            if node.op_type == "Constant" and not node.domain:
+                self._add_leaf(node.outputs[0].name or "", onnx_ir.convenience.get_const_tensor(node.outputs[0]))
+        inputs = []
+        for value in graph.inputs:
+            name = value.name or ""
+            if name not in self.tensors:
+                inputs.append(self._value(name, self.known[name][0]))
+        origins = unique_origins(graph)
+        for node in graph:
+            if any(output.name not in self.tensors for output in node.outputs):
+                view = self._view(node)
+                self._read_node(view, *origins[node])
+                for output, content in zip(node.outputs, contents_of(view), strict=False):
+                    if content is not None:
+                        self.contents[output.name or ""] = content
+        for value in graph.outputs:
+            if value.name in self.tensors:
+                self._constant_output(value)
+        if self.bound:
+            self._apply_bounds()
+            inputs = [replace(value, shape=self._bound(value.shape) or ()) for value in inputs]
+        self._settle_shapes()
+        outputs = tuple(value.name or "" for value in graph.outputs)
+        ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
+        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors, self.inside)
+
+    def _add_leaf(self, name: str, tensor: onnx_ir.TensorProtocol | None) -> None:
+        if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
+            shape = tuple(tensor.shape.numpy())
+            load = partial(_mapped, tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor.numpy
+            self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), load)
+
+    def _value(self, name: str, shape: Shape | None, like: str = "unknown") -> Value:
+        dtype = self.known.get(name, (None, "unknown"))[1]
+        self.shapes[name], self.dtypes[name] = shape, dtype if dtype != "unknown" else like
+        return Value(name, () if shape is None else shape, self.dtypes[name])
+
+    # ------------------------------------------------------------ one node
+
+    def _view(self, node: onnx_ir.Node) -> View:
+        operands: list[Operand] = []
+        shapes: list[Shape | None] = []
+        for value in node.inputs:
+            name = None if value is None else value.name or ""
+            operand = None if not name else self.tensors.get(name, name)
+            operands.append(operand)
+            if isinstance(operand, str):
+                shapes.append(self._bound(self.shapes.get(operand)))
+            else:
+                shapes.append(None if operand is None else operand.shape)
+        return View(
+            node=node,
+            opset=self.opset,
+            operands=tuple(operands),
+            shapes=tuple(shapes),
+            inferred=tuple(self.known.get(v.name or "", (None, ""))[0] for v in node.outputs),
+            contents=tuple(self._contents(operand) for operand in operands),
+            used=tuple(bool(v.uses()) or v.is_graph_output() for v in node.outputs),
+            unknown=lambda: next(self.symbols),
+            bind=self.bound.__setitem__,
+        )
+
+    def _bound(self, shape: Shape | None) -> Shape | None:
+        """A shape with the sizes that were found out since."""
+        if not self.bound or shape is None or not any(isinstance(n, str) for n in shape):
+            return shape
+        return tuple(_size(n, self.bound) if isinstance(n, str) else n for n in shape)
+
+    def _apply_bounds(self) -> None:
+        """Put the sizes that were found out on the way into everything that was read before."""
+        for name, shape in self.shapes.items():
+            self.shapes[name] = self._bound(shape)
+        for i, node in enumerate(self.nodes):
+            outputs = tuple(replace(value, shape=self._bound(value.shape) or ()) for value in node.outputs)
+            if outputs != node.outputs:
+                self.nodes[i] = replace(node, outputs=outputs)
+
+    def _contents(self, operand: Operand) -> tuple[Dim, ...] | None:
+        """The entries of a small operand of integers."""
+        if isinstance(operand, str):
+            return self.contents.get(operand)
+        if operand is None or not operand.dtype.startswith("int") or len(operand.shape) > 1 or sum(operand.shape) > 16:
+            return None
+        return tuple(int(n) for n in materialise(operand).reshape(-1))
+
+    def _read_node(self, view: View, origin: str, path: str) -> None:
+        node = view.node
+        if node.op_type in ("Shape", "Size") and not node.domain:
+            return self._read_sizes(view, origin, path)
+        row = ROWS.get(row_name(node))
+        try:
+            if self.sizes.fix_picked(node):
+                return None
+            if not node.domain and node.op_type in EVALUATED:
+                return self._evaluate(view)
+            if row is None or captured_by(node):
+                raise Opaque("")
+            if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
+                raise Opaque("it reads a value whose number of axes is not known")
+            found = row.read(view)
+        except Opaque as opaque:
+            why = {"why": opaque.reason} if opaque.reason else {}
+            return self._opaque(view, origin, path, {**why, "bodies": True} if subgraphs(node) else why)
+        inner: dict[str, str] = {}
+        apart = row.separable is not None and self.opset >= row.separable
+        more = {"separable": True} if apart and isinstance(found, list) else {}
+        for step in found if isinstance(found, list) else [found]:
+            self._emit(view, step, origin, path, inner, more)
+        return None
+
+    def _evaluate(self, view: View) -> None:
+        """A constant that is made from constants."""
+        if any(isinstance(operand, str) for operand in view.operands):
+            raise Opaque("")
+        self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
+
+    def _emit(
+        self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], more: Mapping[str, Any]
+    ) -> None:
+        """One IR node, with `more` attributes; `inner` are the values inside the ONNX node so far, by their keys."""
+        name = view.node.outputs[step.output].name or "" if step.output < len(view.node.outputs) else ""
+        attrs = {**step.attrs, **more}
+        if step.key:
+            attrs["inside"] = view.node.op_type
+            if name and step.output:
+                attrs["shown"] = True
+            else:
+                last = view.node.outputs[0].name or ""
+                name = f"{last}::{step.key}"
+                self.inside[name] = last
+            inner[step.key] = name
+        if not name or name in self.tensors:  # a part of a Split of sizes may be known
+            return
+        operands = tuple(
+            self.tensors.get(inner[slot], inner[slot])
+            if isinstance(slot, str)
+            else step.tensors.get(slot, view.operand(slot))
+            for slot in step.slots
+        )
+        first = operands[0]
+        like = self.dtypes.get(first, "unknown") if isinstance(first, str) else first.dtype if first else "unknown"
+        value = self._value(name, step.shape, like)
+        if all(not isinstance(o, str) for o in operands):
+            folded = _fold(step, [o for o in operands if o is not None and not isinstance(o, str)], value)
+            if folded is not None:
+                self.tensors[name] = folded
+                return
+        self.slots[name] = step.slots
+        self.nodes.append(Node(step.op, operands, (value,), attrs, origin, path))
+
+    def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
+        captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
+        known = OPAQUE.get(row_name(view.node))
+        made = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
+        outputs = [self._value(v.name, *told) for v, told in zip(view.node.outputs, made, strict=False) if v.name]
+        self.slots[outputs[0].name] = tuple(range(len(view.operands)))
+        inputs = (*view.operands, *captured)
+        self.nodes.append(Node("opaque", inputs, tuple(outputs), {"host_op": view.node.op_type, **attrs}, origin, path))
+
+    def _constant_output(self, value: onnx_ir.Value) -> None:
+        """The model returns a constant: an IR output must be a value."""
+        name = value.name or ""
+        tensor = self.tensors[name]
+        made = self._value(name, tensor.shape, tensor.dtype)
+        self.nodes.append(Node("opaque", (tensor,), (made,), {"host_op": "Constant"}, origin=name))
+
+    # ------------------------------------------------------------ sizes that the model reads from itself
+
+    def _read_sizes(self, view: View, origin: str, path: str) -> None:
+        """Shape and Size: a tensor where all sizes are fixed, else an op that reads sizes and no values."""
+        operand, shape = view.operand(0), view.shapes[0]
+        if shape is None or operand is None:
+            return self._opaque(view, origin, path, {})
+        output = view.node.outputs[0]
+        dims = tuple(range(len(shape)))[view.attr("start", 0) : view.attr("end", len(shape))]
+        if view.node.op_type == "Shape":
+            if not isinstance(operand, str) or all(isinstance(shape[d], int) for d in dims):
+                return self.sizes.fix(output.name or "", operand, shape, dims)
+            self.sizes.follow(output, operand, dims)
+            self.open_shapes.append((len(self.nodes), output, operand, dims))
+        return self._opaque(view, origin, path, {"shape_only": dims})
+
+    def _settle_shapes(self) -> None:
+        """Now that all readers are known: which sizes a Shape really reads. One that reads none has no operand."""
+        for at, output, source, dims in self.open_shapes:
+            needed, node = self.sizes.needed(output, source, dims), self.nodes[at]
+            if needed:
+                self.nodes[at] = node.with_attrs(shape_only=needed)
+            else:
+                self.nodes[at] = replace(node, inputs=(), attrs={"host_op": "Shape"})
+                self.slots[node.name] = ()
+
+
+def row_name(node: onnx_ir.Node) -> str:
+    """What the tables call the op of a node."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _size(size: str, bound: Mapping[str, int]) -> Dim:
+    """A size, a symbol or a product of them, with the symbols that are known."""
+    number, symbols = product((size,))
+    if not any(symbol in bound for symbol in symbols):
+        return size
+    found = times([number, *(bound.get(symbol, symbol) for symbol in symbols.elements())])
+    return size if found is None else found
+
+
+def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:
+    """A weight in its file, mapped only while somebody holds the array: a tensor that was read once stays in memory."""
+    return onnx_ir.ExternalTensor(
+        tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
+        base_dir=tensor.base_dir,
+    ).numpy()  # fmt: skip
+
+
+def captured_by(node: onnx_ir.Node) -> list[str]:
+    """The values of the main graph that the subgraphs of a node read, each once."""
+    found: dict[str, None] = {}
+    for graph in subgraphs(node):
+        for inner in onnx_ir.traversal.RecursiveGraphIterator(graph):
+            for value in inner.inputs:
+                if value is not None and value.name and value.graph is node.graph:
+                    found[value.name] = None
+        for value in graph.outputs:
+            if value.name and value.graph is node.graph:
+                found[value.name] = None
+    return list(found)
+
+
+def subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
+    found: list[onnx_ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.type == onnx_ir.AttributeType.GRAPH:
+            found.append(attr.as_graph())
+        elif attr.type == onnx_ir.AttributeType.GRAPHS:
+            found.extend(attr.as_graphs())
+    return found
+
+
+def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None:
+    """The step as a tensor, where the evaluator knows it exactly; integers only move, or are added and compared."""
+    fn = step.attrs.get("fn", "")
+    if fn == "identity":
+        return operands[0]
+    shape = tuple(n for n in value.shape if isinstance(n, int))
+    if len(shape) != len(value.shape) or value.dtype == "unknown":
+        return None
+    if step.op not in FOLDED and fn != "pick":
+        return None
+    if step.op == "pointwise" and (fn not in POINTWISE or len(operands) != len(step.slots)):
+        return None
+    whole = value.dtype.startswith(("int", "uint"))
+    if whole and fn == "div":
+        quotient = np.true_divide(*(materialise(o) for o in operands))
+        return Literal(np.trunc(quotient).astype(value.dtype))
+    if whole and fn in ("pow", "fmod", "batch_norm", "round"):
+        return None
+    attrs = {**step.attrs, "shape": shape} if step.op in ("reshape", "expand") else dict(step.attrs)
+    return Apply(step.op, tuple(operands), attrs, shape, value.dtype)

@@ -1,0 +1,149 @@
+"""Running an ONNX model under onnxruntime, with any of its values tapped.
+
+The model given to onnxruntime is a clone with the tapped values as further outputs. onnxruntime returns no bfloat16
+arrays, so such outputs are cast to float32 there and back here, which is exact.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir
+
+from cmrc.errors import HostError
+from cmrc.hosts.onnx.save import is_large
+from cmrc.ir.graph import Array
+
+KEPT = 4  # sessions that a host keeps, one for every set of taps
+LENT = "cmrc.tap."
+
+
+class Sessions:
+    """The sessions of one model, made when they are asked for."""
+
+    def __init__(self, model: onnx_ir.Model, providers: Sequence[str]) -> None:
+        self.model = model
+        self.providers = tuple(providers)
+        self._made: dict[tuple[str, ...], Any] = {}
+
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str]) -> list[Array]:
+        feeds = self.feeds(inputs)
+        outputs = [value.name or "" for value in self.model.graph.outputs]
+        wanted = [*outputs, *taps]
+        extra = tuple(sorted({tap for tap in taps if tap not in outputs and tap not in feeds}))
+        session, halves = self._session(extra)
+        names = [f"{LENT}{name}" if name in halves else name for name in wanted if name not in feeds]
+        arrays = iter(_run(session, feeds, names))
+        results: list[Array] = []
+        for name in wanted:
+            array = np.asarray(feeds[name]) if name in feeds else np.asarray(next(arrays))
+            results.append(array.astype(ml_dtypes.bfloat16) if name in halves and name not in feeds else array)
+        return results
+
+    def feeds(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+        declared = {v.name or "": v for v in self.model.graph.inputs if not v.is_initializer()}
+        if isinstance(inputs, Mapping):
+            given = dict(inputs)
+        else:
+            if len(inputs) != len(declared):
+                takes = f"the model takes {len(declared)}: {', '.join(declared)}"
+                raise HostError(f"{len(inputs)} inputs were given, {takes}")
+            given = dict(zip(declared, inputs, strict=True))
+        if set(given) != set(declared):
+            missing, odd = sorted(set(declared) - set(given)), sorted(set(given) - set(declared))
+            said = [f"input {', '.join(missing)} is missing"] if missing else []
+            said += [f"the model has no input {', '.join(odd)}"] if odd else []
+            raise HostError("; ".join(said), fix=f"give its inputs: {', '.join(declared)}")
+        return {name: np.asarray(array) for name, array in given.items()}
+
+    def _session(self, taps: tuple[str, ...]) -> tuple[Any, set[str]]:
+        if taps not in self._made:
+            while len(self._made) >= KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[taps] = self._make(taps)
+        made: tuple[Any, set[str]] = self._made[taps]
+        return made
+
+    def _make(self, taps: tuple[str, ...]) -> tuple[Any, set[str]]:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise HostError("onnxruntime is not installed", fix="pip install 'cmrc[cpu]' or 'cmrc[gpu]'") from error
+        model = self.model.clone()
+        values = onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+        for name in taps:
+            if name not in values:
+                raise HostError("the model has no such value to tap", node=name, fix="see `cmrc inspect`")
+            model.graph.outputs.append(values[name])
+        halves = _return_halves_as_floats(model.graph)
+        try:
+            session = _start(onnxruntime, model, self.providers)
+        except Exception as error:  # onnxruntime has a class for each status
+            raise HostError(f"onnxruntime refuses the model: {str(error).strip().splitlines()[-1]}") from error
+        if not set(self.providers) & set(session.get_providers()):  # it falls back without an error
+            raise HostError(
+                f"onnxruntime cannot run on {' or '.join(self.providers)} here",
+                fix="pip install 'cmrc[gpu]' beside a CUDA that fits it, or add CPUExecutionProvider to the providers",
+            )
+        return session, halves
+
+
+def _start(onnxruntime: Any, model: onnx_ir.Model, providers: Sequence[str]) -> Any:
+    """A session; a model that does not fit in one message goes through a file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, and told in our own words
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
+        warnings.simplefilter("ignore")  # a provider that is not there: asked of the session itself
+        if not is_large(model):
+            whole = onnx_ir.to_proto(model).SerializeToString()
+            return onnxruntime.InferenceSession(whole, options, providers=list(providers))
+        path = Path(folder) / "model.onnx"
+        onnx_ir.save(model, path, external_data="model.onnx.data")
+        return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+
+
+def _return_halves_as_floats(graph: onnx_ir.Graph) -> set[str]:
+    halves = set()
+    for i, value in enumerate(graph.outputs):
+        if value.dtype == onnx_ir.DataType.BFLOAT16:
+            name = value.name or ""
+            to = [onnx_ir.AttrInt64("to", onnx_ir.DataType.FLOAT)]
+            output = onnx_ir.Value(
+                name=f"{LENT}{name}", type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT), shape=value.shape
+            )
+            graph.append(onnx_ir.Node("", "Cast", [value], to, outputs=[output], name=f"{LENT}{name}"))
+            graph.outputs[i] = output
+            halves.add(name)
+    return halves
+
+
+def _run(session: Any, feeds: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
+    import onnxruntime
+
+    odd = {name: array for name, array in feeds.items() if array.dtype.name in ("bfloat16",)}
+    try:
+        if not odd:
+            return list(session.run(list(names), dict(feeds)))
+        kind = onnx_ir.DataType.BFLOAT16.value
+        lent = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
+            if name in odd
+            else onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            for name, array in feeds.items()
+        }
+        return [value.numpy() for value in session.run_with_ort_values(list(names), lent)]
+    except Exception as error:  # onnxruntime has a class for each status
+        told = ", ".join(f"{name} {dtype_of(array)}" for name, array in feeds.items())
+        why = " ".join(str(error).split()).removesuffix(" Please fix either the inputs/outputs or the model.")
+        takes = ", ".join(f"{v.name} {v.type}[{', '.join(map(str, v.shape))}]" for v in session.get_inputs())
+        raise HostError(f"onnxruntime failed on inputs {told}: {why}", fix=f"the model takes {takes}") from error
+
+
+def dtype_of(array: Array) -> str:
+    return f"{array.dtype.name}{list(array.shape)}"

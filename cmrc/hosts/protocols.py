@@ -1,0 +1,70 @@
+"""A host is the model's own graph: `fx` (torch.export) or `onnx` (onnx_ir). The only places that know a framework.
+
+A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), runs it.
+`fx_ops.py` and `onnx_ops` are the tables, a row an op: what is peculiar to one op stands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from cmrc.ir.graph import Array, Graph
+
+
+class Piece(Protocol):
+    """A part of a model between two cuts, ready to run: it reads `inputs`, and of `sizes` the shape alone."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def sizes(self) -> tuple[str, ...]: ...
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name."""
+
+
+class Host(Protocol):
+    """A model that can be read as IR, patched, run and saved. Immutable: `build` and `annotate` return another host."""
+
+    @property
+    def kind(self) -> str:
+        """`fx` or `onnx`."""
+
+    @property
+    def graph(self) -> Graph:
+        """The model in the IR."""
+
+    @property
+    def names(self) -> Mapping[str, Sequence[str]]:
+        """Every name a user may call a value by (module path, node name, value name), to the values it names."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The names of the model's inputs, in order."""
+
+    def build(self, graph: Graph) -> Self:
+        """A clone of this host that computes `graph`: an edited form of `self.graph`, do and select nodes included."""
+
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
+        """The outputs for one batch, as numpy arrays, then the tapped values by name."""
+
+    def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
+        """The inputs of the IR by name, from what a user would give to `run`."""
+
+    def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> Piece:
+        """The part of the model that makes some of its values from others, without running anything before them.
+
+        Of the values `beyond` the cut it may read the sizes, which `Piece.sizes` then names.
+        """
+
+    def annotations(self) -> list[dict[str, Any]]:
+        """The do's recorded on the nodes, as plan entries in JSON form, in the plan's order."""
+
+    def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> Self:
+        """A clone with plan entries (value name, JSON form) recorded on the nodes that make the values."""
+
+    def save(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the model to `path`, whole or not at all."""

@@ -1,0 +1,297 @@
+"""Where the units of an axis go when a value is reshaped.
+
+    (N, C, H, W) -> (N, C*H*W)     a unit becomes a block of H*W positions
+    (N, T, H*D)  -> (N, T, H, D)   whole blocks of D units become one position, or the same units of each block do
+    (N, C, H, W) -> (N, C, H*W)    nothing happens to C
+
+Sizes known only at run time take part as symbols: `N` is followed, `N*C` merged into one axis is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Self
+
+import numpy as np
+
+from cmrc.ir.graph import Array, Dim, Shape
+
+Product = tuple[int, Counter[str]]
+
+
+class Index(tuple[int, ...]):
+    """Positions of an axis, which are an array as well: made once, however many tensors are indexed by it."""
+
+    @cached_property
+    def array(self) -> Array:
+        return np.array(self, dtype=np.int64)
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The smallest and the largest."""
+        return min(self), max(self)
+
+    @classmethod
+    def of(cls, positions: Iterable[int]) -> Index:
+        return positions if isinstance(positions, Index) else cls(positions)
+
+    @classmethod
+    def from_array(cls, array: Array) -> Self:
+        made = cls(array.tolist())
+        made.array = array
+        return made
+
+
+class Keep(Index):
+    """Positions of an axis that are read, in ascending order. With a period, of every run of that many positions: an axis
+    of size `3*N` that merges N samples with 3 heads is read in heads {0, 2} of each sample."""
+
+    period: int = 0
+
+    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
+        if type(index) is cls and index.period == period:
+            return index
+        made = super().__new__(cls, index)
+        if period:
+            made.period = period
+        return made
+
+
+def period_of(keep: Sequence[int]) -> int:
+    return keep.period if isinstance(keep, Keep) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring axes before and after a reshape that hold the same elements: [start, stop) on each side."""
+
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The axis and the positions that units went to."""
+
+    axis: int
+    index: tuple[int, ...]
+    segment: Segment
+    period: int = 0  # the positions are those of every run of this many along the axis; 0: of the whole axis
+
+
+def product(dims: Sequence[Dim]) -> Product:
+    """The product of sizes: a number times symbols. `a*b` in a symbol is taken apart, other expressions stay whole."""
+    number, symbols = 1, Counter[str]()
+    for dim in dims:
+        if isinstance(dim, int):
+            number *= dim
+            continue
+        plain = not set(dim) & set("+-/() ") and "**" not in dim
+        for factor in dim.split("*") if plain else [dim]:
+            if factor.isdigit():
+                number *= int(factor)
+            else:
+                symbols[factor] += 1
+    return number, symbols
+
+
+def _divides(small: Product, large: Product) -> bool:
+    return small[0] != 0 and large[0] % small[0] == 0 and small[1] <= large[1]
+
+
+def is_whole(keep: Sequence[int], size: Dim) -> bool:
+    """Whether positions are all of an axis, in order."""
+    return len(keep) == size and tuple(keep) == tuple(range(len(keep)))
+
+
+@lru_cache(maxsize=4096)  # a model has the same few reshapes in every layer
+def segments(before: Shape, after: Shape) -> tuple[Segment, ...]:
+    """The finest segments. Where sizes cannot be compared, the rest is one segment."""
+    found: list[Segment] = []
+    i = j = 0
+    while i < len(before) and j < len(after):
+        start_i, start_j = i, j
+        i, j = i + 1, j + 1
+        left, right = product(before[start_i:i]), product(after[start_j:j])
+        while left != right:
+            if i < len(before) and (_divides(left, right) or j == len(after)):
+                i += 1
+            elif j < len(after):
+                j += 1
+            elif i < len(before):
+                i += 1
+            else:
+                break
+            left, right = product(before[start_i:i]), product(after[start_j:j])
+        found.append(Segment((start_i, i), (start_j, j)))
+    if found and (i < len(before) or j < len(after)):  # what is left has size one
+        last = found.pop()
+        found.append(Segment((last.before[0], len(before)), (last.after[0], len(after))))
+    return tuple(found)
+
+
+def _sizes(shape: Shape, span: tuple[int, int]) -> tuple[int, ...] | None:
+    part = shape[span[0] : span[1]]
+    return tuple(int(n) for n in part) if all(isinstance(n, int) for n in part) else None
+
+
+def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: int = 0) -> Moved | str:
+    """Follow positions of an axis through a reshape; a `str` says why they do not stay positions of one axis."""
+    segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
+    if segment is None:
+        return f"{list(before)} to {list(after)} cannot be followed"
+    one_to_one = segment.before[1] - segment.before[0] == segment.after[1] - segment.after[0] == 1
+    if one_to_one and before[axis] == after[segment.after[0]]:
+        return Moved(segment.after[0], Index.of(index), segment, period)
+    old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    first = segment.before[0]
+    if old is None or new is None or math.prod(old) != math.prod(new):
+        return _move_repeated(before, after, axis, index, period, segment)
+    mask = np.zeros(old, dtype=bool)
+    mask[(slice(None),) * (axis - first) + (Index.of(index).array,)] = True
+    found = _whole_positions(mask.reshape(new))
+    if found is None:
+        return f"the units are not whole positions of any axis of {list(after)}"
+    return Moved(segment.after[0] + found[0], found[1], segment)
+
+
+def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
+    """The axis and its positions that make up a mask, if there is one axis that does."""
+    if mask.size == 1:
+        return 0, (0,)
+    count = np.count_nonzero(mask)
+    for local, size in enumerate(mask.shape):
+        if size == 1:
+            continue
+        profile = mask.any(axis=tuple(i for i in range(mask.ndim) if i != local)) if mask.ndim > 1 else mask
+        if count == np.count_nonzero(profile) * (mask.size // size):
+            return local, tuple(np.flatnonzero(profile).tolist())
+    return None
+
+
+def _move_repeated(
+    before: Shape, after: Shape, axis: int, index: Sequence[int], period: int, segment: Segment
+) -> Moved | str:
+    """Through a reshape that merges samples, of a number known at run time, with the units behind them: N×3 to 3N and back."""
+    problem = "it merges the units with a size known only at run time"
+    old, new = before[slice(*segment.before)], after[slice(*segment.after)]
+    if product(old) != product(new):
+        return problem
+    local = axis - segment.before[0]
+    fixed = [int(n) for n in _fixed_tail(old)]
+    if period:
+        if local != len(old) - len(fixed) - 1:
+            return problem
+        run = np.repeat(np.isin(np.arange(period), index), math.prod(fixed))
+    else:
+        if local < len(old) - len(fixed):
+            return problem
+        run = np.zeros(fixed, dtype=bool)
+        run[(slice(None),) * (local - (len(old) - len(fixed))) + (list(index),)] = True
+        run = run.reshape(-1)
+    tail = [int(n) for n in _fixed_tail(new)]
+    span = math.prod(tail)
+    if span % run.size == 0:
+        found = _whole_positions(np.tile(run, span // run.size).reshape(tail))
+        return problem if found is None else Moved(segment.after[1] - len(tail) + found[0], found[1], segment)
+    # Whole positions of the axis of unknown size that stands before the known ones, the same of every run.
+    above = segment.after[1] - len(tail) - 1
+    rows = run.reshape(-1, span) if run.size % span == 0 else run[None]
+    if product(after[above : above + 1])[0] % len(rows) or not np.all(rows == rows[:, :1]):
+        return problem
+    return Moved(above, tuple(np.flatnonzero(rows[:, 0]).tolist()), segment, len(rows))
+
+
+def _fixed_tail(dims: Sequence[Dim]) -> Sequence[Dim]:
+    """The known sizes behind the last unknown one."""
+    last = max((i for i, n in enumerate(dims) if not isinstance(n, int)), default=-1)
+    return dims[last + 1 :]
+
+
+def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], moved: Moved, slab: Array) -> Array | str:
+    """The constants of the units, in the order and the place that `move` gave them."""
+    segment = moved.segment
+    result_shape = [1] * len(after)
+    if not slab.any():
+        result_shape[moved.axis] = len(moved.index)
+        return np.zeros(result_shape)
+    for other in segments(before, after):
+        if other == segment:
+            continue
+        varying = [i for i in range(*other.before) if slab.shape[i] != 1]
+        if not varying:
+            continue
+        if other.before[1] - other.before[0] != 1 or other.after[1] - other.after[0] != 1:
+            return "the constants differ along an axis that is reshaped as well"
+        result_shape[other.after[0]] = slab.shape[other.before[0]]
+    old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    if old is None or new is None:  # one axis, followed as it is
+        result_shape[moved.axis] = len(index)
+        return slab.reshape(result_shape)
+    first, last = segment.before
+    local = axis - first
+    lead, trail = slab.shape[:first], slab.shape[last:]
+    part = np.broadcast_to(slab, (*lead, *(len(index) if i == local else n for i, n in enumerate(old)), *trail))
+    full = np.zeros((*lead, *old, *trail))
+    full[(slice(None),) * axis + (list(index),)] = part
+    full = full.reshape(*lead, *new, *trail)
+    local_after = moved.axis - segment.after[0]
+    full = np.take(full, list(moved.index), axis=len(lead) + local_after)
+    for i in range(len(new)):
+        result_shape[segment.after[0] + i] = full.shape[len(lead) + i]
+    return compress(full.reshape(result_shape), keep=moved.axis)
+
+
+def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tuple[int, Array] | str:
+    """Where each unit's block lies, for a reshape that merges the axis with others: (axis, positions[unit, k])."""
+    segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
+    if segment is None:
+        return f"{list(before)} to {list(after)} cannot be followed"
+    old, new = _sizes(before, segment.before), _sizes(after, segment.after)
+    wide = [i for i in range(*segment.after) if after[i] != 1]
+    if segment.before[1] - segment.before[0] == 1 and len(wide) == 1 and before[axis] == after[wide[0]]:
+        return wide[0], np.asarray(index).reshape(-1, 1)
+    if old is None or new is None:
+        return "it merges the units with a size known only at run time"
+    if len(wide) != 1:
+        return "it splits the units over several axes"
+    positions = np.arange(math.prod(old)).reshape(old)
+    chosen = np.take(positions, list(index), axis=axis - segment.before[0])
+    return wide[0], np.moveaxis(chosen, axis - segment.before[0], 0).reshape(len(index), -1)
+
+
+def compress(slab: Array, keep: int) -> Array:
+    """Drop axes along which nothing varies to size one, except `keep`."""
+    for axis in range(slab.ndim):
+        if axis != keep and slab.shape[axis] > 1:
+            first = np.take(slab, [0], axis=axis)
+            if np.array_equal(slab, np.broadcast_to(first, slab.shape)):
+                slab = first
+    return slab
+
+
+def spread(slab: Array, axis: int, count: int) -> Array:
+    """A slab with so many positions along an axis, where it had one for all or has them already."""
+    shape = (*slab.shape[:axis], count, *slab.shape[axis + 1 :])
+    return slab if slab.shape == shape else np.broadcast_to(slab, shape)
+
+
+def members(groups: Array, each: int) -> Index:
+    """The positions that lie in these groups of so many."""
+    return Index.from_array((groups[:, None] * each + np.arange(each)).reshape(-1))
+
+
+def count_by_group(index: Sequence[int], groups: int, each: int) -> Array:
+    """How many of these positions lie in each group of so many."""
+    return np.bincount(Index.of(index).array // each, minlength=groups)
+
+
+def complement(units: Sequence[int] | Array, size: int) -> Array:
+    """The positions of an axis that are not among these."""
+    left = np.ones(size, dtype=bool)
+    left[units.array if isinstance(units, Index) else np.asarray(units, dtype=np.int64)] = False
+    return left.nonzero()[0]

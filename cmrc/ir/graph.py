@@ -1,0 +1,184 @@
+"""The mechanism graph: what each host node does to axes and units, and nothing else.
+
+    %h = linear(%x, @fc1.weight, @fc1.bias) {axis=1, w_in=1, w_out=0}   ; fc1
+    %a = pointwise(%h) {fn='relu'}                                      ; act
+    %d = do(%a, [0.1, 0.4]) {axis=1, units={3,7}}                       ; plan do[0]
+    %y = linear(%d, @fc2.weight, @fc2.bias) {...}                       ; fc2
+
+A `Graph` is a list of `Node`s in topological order. An operand is the name of a value (`str`), a `Tensor` that is
+known before the program runs, or `None` for an optional operand that is absent. A `Tensor` is a host parameter
+(`Leaf`), an array (`Literal`), or an op of this same IR applied to tensors (`Apply`): folding builds an `Apply`, and
+nothing is computed or copied until a host asks for it. Dimensions are integers, or strings where they are only known at
+run time.
+
+The ops (`ir/ops.py` says what each means):
+
+    linear      contract one axis with a matrix        conv        convolution, plain or transposed
+    pointwise   element by element, with broadcasting  along       acts over some axes, alike and apart on the others
+    reshape transpose concat expand                    matmul      contract two values
+    select      some positions of an axis              embedding   rows of a table
+    do          replace units of an axis               plane       ones of the spatial size of a value
+    attention   scaled dot products, head by head      opaque      anything else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Dim: TypeAlias = int | str
+Shape: TypeAlias = tuple[Dim, ...]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A named result: `shape` has integers, and strings for sizes known only at run time."""
+
+    name: str
+    shape: Shape
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A parameter of the host, by name. `load` gives its array without copying where the host can."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    load: Callable[[], Array] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """An array that the graph itself holds."""
+
+    array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> str:
+        return self.array.dtype.name
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Literal)
+            and self.array.dtype == other.array.dtype
+            and np.array_equal(self.array, other.array, equal_nan=self.array.dtype.kind == "f")
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.array.shape, self.array.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An op of the IR applied to tensors: a folded parameter, computed when a host materialises it."""
+
+    op: str
+    inputs: tuple[Tensor, ...]
+    attrs: Mapping[str, Any]
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __hash__(self) -> int:
+        """Of what tells expressions apart: the parameters at the bottom, and what was done to them."""
+        return hash((self.op, self.inputs, self.shape))
+
+
+Tensor: TypeAlias = Leaf | Literal | Apply
+Operand: TypeAlias = str | Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One step. `origin` names the host's node (empty if inserted), `path` the user's module where it is known."""
+
+    op: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    origin: str = ""
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.outputs[0].name
+
+    @property
+    def output(self) -> Value:
+        return self.outputs[0]
+
+    @property
+    def label(self) -> str:
+        """How reports and errors speak of this node: the user's module path, else the host's node, else our value."""
+        return self.path or self.origin or self.name
+
+    @property
+    def kind(self) -> str:
+        """The op as a person calls it: `pointwise` and `along` are named by their function."""
+        return str(self.attrs.get("fn") or self.attrs.get("host_op") or self.op)
+
+    def values(self) -> list[str]:
+        """The operands that are values of the graph."""
+        return [operand for operand in self.inputs if isinstance(operand, str)]
+
+    def with_attrs(self, **changes: Any) -> Node:
+        return Node(self.op, self.inputs, self.outputs, {**self.attrs, **changes}, self.origin, self.path)
+
+    def with_inputs(self, inputs: Iterable[Operand]) -> Node:
+        return Node(self.op, tuple(inputs), self.outputs, self.attrs, self.origin, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A program: inputs, nodes in topological order, names of the outputs."""
+
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+    def values(self) -> dict[str, Value]:
+        """Every value by name."""
+        found = {value.name: value for value in self.inputs}
+        for node in self.nodes:
+            for value in node.outputs:
+                found[value.name] = value
+        return found
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Every host parameter that the graph still refers to, by name."""
+        found: dict[str, Leaf] = {}
+        for node in self.nodes:
+            for operand in node.inputs:
+                if operand is not None and not isinstance(operand, str):
+                    found.update((leaf.name, leaf) for leaf in leaves_of(operand))
+        return found
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """For every value, the nodes that read it, in order."""
+        found: dict[str, list[Node]] = {name: [] for name in self.values()}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.values()):
+                found[name].append(node)
+        return found
+
+
+def leaves_of(tensor: Tensor) -> Iterator[Leaf]:
+    """The host parameters inside a tensor expression."""
+    if isinstance(tensor, Leaf):
+        yield tensor
+    elif isinstance(tensor, Apply):
+        for part in tensor.inputs:
+            yield from leaves_of(part)
+
+
+def literal(array: Any, dtype: str = "float64") -> Literal:
+    return Literal(np.asarray(array, dtype=dtype))

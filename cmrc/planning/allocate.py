@@ -1,0 +1,132 @@
+"""One budget spread over all sites: a unit goes where it adds the least risk for what it saves.
+
+For a price λ every site takes the number of units k with the least risk(k) − λ · k · saving; the price is searched for by
+bisection, and what a choice really costs is found by lowering it, so that sites that share an op are counted right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cmrc.errors import HostError, RecipeError
+from cmrc.ir.axes import product
+from cmrc.ir.cost import cost
+from cmrc.ir.graph import Array, Graph
+from cmrc.passes import pipeline as passes
+from cmrc.planning.recipe import Budget
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program, Site
+
+STEPS = 40  # bisections of the price
+TIMED_STEPS = 8  # the same where every choice is run and timed
+RUNS = 30  # of which the median is the latency
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The risk of replacing the first k units of a site, k = 0, 1, ...; what stays is a multiple, and at least `least`."""
+
+    site: Site
+    risk: Array
+    multiple: int
+    least: int
+
+    def choices(self) -> Array:
+        """The numbers of units that may go."""
+        kept = np.arange(self.site.units + 1)
+        fits = (kept % self.multiple == 0) & (kept >= self.least) | (kept == self.site.units)
+        return np.asarray(self.site.units - kept[fits][::-1])
+
+
+def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[int]:
+    """How many units of each site to replace so that the lowered model is within the budget, at the least risk."""
+    measure = _measure(program, budget)
+    whole = measure([0] * len(curves), curves)
+    allowed = budget.amount * whole if budget.amount <= 1 else budget.amount
+    choices = [curve.choices() for curve in curves]
+    most = [int(c.max()) for c in choices]
+    least = measure(most, curves)
+    if least > allowed:
+        raise RecipeError(
+            f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all that may go it is {least:,.6g}",
+            fix="allow more, lower `minimum`, or give more sites",
+        )
+    savings = [_saving(measure, curves, i, m, whole) for i, m in enumerate(most)]
+
+    def at(price: float) -> list[int]:
+        found = []
+        for curve, options, saving in zip(curves, choices, savings, strict=True):
+            worth = curve.risk[options] - price * saving * options
+            found.append(int(options[worth.argmin()]))
+        return found
+
+    steps = TIMED_STEPS if budget.of == "latency" else STEPS
+    low, high = 0.0, 1.0
+    while at(high) != most and high < 1e30:
+        high *= 10
+    best = most
+    for _ in range(steps):
+        middle = (low * high) ** 0.5 if low else high * 1e-3
+        found = at(middle)
+        if measure(found, curves) <= allowed:
+            best, high = found, middle
+        else:
+            low = middle
+    return best
+
+
+def _saving(measure: Measure, curves: Sequence[Curve], i: int, most: int, whole: float) -> float:
+    """What one unit of a site saves, on average over half of those that may go."""
+    half = max(most // 2, 1)
+    counts = [half if k == i else 0 for k in range(len(curves))] if most else [0] * len(curves)
+    return max((whole - measure(counts, curves)) / half, 1e-12)
+
+
+Measure = Callable[[Sequence[int], Sequence[Curve]], float]
+
+
+def _measure(program: Program, budget: Budget) -> Measure:
+    found: dict[tuple[int, ...], float] = {}
+    timed = budget.of == "latency"
+    if timed and program.host.kind != "onnx":
+        raise HostError("latency is measured under onnxruntime", fix="trace the exported ONNX model")
+
+    def measure(counts: Sequence[int], curves: Sequence[Curve]) -> float:
+        key = tuple(counts)
+        if key not in found:
+            graph = _lowered(program, counts, curves)
+            found[key] = _latency(program, graph) if timed else float(getattr(cost(graph), budget.of))
+        return found[key]
+
+    return measure
+
+
+def _lowered(program: Program, counts: Sequence[int], curves: Sequence[Curve]) -> Graph:
+    """The model with so many units of each site gone: which ones makes no difference to its cost."""
+    made = Plan(program)
+    for curve, count in zip(curves, counts, strict=True):
+        if count:
+            made.do(curve.site.value, units=range(count), constant=0.5, axis=curve.site.axis)
+    return passes.run(program.with_dos(made), since=program.verified).graph if len(made) else program.graph
+
+
+def _latency(program: Program, graph: Graph) -> float:
+    """Milliseconds of one run under onnxruntime, the median of several; sizes of run time are 1."""
+    host = program.host.build(graph) if graph is not program.graph else program.host
+    rng = np.random.default_rng(0)
+    inputs = {}
+    for value in program.graph.inputs:
+        shape = [product([dim])[0] for dim in value.shape]
+        floating = value.dtype.startswith(("float", "bfloat"))
+        inputs[value.name] = (rng.normal(size=shape) if floating else np.zeros(shape)).astype(value.dtype)
+    host.run(inputs)
+    seconds = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        host.run(inputs)
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * float(np.median(seconds))

@@ -1,0 +1,242 @@
+"""How far the scores can be trusted: what they leave out, how large that can be, and how well they predict.
+
+coupling      ρ_off = ‖H − diag H‖_F / ‖H‖_F of blocks of units, and the bound on adding up single scores   (prop. offdiag)
+remainder     the third-order term that the quadratic leaves out: κ, spectral norms by power iteration      (prop. remainder)
+predictions   predicted against measured change of the loss, unit by unit
+sensitivity   how much the kept set depends on which half of the data was calibrated on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import StatsError
+from cmrc.hosts.protocols import Host
+from cmrc.ir.axes import complement
+from cmrc.ir.graph import Array, Node, Tensor
+from cmrc.ir.ops import constant
+from cmrc.planning.objectives import Context, constant_risk, score
+from cmrc.planning.planner import rank
+from cmrc.planning.recipe import Recipe
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.statistics.batches import as_array, batches
+from cmrc.statistics.calibrate import calibrate
+from cmrc.statistics.curvature import softmax
+from cmrc.statistics.readers import readers
+from cmrc.statistics.stats import SiteStats, Stats
+
+# The largest third derivative of cross-entropy along any unit vector of logits: |Σp(v−v̄)³| for p on two classes, v = (1, −1)/√2
+# gives 2^(3/2) max q(1−q)|1−2q| = 2^(3/2)/(6√3).
+KAPPA = {"cross-entropy": 2**1.5 / (6 * 3**0.5), "kl": 2**1.5 / (6 * 3**0.5), "logit": 0.0, "squared-error": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Coupling:
+    """Of one block: ρ_off, the norm of its curvature, its smallest eigenvalue, and κ_F = ‖H‖_F / μ where μ > 0."""
+
+    units: tuple[int, ...]
+    ratio: float
+    norm: float
+    smallest: float
+
+    def bound(self, delta: Array) -> float:
+        """|½δᵀHδ − ½δᵀDδ| ≤ ½ ρ_off ‖H‖_F ‖δ‖²."""
+        return 0.5 * self.ratio * self.norm * float(delta @ delta)
+
+    @property
+    def relative(self) -> float:
+        """ρ_off κ_F: the same as a part of ½δᵀHδ; infinite where H is singular."""
+        return self.ratio * self.norm / self.smallest if self.smallest > 1e-12 * self.norm else np.inf
+
+
+def coupling_of(curvature: Array, units: Sequence[int]) -> Coupling:
+    """ρ_off(B) = ‖H_B − diag H_B‖_F / ‖H_B‖_F of one block; 0 where H_B = 0 (paper prop. offdiag-additivity)."""
+    block = curvature[np.ix_(units, units)]
+    norm = float(np.linalg.norm(block))
+    apart = float(np.linalg.norm(block - np.diag(block.diagonal())))
+    smallest = float(np.linalg.eigvalsh(block).min()) if norm else 0.0
+    return Coupling(tuple(int(u) for u in units), apart / norm if norm else 0.0, norm, smallest)
+
+
+def coupling(stats: SiteStats, *, size: int = 32, blocks: int = 50, seed: int = 0) -> list[Coupling]:
+    """Random blocks of units, by the mean Gauss-Newton matrix of the site (need "coupling")."""
+    curvature = stats.wanted("H", "coupling") / stats.samples
+    rng, width = np.random.default_rng(seed), len(curvature)
+    return [coupling_of(curvature, np.sort(rng.permutation(width)[: min(size, width)]).tolist()) for _ in range(blocks)]
+
+
+# ---------------------------------------------------------------- the third order
+
+
+def spectral_norm(matrix: Array, *, steps: int = 100, seed: int = 0) -> float:
+    """The largest singular value by power iteration on WᵀW, stopped where it no longer changes."""
+    vector = np.random.default_rng(seed).normal(size=matrix.shape[1])
+    found = 0.0
+    for _ in range(steps):
+        vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))
+        before, found = found, float(np.sqrt(np.linalg.norm(vector)))
+        if abs(found - before) <= 1e-12 * found:
+            break
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remainder:
+    """ρ of every unit, the bound on the error of its score, and the norms of the layers above that it was made of."""
+
+    lipschitz: Array
+    bound: Array
+    norms: dict[str, float]
+
+
+def remainder(program: Program, stats: SiteStats, constants: Array, *, loss: str = "cross-entropy") -> Remainder:
+    """|R₃| ≤ ρ/6n ‖δ‖₂³, ρ_j ≤ κ (Π ‖W_m‖)³ ‖W_:,j‖³, ‖δ‖² = n[(c − ā)² + Var a] (eq. rho-bound, layer-remainder).
+
+    The product runs over the affine ops behind the one that reads the site. It holds for ReLU networks without
+    branches, along a segment that crosses no kink; other models are refused.
+    """
+    found = readers(program, stats.columns)
+    if len(found) != 1 or found[0].node.op != "linear":
+        raise StatsError(
+            "the bound is for units that one linear op reads", node=stats.columns.name, fix="use `predictions` instead"
+        )
+    columns = np.linalg.norm(found[0].weight, axis=0)
+    norms = {node.label: spectral_norm(_matrix(node)) for node in _above(program, found[0].node, stats.columns.name)}
+    lipschitz = KAPPA[loss] * float(np.prod(list(norms.values()))) ** 3 * columns**3
+    squared = stats.count * ((constants - stats.mean) ** 2 + stats.variance)
+    return Remainder(lipschitz, lipschitz / (6 * stats.count) * squared**1.5, norms)
+
+
+def _matrix(node: Node) -> Array:
+    weight = node.inputs[1]
+    assert isinstance(weight, Tensor)
+    matrix = constant(weight).astype(np.float64)
+    return matrix if node.attrs["w_out"] == 0 else matrix.T
+
+
+def _above(program: Program, start: Node, site: str) -> list[Node]:
+    """The linear ops between `start` and the output, on the one path there is, with nothing but ReLU between."""
+    found: list[Node] = []
+    node = start
+    while node.name != program.graph.outputs[0]:
+        behind = program.consumers[node.name]
+        node = behind[0] if len(behind) == 1 else Node("opaque", (), node.outputs)
+        if node.op == "linear":
+            found.append(node)
+        elif not (node.op == "pointwise" and node.attrs.get("fn") in ("relu", "identity")):
+            raise StatsError(
+                "the bound is for ReLU networks without branches",
+                node=site,
+                op=node.kind,
+                fix="use `predictions` instead",
+            )
+    return found
+
+
+# ---------------------------------------------------------------- predicted against measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """For some units, alone: what the quadratic predicts of the loss, and what clamping them really does."""
+
+    units: tuple[int, ...]
+    predicted: Array
+    measured: Array
+
+    @property
+    def correlation(self) -> float:
+        """Of the ranks (Spearman)."""
+        ranks = [np.argsort(np.argsort(a)) for a in (self.predicted, self.measured)]
+        return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def predictions(
+    program: Program, stats: Stats, site: str, data: Any, *, count: int = 16, loss: str = "cross-entropy", seed: int = 0
+) -> Predictions:
+    """Clamp sampled units to their scored constants, one at a time, and measure the loss on the data."""
+    found = stats[site]
+    scores = score("task", Context(program, found))
+    width = found.columns.units
+    units = np.sort(np.random.default_rng(seed).permutation(width)[: min(count, width)])
+    predicted = found.columns.by_unit(constant_risk(found, scores.constant)).sum(-1)[units]
+    held = list(batches(data, program.host.inputs))
+    plain = [program.host.run(batch.inputs)[0] for batch in held]
+    targets = [None if batch.labels is None else as_array(batch.labels) for batch in held]
+    base = _mean_loss(plain, plain, targets, loss)
+    measured = []
+    for unit in units:
+        plan = Plan(program).do(found.columns.value, units=[int(unit)], constant=float(scores.constant[unit]))
+        host: Host = program.clamped(plan)
+        measured.append(_mean_loss([host.run(b.inputs)[0] for b in held], plain, targets, loss) - base)
+    return Predictions(tuple(int(u) for u in units), predicted, np.array(measured))
+
+
+def _mean_loss(logits: Sequence[Array], plain: Sequence[Array], targets: Sequence[Array | None], loss: str) -> float:
+    total, count = 0.0, 0
+    for z, base, target in zip(logits, plain, targets, strict=True):
+        z, base = z.astype(np.float64), base.astype(np.float64)
+        count += len(z)
+        if loss == "logit":
+            total += float(((z - base) ** 2).sum())
+            continue
+        if loss == "squared-error":
+            total += 0.5 * float(((z - target) ** 2).sum())
+            continue
+        logs = np.log(np.maximum(softmax(z), np.finfo(np.float64).tiny))
+        if loss == "kl":
+            p = softmax(base)
+            total += float((p * (np.log(np.maximum(p, np.finfo(np.float64).tiny)) - logs)).sum())
+        else:
+            if target is None:
+                raise StatsError("the data have no labels", fix='give (inputs, labels), or loss="kl"')
+            total -= float(np.take_along_axis(logs, target[..., None], -1).sum())
+    return total / count
+
+
+# ---------------------------------------------------------------- how much data
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """With `samples` samples: the mean overlap (Jaccard) of the set that is kept with the one of all the data."""
+
+    samples: int
+    jaccard: float
+
+
+def sensitivity(
+    program: Program,
+    data: Any,
+    site: str,
+    recipe: Recipe,
+    *,
+    parts: Sequence[float] = (0.1, 0.25, 0.5),
+    keep: float = 0.5,
+) -> list[Sensitivity]:
+    """Calibrate on parts of the batches and compare what would be kept: whether more data would change the plan."""
+    held = list(data)
+    sites = program.find(site)
+
+    def kept(some: list[Any]) -> tuple[set[int], int]:
+        stats = calibrate(program, some, sites=site, need=recipe.needs, loss=recipe.loss, positions=recipe.positions)
+        ranked = rank(program, sites[0], stats[sites[0].value], recipe, ())
+        gone = ranked.order.first(sites[0].units - round(keep * sites[0].units))
+        return set(complement(gone, sites[0].units).tolist()), stats.samples
+
+    whole, samples = kept(held)
+    found = []
+    for part in parts:
+        size = max(1, round(part * len(held)))
+        overlaps, counts = [], []
+        for start in range(0, len(held) - size + 1, size):
+            other, count = kept(held[start : start + size])
+            overlaps.append(len(whole & other) / len(whole | other))
+            counts.append(count)
+        found.append(Sensitivity(round(float(np.mean(counts))), float(np.mean(overlaps))))
+    return [*found, Sensitivity(samples, 1.0)]

@@ -1,0 +1,43 @@
+"""The distribution of a plan's scores at each site, with the cut: `cmrc plan ... --plot scores.png`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from cmrc.errors import PlanError
+from cmrc.files import write_picture
+from cmrc.program.plan import Plan
+
+
+def plot_scores(plan: Plan, path: str | Path) -> None:
+    """One panel a site: the units by score, those that were replaced apart from those that stay. PNG, SVG or PDF."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlanError("matplotlib is not installed", fix="pip install 'cmrc[plot]'") from error
+    if not plan.scores:
+        raise PlanError("the plan holds no scores to plot", at=plan.source, fix="make it with cmrc.plan")
+    across = min(3, len(plan.scores))
+    down = math.ceil(len(plan.scores) / across)
+    figure = Figure(figsize=(4.2 * across, 3.0 * down), layout="constrained")
+    for i, (site, scores) in enumerate(plan.scores.items()):
+        panel = figure.add_subplot(down, across, i + 1)
+        gone = np.zeros(len(scores), dtype=bool)
+        for entry in plan.entries:
+            if entry.site == site:
+                gone[list(entry.units)] = True
+        order = np.argsort(scores, kind="stable")
+        place = np.arange(len(scores))
+        for chosen, label, colour in ((gone, "replaced", "tab:red"), (~gone, "kept", "tab:blue")):
+            held = chosen[order]
+            panel.scatter(place[held], scores[order][held], s=6, color=colour, label=f"{label}: {int(held.sum())}")
+        if scores.min() > 0:
+            panel.set_yscale("log")
+        panel.set(
+            title=site, xlabel="units by score", ylabel=str(plan.made.get("recipe", {}).get("objective", "score"))
+        )
+        panel.legend(loc="best", fontsize="small")
+    write_picture(figure, Path(path))

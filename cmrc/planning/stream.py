@@ -1,0 +1,137 @@
+"""The values of sites in their order, each op run once for every batch: of the model, and with the replacements so far.
+
+    batch ─> piece 0 ─> site 1 ─> piece 1 ─> site 2 ─> ...        the model
+                           └ do ─> piece 1 ─> site 2 ─ do ─> ...  the same pieces, of the model with what was replaced by then
+
+The graph is cut at the sites (`passes/interchange.py`), and what is live across a cut is held for every batch until the next
+one is reached. Batches whose values do not fit are not held: they run from the beginning for every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cmrc.hosts.protocols import Host
+from cmrc.ir.graph import Array
+from cmrc.passes.interchange import cut
+from cmrc.program.program import Program
+from cmrc.statistics.batches import Batch
+from cmrc.statistics.calibrate import Taps, columns_of
+from cmrc.statistics.readers import beside
+from cmrc.statistics.stats import Columns
+from cmrc.verification.interpreter import Part, parts_of
+
+BUDGET = 4 * 2**30  # bytes of values that are held
+
+
+@dataclass(slots=True)
+class Held:
+    """What is live behind the last piece that ran on a batch: in the model, and with replacements."""
+
+    plain: dict[str, Array]
+    moved: dict[str, Array]
+    level: int = -1
+
+    @property
+    def bytes(self) -> int:
+        own = [array for name, array in self.moved.items() if array is not self.plain.get(name)]
+        return sum(array.nbytes for array in (*self.plain.values(), *own))
+
+
+@dataclass(eq=False)
+class Stream:
+    """Taps of one site after another, in the order of `order`."""
+
+    program: Program
+    sites: Sequence[str]
+    budget: int = BUDGET
+    _held: dict[int, Held | None] = field(default_factory=dict)
+    _bytes: int = 0  # of all that are held
+
+    def __post_init__(self) -> None:
+        self.cut = cut(self.program.graph, self.sites)
+        self.parts = parts_of(self.program, self.cut, max(self.cut.levels.values()) + 1)
+        self.moving = self.parts[:1]
+        self.beside = {site: found for site in self.sites if (found := self._beside(site)) is not None}
+
+    def order(self) -> list[int]:
+        """The numbers of the sites such that all that a piece depends on come before all that lie behind it."""
+        return sorted(range(len(self.sites)), key=lambda i: self.cut.levels[self.sites[i]])
+
+    def at(self, site: str, host: Host) -> Taps:
+        """The taps of a site, where `host` is the model with everything replaced that lies before it."""
+        if site in self.cut.free:
+            return Taps(self.program.host, host, [site])
+        level = self.cut.levels[site]
+        for part in self.parts[len(self.moving) : level + 1]:
+            self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond))
+        return _AtSite(self, site, host)
+
+    def _beside(self, site: str) -> Columns | None:
+        """What the next op's result is added to, where that is known as early as the site is."""
+        found = beside(self.program, columns_of(self.program, self.program.site_of(site, None)))
+        known = {value.name for value in self.program.graph.inputs} - self.cut.free
+        for piece in self.cut.pieces[: self.cut.levels[site] + 1]:
+            known |= set(piece.outputs)
+        return found if found is not None and found.value in known - self.cut.free else None
+
+    def values(self, number: int, batch: Batch, level: int) -> Held | None:
+        """What is live behind the piece of a level, or None for a batch that does not fit."""
+        if number not in self._held:
+            feeds = self.program.host.bind(batch.inputs)
+            first = self._held[number] = Held(feeds, feeds)
+            self._bytes += first.bytes
+        held = self._held[number]
+        if held is None or held.level >= level:
+            return held
+        self._bytes -= held.bytes
+        while held.level < level:
+            held.level += 1
+            self._run(held)
+        if self._bytes + held.bytes > self.budget:
+            self._held[number] = None
+        else:
+            self._bytes += held.bytes
+        return held
+
+    def _run(self, held: Held) -> None:
+        level = held.level
+        made = _made(self.parts[level], held.plain)
+        moved = _made(self.moving[level], held.moved) if level else made
+        held.plain, held.moved = (
+            self._live({**values, **new}, level) for values, new in ((held.plain, made), (held.moved, moved))
+        )
+
+    def _live(self, values: dict[str, Array], level: int) -> dict[str, Array]:
+        """What later pieces read, and the sites of this level with what lies beside them."""
+        later = self.parts[level + 1 :]
+        read = {name for part in later for name in part.inputs}
+        read |= {name for name, made_at in self.cut.levels.items() if made_at == level}
+        read |= {columns.value for site, columns in self.beside.items() if self.cut.levels[site] >= level}
+        sized = {name for part in later for name in part.sizes} - read
+        kept = {name: array for name, array in values.items() if name in read}
+        return kept | {name: np.empty_like(array) for name, array in values.items() if name in sized}
+
+
+def _made(part: Part, values: dict[str, Array]) -> dict[str, Array]:
+    return part.runner.run(values) if part.runner else {}
+
+
+class _AtSite(Taps):
+    """The values of one site: out of the stream where a batch is held, else from the beginning."""
+
+    def __init__(self, stream: Stream, site: str, host: Host) -> None:
+        super().__init__(stream.program.host, host, [site])
+        self.stream, self.level = stream, stream.cut.levels[site]
+        self.beside = stream.beside.get(site)
+
+    def original(self, number: int, batch: Batch) -> Mapping[str, Array]:
+        held = self.stream.values(number, batch, self.level)
+        return held.plain if held else super().original(number, batch)
+
+    def running(self, number: int, batch: Batch) -> Mapping[str, Array]:
+        held = self.stream.values(number, batch, self.level)
+        return held.moved if held else super().running(number, batch)

@@ -1,0 +1,8 @@
+"""A traced model, the plans for it, and lowering one by the other.
+
+trace       a model into a Program                     program   the traced model
+sites       what a user can point at                   groups    units that are coupled
+plan        the ordered do's                           plan_file the plan as files
+dry_run     how a replaced unit would fold             lower     model + plan into a smaller model
+report      what a lowering did
+"""

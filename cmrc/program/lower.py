@@ -1,0 +1,214 @@
+"""`cmrc.lower(model, plan)`: annotate, run the passes, patch the host, and report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from cmrc._version import __version__
+from cmrc.errors import CheckError, HostError, PlanError, ResidueError
+from cmrc.hosts.protocols import Host
+from cmrc.ir.cost import cost
+from cmrc.ir.graph import Graph
+from cmrc.passes import pipeline as passes
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program, trace
+from cmrc.program.report import Report, make_report
+
+if TYPE_CHECKING:
+    import torch
+
+# How far lowered and clamped may lie apart, relative to the largest output: rounding in the model's own precision.
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Lowered against literally clamped on one batch: the largest difference relative to the largest output."""
+
+    error: float
+    tolerance: float
+    moved: float  # how far the replacement itself moved the outputs, on the same scale
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.holds else "NOT equal"
+        return (
+            f"lowered and clamped are {verdict}: they differ by {self.error:.2e} of the output's scale "
+            f"(allowed {self.tolerance:.0e}); the replacement itself moves it by {self.moved:.2e}"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class Lowered:
+    """The smaller model, what was folded, and what was left and why."""
+
+    program: Program
+    plan: Plan
+    host: Host
+    result: passes.Result
+    seconds: dict[str, float]
+
+    @property
+    def graph(self) -> Graph:
+        """The IR of the result."""
+        return self.result.graph
+
+    @cached_property
+    def report(self) -> Report:
+        """What was folded where, before and after, and what was left and why."""
+        untied = tuple(getattr(self.host, "untied", ()))
+        after = cost(self.graph)
+        return make_report(self.program, self.plan, self.result, self.program.cost(), after, untied, self.seconds)
+
+    def __repr__(self) -> str:
+        return f"Lowered({self.report.before.parameters:,} -> {self.report.after.parameters:,} parameters)"
+
+    @cached_property
+    def module(self) -> torch.nn.Module:
+        """The result as a trainable torch module (torch host).
+
+        It lies in the model's own memory where nothing changed, until `module.train()`: call that before you train it.
+        """
+        make = getattr(self.host, "module", None)
+        if make is None:
+            raise HostError("an ONNX model has no torch module", fix="trace the nn.Module, or train before exporting")
+        module: torch.nn.Module = make()
+        return module
+
+    def load_into(self, model: torch.nn.Module) -> None:
+        """Write the new parameters into the user's own module, where every change is a change of parameters."""
+        from cmrc.hosts.fx.load import load_into
+
+        load_into(self, model)
+
+    def save(self, path: str | Path) -> None:
+        """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from."""
+        fingerprint = self.program.fingerprint
+        metadata = {
+            "cmrc.version": __version__,
+            "cmrc.source": fingerprint.digest,
+            "cmrc.plan": plan_digest(self.plan),
+        }
+        self.host.save(Path(path), metadata)
+
+    @cached_property
+    def clamped(self) -> Host:
+        """The original with its units literally replaced at run time."""
+        return self.program.clamped(self.plan)
+
+    def check(self, inputs: Sequence[Any] | Mapping[str, Any], *, tolerance: float | None = None) -> Check:
+        """Compare the result with the literally clamped model on a batch; says how far the clamp itself moved it."""
+        return compare(self.program.host, self.clamped, self.host, inputs, tolerance)
+
+
+def compare(
+    original: Host,
+    clamped: Host,
+    lowered: Host,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    tolerance: float | None = None,
+) -> Check:
+    expected, found, plain = clamped.run(inputs), lowered.run(inputs), original.run(inputs)
+    error = moved = allowed = 0.0
+    for want, got, before in zip(expected, found, plain, strict=True):
+        if want.shape != got.shape:
+            raise CheckError(f"the lowered model gives shape {list(got.shape)}, the clamped one {list(want.shape)}")
+        allowed = max(allowed, TOLERANCE.get(want.dtype.name, 0.0))
+        if want.dtype.kind in "biu" or not want.size:
+            error = max(error, float(np.any(want != got)))
+            continue
+        a, b, c = (array.astype(np.float64) for array in (want, got, before))
+        if not np.isfinite(a).all():
+            raise CheckError(
+                "the clamped model gives NaN or infinity here", fix="check on inputs for which the model is finite"
+            )
+        scale = float(np.abs(a).max()) or 1.0
+        error = max(error, _largest(a - b) / scale)
+        moved = max(moved, _largest(a - c) / scale)
+    return Check(error, allowed if tolerance is None else tolerance, moved)
+
+
+def _largest(difference: np.ndarray[Any, np.dtype[Any]]) -> float:
+    """The largest deviation; NaN counts as infinitely far."""
+    return float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
+
+
+def plan_digest(plan: Plan) -> str:
+    """A short name for the do's of a plan."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for entry in plan.entries:
+        digest.update(repr((entry.value, entry.axis, entry.units, entry.parents)).encode())
+        digest.update(np.ascontiguousarray(entry.constant).tobytes())
+        digest.update(b"" if entry.weight is None else np.ascontiguousarray(entry.weight).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def lower(
+    model: Any,
+    plan: Plan | str | Path | None = None,
+    *,
+    args: tuple[Any, ...] | None = None,
+    residue: Literal["error", "keep"] = "error",
+    watch: Callable[[str, Graph], None] = lambda name, graph: None,
+    **options: Any,
+) -> Lowered:
+    """Lower a model by a plan into a smaller dense model that computes exactly the intervened function.
+
+    `model` is anything `cmrc.trace` takes; for an nn.Module give `args` (example inputs) unless the plan was made for a
+    traced program, whose inputs are used again. Without a plan, the one that is annotated on the model is used.
+    A replacement that cannot be folded is an error by default; `residue="keep"` leaves it in as a clamp or a gather.
+    """
+    if isinstance(plan, (str, Path)):
+        plan = Plan.load(plan)
+    program = _program(model, plan, args, options)
+    plan = plan if plan is not None else program.plan
+    if plan is None:
+        raise PlanError(
+            "there is no plan: none was given, and the model is not annotated",
+            fix="pass a plan, or program.annotate(plan)",
+        )
+    program.require(plan)
+    start = time.perf_counter()
+    result = passes.run(program.with_dos(plan), since=program.verified, watch=watch)
+    if result.residue and residue == "error":
+        raise _residue_error(result, plan)
+    after = time.perf_counter()
+    host = program.host.build(result.graph)
+    seconds = {**result.seconds, "patch": time.perf_counter() - after, "total": time.perf_counter() - start}
+    return Lowered(program, plan, host, result, seconds)
+
+
+def _program(model: Any, plan: Plan | None, args: tuple[Any, ...] | None, options: Mapping[str, Any]) -> Program:
+    if isinstance(model, Program) or args is not None or options:
+        return trace(model, args or (), **options)
+    known = plan.program if plan is not None else None
+    if known is not None and known.args:
+        return trace(model, known.args, **known.options)
+    return trace(model)
+
+
+def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
+    # A replacement that stays is the cause of selections that do, and knows the plan's line.
+    first = min(result.residue, key=lambda residue: residue.node.op != "do")
+    what = "a replacement" if first.node.op == "do" else "a selection"
+    more = f" (and {len(result.residue) - 1} more)" if len(result.residue) > 1 else ""
+    entry = first.sources[0] if first.sources else None
+    return ResidueError(
+        f"{what} cannot pass: {first.reason}{more}",
+        node=first.stopped_at,
+        op=first.stopped_op,
+        at="" if entry is None else f"{plan.source}: do[{entry}] ({plan.entries[entry].site})",
+        fix='leave that site out, choose another, or allow what stays at run time with residue="keep"',
+    )

@@ -1,0 +1,128 @@
+"""What a lowering did: per site what folded where, before and after, and whatever stayed with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cmrc.ir.cost import Cost, elements
+from cmrc.ir.graph import Graph
+from cmrc.passes.pipeline import Residue, Result
+
+if TYPE_CHECKING:
+    from cmrc.program.plan import Plan
+    from cmrc.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReport:
+    """One do of the plan: where it stood, what it replaced, and where it went."""
+
+    site: str
+    op: str
+    replaced: int
+    units_before: int
+    units_after: int
+    folded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A replacement that stayed: at which node, which op, why, and what it costs at run time."""
+
+    kind: str
+    site: str
+    node: str
+    op: str
+    reason: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole of it. `to_json()` for machines, `str()` for people."""
+
+    sites: tuple[SiteReport, ...]
+    declined: tuple[Decline, ...]
+    before: Cost
+    after: Cost
+    untied: tuple[str, ...]
+    seconds: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return document
+
+    def __str__(self) -> str:
+        rows = [("", "before", "after", "ratio")]
+        for name in ("parameters", "bytes", "macs"):
+            before, after = getattr(self.before, name), getattr(self.after, name)
+            rows.append((name, f"{before:,}", f"{after:,}", f"{after / before:.3f}" if before else ""))
+        lines = _table(rows)
+        lines += ["", *_table([("site", "op", "units", "folded"), *(
+            (s.site, s.op, f"{s.units_before} -> {s.units_after}", "; ".join(s.folded) or "not at all")
+            for s in self.sites
+        )])]  # fmt: skip
+        if self.declined:
+            lines += ["", "not folded:"]
+            lines += [
+                f"  {d.kind} of {d.site or d.node} stops at {d.node} ({d.op}): {d.reason}; {d.cost}"
+                for d in self.declined
+            ]
+        if self.untied:
+            lines += ["", *(f"no longer shared: {what}" for what in self.untied)]
+        return "\n".join(lines)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def make_report(
+    program: Program,
+    plan: Plan,
+    result: Result,
+    before: Cost,
+    after: Cost,
+    untied: Sequence[str],
+    seconds: dict[str, float],
+) -> Report:
+    final = result.graph.values()
+    sites = []
+    for i, entry in enumerate(plan.entries):
+        size = int(program.values[entry.value].shape[entry.axis])
+        left = final.get(entry.value)
+        taken = [
+            a
+            for a in result.actions
+            if i in a.sources and a.rule != "dead_subgraph" and not a.detail.startswith("past")
+        ]
+        folded = [f"{a.node} ({a.op}): {a.detail}" for a in taken if not a.detail.startswith("joined")]
+        node = program.producers.get(entry.value)
+        sites.append(
+            SiteReport(
+                entry.site,
+                node.kind if node else "input",
+                len(entry.units),
+                size,
+                int(left.shape[entry.axis]) if left is not None else 0,
+                tuple(dict.fromkeys(folded)),
+            )
+        )
+    declined = [_decline(residue, plan, result.graph) for residue in result.residue]
+    return Report(tuple(sites), tuple(declined), before, after, tuple(untied), seconds)
+
+
+def _decline(residue: Residue, plan: Plan, graph: Graph) -> Decline:
+    node = residue.node
+    count = elements(node.output.shape, {})
+    if node.op == "do":
+        site = ", ".join(dict.fromkeys(plan.entries[i].site for i in residue.sources))
+        units = len(node.attrs["units"])
+        told = f"a clamp over {count:,} elements a sample stays, and the {units} units with their parameters"
+        return Decline("do", site, residue.stopped_at, residue.stopped_op, residue.reason, told)
+    told = f"a gather of {count:,} elements a sample stays, and what makes the rest"
+    return Decline("select", "", residue.stopped_at, residue.stopped_op, residue.reason, told)

@@ -1,0 +1,103 @@
+"""Statistics of several processes put together by all-reduce: for `torchrun --nproc-per-node N -m cmrc calibrate ...`.
+
+Every process takes its own batches. The merged mean is Σnᵢāᵢ/Σnᵢ; about it, each brings Mᵢ + nᵢ(āᵢ−ā)(āᵢ−ā)ᵀ; sums, minima
+and maxima reduce as they are; sampled rows are gathered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cmrc.ir.graph import Array
+from cmrc.statistics.stats import EXTREMES, SAMPLED, SUMS, SiteStats, Stats
+
+
+def shard() -> tuple[int, int]:
+    """Which process this is, of how many: as torchrun says."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """The processes that torchrun started as one group: nccl where every process has a GPU, else gloo."""
+    if shard()[1] == 1:
+        yield
+        return
+    import torch
+    import torch.distributed as distributed
+
+    nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if nccl:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group("nccl" if nccl else "gloo")
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def all_merge(stats: Stats) -> Stats:
+    """The statistics of all processes, the same in every one of them. A process alone keeps its own."""
+    if shard()[1] == 1:
+        return stats
+    import torch.distributed as distributed
+
+    told: list[Any] = [None] * shard()[1]
+    distributed.all_gather_object(told, (stats.data, stats.samples, [s.how for s in stats.sites.values()]))
+    data, samples = sum(t[0] for t in told) % 2**256, sum(t[1] for t in told)
+    sites = {name: _merge(found) for name, found in stats.sites.items()}
+    for i, site in enumerate(sites.values()):
+        site.how = next((t[2][i] for t in told if t[2][i]), "")
+    return replace(stats, sites=sites, data=data, samples=samples)
+
+
+def _merge(mine: SiteStats) -> SiteStats:
+    import torch.distributed as distributed
+
+    operation = distributed.ReduceOp
+    names: list[Any] = [None] * shard()[1]
+    distributed.all_gather_object(names, {key: array.shape for key, array in mine.arrays.items()})
+    shapes = max(names, key=len)  # a process without a batch has no arrays
+
+    def held(name: str, absent: float = 0.0) -> Array:
+        return mine.arrays[name] if name in mine.arrays else np.full(shapes[name], absent)
+
+    count, samples = _reduce(np.array([mine.count, mine.samples]), operation.SUM)
+    mean = _reduce(mine.count * held("mean"), operation.SUM) / count
+    apart = held("mean") - mean if mine.count else np.zeros_like(mean)
+    made = {"mean": mean, "squares": _reduce(held("squares") + mine.count * apart**2, operation.SUM)}
+    if "scatter" in shapes:
+        made["scatter"] = _reduce(held("scatter") + mine.count * np.outer(apart, apart), operation.SUM)
+    if "cross" in shapes:
+        origin = _reduce(mine.count * held("origin"), operation.SUM) / count
+        moved = held("origin") - origin if mine.count else np.zeros_like(origin)
+        made["origin"] = origin
+        made["cross"] = _reduce(held("cross") + mine.count * np.outer(apart, moved), operation.SUM)
+    made |= {name: _reduce(held(name), operation.SUM) for name in SUMS if name in shapes}
+    for name in EXTREMES:
+        if name in shapes:
+            sign = 1.0 if name == "high" else -1.0
+            made[name] = sign * _reduce(sign * held(name, -sign * np.inf), operation.MAX)
+    whole = SiteStats(mine.columns, mine.needs, float(count), float(samples), made, mine.how)
+    if "rows" in shapes:
+        parts: list[Any] = [None] * shard()[1]
+        sampled = {key: mine.arrays[key] for key in SAMPLED if key in mine.arrays}
+        distributed.all_gather_object(parts, sampled)
+        whole.keep_rows([part for part in parts if part])
+    return whole
+
+
+def _reduce(array: Array, operation: Any) -> Array:
+    import torch
+    import torch.distributed as distributed
+
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(array, dtype=torch.float64, device=device)
+    distributed.all_reduce(tensor, operation)
+    return np.asarray(tensor.cpu().numpy())

@@ -1,0 +1,224 @@
+"""Who reads a site's units, and by which weights: W of the next affine ops, with a column for each unit.
+
+    %a = relu(%h);  %s = reshape(%a);  %y = linear(%s, W)        readers(%a) = [W as [out, units]]
+
+Found by sending two arrays through the ops between: the number of the column each element holds, and the factor it was
+scaled by. Ops that move elements are run by their own meaning; affine functions scale; a nonlinear function in between
+is passed over, which makes W a surrogate there (`exact` says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cmrc.errors import ObjectiveError
+from cmrc.ir.axes import product
+from cmrc.ir.graph import Array, Node, Shape, Tensor
+from cmrc.ir.ops import AFFINE_OPERANDS, LINEAR_ALONG, MEANINGS, constant
+from cmrc.program.program import Program
+from cmrc.statistics.stats import Columns
+
+MOVES = {"reshape", "transpose", "select", "expand"}
+NONE = -1.0  # the number of no column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reader:
+    """An affine op that reads the columns: its weight as [outputs, columns], one for every kernel position."""
+
+    node: Node
+    weight: Array
+    exact: bool  # whether nothing but movement and affine functions lies between
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reached:
+    column: Array
+    scale: Array
+    exact: bool
+
+
+def readers(program: Program, columns: Columns) -> list[Reader]:
+    """Every affine op that the units reach."""
+    graph = program.graph
+    shapes = {name: _smallest(value.shape) for name, value in graph.values().items()}
+    shape = shapes[columns.value]
+    reached = {columns.value: _Reached(_numbers(columns, shape), np.ones(shape), True)}
+    found: list[Reader] = []
+    for node in graph.nodes:
+        if not any(name in reached for name in node.values()):
+            continue
+        if node.op in ("linear", "conv"):
+            found.extend(_read(node, reached, columns))
+            continue
+        passed = _pass(node, reached, shapes)
+        if passed is not None:
+            reached[node.name] = passed
+    return found
+
+
+def outgoing(program: Program, columns: Columns) -> Array:
+    """The weights of all readers, one above the other: [outputs, columns]."""
+    found = readers(program, columns)
+    if not found:
+        raise ObjectiveError(
+            "no affine op reads its units",
+            node=columns.name,
+            fix='choose a site before a linear or conv op, or an objective that needs no weights ("variance", "task")',
+        )
+    return np.concatenate([reader.weight for reader in found])
+
+
+def beside(program: Program, columns: Columns) -> Columns | None:
+    """The value that what one linear op makes of the units is added to, as in a residual block; None where there is no such."""
+    found = program.consumers[columns.value]
+    if len(found) != 1 or found[0].op != "linear" or found[0].inputs[0] != columns.value or columns.features > 1:
+        return None
+    made = found[0].output
+    added = program.consumers[made.name]
+    if len(added) != 1 or added[0].op != "pointwise" or added[0].attrs["fn"] != "add":
+        return None
+    others = [name for name in added[0].values() if name != made.name]
+    if len(others) != 1 or program.values[others[0]].shape != made.shape:
+        return None
+    axis = found[0].attrs["axis"]
+    return Columns(program.title(others[0]), others[0], axis, int(made.shape[axis]), positions=columns.positions)
+
+
+def incoming(program: Program, columns: Columns) -> Array:
+    """The weights that make the units, [units, inputs]: of the nearest affine op before the site."""
+    producers = program.producers
+    name, axis = columns.value, columns.axis
+    while name in producers:
+        node = producers[name]
+        if node.op in ("linear", "conv"):
+            weight = node.inputs[1]
+            assert isinstance(weight, Tensor)
+            out = node.attrs["w_out"] if node.op == "linear" else int(bool(node.attrs.get("transposed")))
+            rows = np.moveaxis(constant(weight), out, 0)
+            if len(rows) == columns.units and node.attrs["axis"] == axis:
+                return rows.reshape(len(rows), -1).astype(np.float64)
+            break
+        known = [operand for operand in node.values() if program.axes.get(operand) == axis]
+        if node.op not in ("pointwise", "along") or not known:
+            break
+        name = known[0]
+    raise ObjectiveError(
+        "no affine op before it makes its units one by one",
+        node=columns.name,
+        fix='use an objective other than "magnitude", or the site behind a linear or conv op',
+    )
+
+
+def closed_form(program: Program, columns: Columns) -> Array | None:
+    """W where the site is the operand of the op that makes the model's first output, so that logits are W a + b."""
+    found = readers(program, columns)
+    direct = len(found) == 1 and found[0].node.op == "linear" and found[0].node.inputs[0] == columns.value
+    if not direct or found[0].node.name != program.graph.outputs[0] or columns.slots > 1:
+        return None
+    return found[0].weight
+
+
+def _smallest(shape: Shape) -> tuple[int, ...]:
+    """The shape where every size of run time is 1."""
+    return tuple(product([dim])[0] for dim in shape)
+
+
+def _numbers(columns: Columns, shape: tuple[int, ...]) -> Array:
+    """At each element of the value the number of its column."""
+    each = np.arange(columns.units * columns.features // columns.slots, dtype=np.float64).reshape(columns.units, -1)
+    spread = [1] * len(shape)
+    spread[columns.axis] = columns.units
+    if each.shape[1] > 1:
+        spread[-1] = each.shape[1]
+    return np.broadcast_to(each.reshape(spread), shape)
+
+
+def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iterator[Reader]:
+    x, weight = node.inputs[0], node.inputs[1]
+    if not isinstance(x, str) or x not in reached:
+        return
+    assert isinstance(weight, Tensor)
+    axis = node.attrs["axis"]
+    held = reached[x]
+    number, scale = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (held.column, held.scale))
+    if not (number == number[0]).all():
+        return  # it reads across positions, not units
+    matrix = constant(weight).astype(np.float64)
+    if node.op == "linear":
+        wide = np.moveaxis(matrix, node.attrs["w_in"], -1)[None] * node.attrs.get("alpha", 1.0)
+    else:
+        wide = _conv_columns(node, matrix)
+    wide = wide * scale[0]
+    count = columns.units * columns.features // columns.slots
+    # A unit may fill several inputs of the op (a flattened plane): each such place is rows of its own.
+    times = [np.flatnonzero(number[0] == j) for j in range(count)]
+    most = max((len(t) for t in times), default=0)
+    if not most:
+        return
+    rows = []
+    for place in range(most):
+        taken = np.array([t[place] if place < len(t) else -1 for t in times])
+        part = np.where(taken >= 0, wide[..., taken], 0.0)
+        rows.append(part.reshape(-1, count))
+    yield Reader(node, np.repeat(np.concatenate(rows), columns.slots, axis=1), held.exact)
+
+
+def _conv_columns(node: Node, weight: Array) -> Array:
+    """A kernel as [groups and kernel positions, outputs, inputs]; a group reads its own inputs."""
+    groups = int(node.attrs["groups"])
+    if node.attrs.get("transposed"):  # [in, out / groups, ...]
+        parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 2, 1)
+    else:  # [out, in / groups, ...]
+        parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 1, 2)
+    inside = parts.shape[-1]
+    wide = np.zeros((groups, *parts.shape[1:3], groups * inside))
+    for g in range(groups):
+        wide[g, :, :, g * inside : (g + 1) * inside] = parts[g]
+    return wide.reshape(-1, parts.shape[2], groups * inside)
+
+
+def _pass(node: Node, reached: Mapping[str, _Reached], shapes: Mapping[str, tuple[int, ...]]) -> _Reached | None:
+    operands = [(i, name) for i, name in enumerate(node.inputs) if isinstance(name, str)]
+    mine = [(i, reached[name]) for i, name in operands if name in reached]
+    shape = shapes[node.name]
+    if node.op == "concat":
+        numbers, scales = [], []
+        for _, name in operands:
+            blank = _Reached(np.full(shapes[name], NONE), np.ones(shapes[name]), True)
+            numbers.append(reached.get(name, blank).column)
+            scales.append(reached.get(name, blank).scale)
+        axis = node.attrs["axis"]
+        exact = all(held.exact for _, held in mine)
+        return _Reached(np.concatenate(numbers, axis), np.concatenate(scales, axis), exact)
+    place, held = mine[0]
+    if node.op in MOVES:
+        attrs = {**node.attrs, "shape": shape} if node.op in ("reshape", "expand") else node.attrs
+        number, scale = (np.asarray(MEANINGS[node.op](attrs, array)) for array in (held.column, held.scale))
+        return _Reached(number, scale, held.exact)
+    if node.op == "pointwise":
+        others = [o for i, o in enumerate(node.inputs) if i != place]
+        fixed = all(o is None or isinstance(o, Tensor) for o in others)
+        number = np.broadcast_to(held.column, shape)
+        if fixed and place in AFFINE_OPERANDS.get(node.attrs["fn"], ()):
+            filled = [constant(o) if isinstance(o, Tensor) else None for o in node.inputs]
+            ends = []
+            for x in (held.scale, np.zeros_like(held.scale)):
+                filled[place] = x
+                ends.append(np.asarray(MEANINGS["pointwise"](node.attrs, *filled), dtype=np.float64))
+            return _Reached(number, np.broadcast_to(ends[0] - ends[1], shape), held.exact)
+        return _Reached(number, np.broadcast_to(held.scale, shape), held.exact and node.attrs["fn"] == "add")
+    if node.op == "along":
+        axes = tuple(node.attrs["axes"])
+        first = tuple(slice(0, 1) if d in axes else slice(None) for d in range(held.column.ndim))
+        number, scale = held.column[first], held.scale[first]
+        if not (held.column == number).all():
+            return None  # it acts across the units
+        if node.attrs.get("drop"):
+            number, scale = (np.squeeze(a, axes) for a in (number, scale))
+        linear = node.attrs["fn"] in LINEAR_ALONG
+        return _Reached(np.broadcast_to(number, shape), np.broadcast_to(scale, shape), held.exact and linear)
+    return None

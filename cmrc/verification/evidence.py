@@ -1,0 +1,154 @@
+"""What a batch of interventions showed: for each swap the original's logits against the reduced model's.
+
+    agree      the same top class; for a regression, no output further off than the tolerance
+    kl         KL(original ‖ reduced) of the class distributions
+    squared    ‖Δz‖², whose mean is D2
+    largest    ‖Δz‖∞
+    spread     max Δz − min Δz: what a top class can lose to another
+    margin     the original's top logit over its next
+
+Arrays are [R, tokens], one column where the model has one answer to an input; `weights` sum to 1 over the tokens that count.
+A regression has margin 2·tolerance and spread 2‖Δz‖∞, so that every certificate keeps its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from cmrc.errors import VerifyError
+from cmrc.ir.graph import Array
+
+SHORT = 32  # classes, up to which a maximum is taken across rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """One row for each swap."""
+
+    agree: Array
+    kl: Array
+    squared: Array
+    largest: Array
+    spread: Array
+    margin: Array
+    weights: Array
+    classes: Array  # the original's top class under the intervention
+    rate: Array  # [R], the probability with which a unit was swapped
+
+    def __len__(self) -> int:
+        return len(self.agree)
+
+    def mean(self, values: Array) -> Array:
+        """For each swap the mean over its tokens."""
+        if values.shape[1] == 1:
+            return np.asarray(values[:, 0], dtype=np.float64)
+        return np.asarray((values * self.weights).sum(axis=1).clip(0.0, None))
+
+    def part(self, rows: slice | Array) -> Evidence:
+        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @classmethod
+    def join(cls, parts: list[Evidence]) -> Evidence:
+        if len(parts) == 1:
+            return parts[0]
+        return cls(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How outputs are read: `classes` (logits along an axis), `binary` (one logit), or `values` within a tolerance."""
+
+    kind: str
+    axis: int = -1
+    tolerance: float = 0.0
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], kind: str | None, axis: int, tolerance: float | None) -> Reading:
+        """The reading that is asked for, else the one that the output's shape allows."""
+        if kind not in (None, "classes", "binary", "values"):
+            raise VerifyError(f"outputs cannot be read as {kind!r}", fix="say classes, binary or values")
+        if kind == "values" or (kind is None and tolerance is not None):
+            if tolerance is None or not tolerance > 0:
+                raise VerifyError(
+                    "agreement of values has no meaning without a tolerance",
+                    fix="give tolerance=, in units of the output",
+                )
+            return cls("values", axis, float(tolerance))
+        if len(shape) > 1 and (not -len(shape) <= axis < len(shape) or axis % len(shape) == 0):
+            raise VerifyError(
+                f"axis {axis} of an output of shape {list(shape)} holds no classes", fix="give class_axis="
+            )
+        single = len(shape) < 2 or shape[axis] == 1
+        if kind == "binary" and not single:
+            raise VerifyError(f"an output of shape {list(shape)} has more than one logit", fix='read it as "classes"')
+        if kind != "binary" and single:
+            raise VerifyError(
+                f"an output of shape {list(shape)} has no classes to compare",
+                fix='read it as "binary" (the sign of one logit), or give tolerance= for a regression',
+            )
+        return cls(kind or "classes", axis)
+
+    def logits(self, output: Array) -> Array:
+        """[R, tokens, classes] in float64."""
+        array = np.asarray(output, dtype=np.float64)
+        if self.kind == "values":
+            return array.reshape(len(array), 1, -1)
+        if self.kind == "binary":
+            array = array.reshape(len(array), -1, 1)
+            return np.concatenate([np.zeros_like(array), array], axis=2)
+        array = np.moveaxis(array, self.axis, -1)
+        return array.reshape(len(array), -1, array.shape[-1])
+
+
+def compare(reading: Reading, original: Array, reduced: Array, counted: Array | None, rate: Array) -> Evidence:
+    """Evidence from the outputs of both under the same interventions. `counted` says which tokens of each row count."""
+    if original.shape != reduced.shape:
+        told = f"the original gives {list(original.shape)}, the reduced model {list(reduced.shape)}"
+        raise VerifyError(told, fix="verify a model that was lowered from this one")
+    z, other = reading.logits(original), reading.logits(reduced)
+    if not (np.isfinite(z).all() and np.isfinite(other).all()):
+        raise VerifyError("there are NaN or infinite outputs", fix="verify on inputs for which both models are finite")
+    change = other - z
+    most, least = highest(change), -highest(-change)
+    largest = np.maximum(np.abs(most), np.abs(least))
+    if reading.kind == "values":
+        agree, kl = largest <= reading.tolerance, np.full(largest.shape, np.nan)
+        spread, margin = 2 * largest, np.full(largest.shape, 2 * reading.tolerance)
+        classes = np.zeros(largest.shape, dtype=np.int64)
+    else:
+        classes = z.argmax(axis=2)
+        agree = classes == other.argmax(axis=2)
+        log_p, log_q = log_softmax(z), log_softmax(other)
+        kl = np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=2), 0.0)
+        top = np.partition(z, -2, axis=2)
+        spread, margin = most - least, top[..., -1] - top[..., -2]
+    weights = _weights(counted, largest.shape)
+    return Evidence(agree, kl, (change**2).sum(axis=2), largest, spread, margin, weights, classes, rate)
+
+
+def highest(z: Array) -> Array:
+    """The maximum over the last axis. numpy takes one row after the other, which costs several times as much where rows are short."""
+    turned = np.ascontiguousarray(np.moveaxis(z, -1, 0)) if z.shape[-1] <= SHORT else np.moveaxis(z, -1, 0)
+    return np.asarray(turned.max(axis=0))
+
+
+def log_softmax(z: Array) -> Array:
+    """Over the last axis."""
+    shifted = z - highest(z)[..., None]
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _weights(counted: Array | None, shape: tuple[int, ...]) -> Array:
+    if counted is None:
+        return np.full(shape, 1.0 / shape[1])
+    if counted.shape != shape:
+        raise VerifyError(
+            f"the padding is of shape {list(counted.shape)}, the model answers {list(shape)}",
+            fix="give counted= as [inputs, tokens], true where a token counts",
+        )
+    total = counted.sum(axis=1, keepdims=True)
+    if not total.all():
+        raise VerifyError("an input has no token that counts", fix="leave such inputs out")
+    return np.asarray(counted / total)

@@ -1,0 +1,125 @@
+"""The three rewrites, one a file, and the driver that runs them.
+
+    constant_fold   do(units := constants) sinks along the data flow into the next affine op
+    affine_fold     do(units := B · parents + β) sinks likewise
+    dead_subgraph   select rises against the data flow, dead nodes fall away
+
+Passes are pure: graph in, graph out, and they import only the IR. Every step preserves meaning by itself, so any prefix
+of the pipeline is a correct program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cmrc.ir.graph import Graph, Node
+from cmrc.ir.verify import verify_graph
+from cmrc.passes import affine_fold, constant_fold, dead_subgraph
+from cmrc.passes.rewriting import fused
+from cmrc.passes.rewriting.rewriter import Action, Log, idle_nodes, is_affine_do, is_constant_do
+
+PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
+# A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
+ROUNDS = 64
+# What a pass moves: without any of it in the graph there is nothing to do.
+MOVES: dict[str, Callable[[Node], bool]] = {
+    "constant_fold": lambda node: is_constant_do(node) or bool(node.attrs.get("addend")),  # which it merges
+    "affine_fold": is_affine_do,
+    "dead_subgraph": lambda node: node.op in ("do", "select") and (not node.origin or "touched" in node.attrs),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """A do or select that stayed: the node that it stands at, who stopped it, and why."""
+
+    node: Node
+    stopped_at: str
+    stopped_op: str
+    reason: str
+    sources: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """The graph after the passes, what they did, what stayed, and the seconds each took."""
+
+    graph: Graph
+    actions: list[Action]
+    residue: list[Residue]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run(
+    graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph], None] = lambda name, graph: None
+) -> Result:
+    """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`).
+
+    `since` is a verified graph that this one was made of, whose nodes need no second look.
+    A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again (fused.py).
+    """
+    result = _pipeline(graph, since, watch)
+    while origins := fused.torn(graph, result.graph):
+        groups = fused.fused(result.graph)
+        stayed = [(residue.node, residue.reason) for residue in result.residue]
+        graph = fused.whole(graph, {o: fused.reason(groups.get(o, []), stayed) for o in origins})
+        again = _pipeline(graph, since, watch)
+        again.seconds = {name: spent + result.seconds[name] for name, spent in again.seconds.items()}
+        result = again
+    return result
+
+
+def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], None]) -> Result:
+    log, seconds = Log(idle=idle_nodes(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
+    verify_graph(graph, since=since)
+    for _ in range(ROUNDS):
+        moved = False
+        for name, rewrite in PIPELINE:
+            after_others = moved and name == "dead_subgraph"  # what they left unread
+            if not after_others and not any(MOVES[name](node) for node in graph.nodes):
+                continue
+            start, before = time.perf_counter(), graph
+            graph, changed = rewrite(graph, log)
+            if changed:
+                verify_graph(graph, since=before)
+            seconds[name] += time.perf_counter() - start
+            moved = moved or changed
+            watch(name, graph)
+        if not moved:
+            break
+    left = any(node.op in ("do", "select") and not node.origin for node in graph.nodes)
+    return Result(graph, log.actions, find_residue(graph, log) if left else [], seconds)
+
+
+def find_residue(graph: Graph, log: Log) -> list[Residue]:
+    """What is left of do's and selects, each with the reason noted when it stopped."""
+    found: list[Residue] = []
+    consumers, producers = graph.consumers(), {value.name: node for node in graph.nodes for value in node.outputs}
+    for node in graph.nodes:
+        if node.op == "do":
+            readers = [(r.name, r.label, r.kind) for r in consumers[node.name]]
+            readers += [("output", "output", "output")] if node.name in graph.outputs else []
+            for name, label, kind in readers:
+                reason = log.reasons.get((node.name, name), "nothing takes it in")
+                found.append(Residue(node, label, kind, reason, tuple(node.attrs.get("sources", ()))))
+        elif node.op == "select" and not node.origin:
+            source = node.inputs[0]
+            assert isinstance(source, str)
+            maker = producers.get(source)
+            label, kind = (maker.label, maker.kind) if maker else (source, "input")
+            reason = log.reasons.get((source, node.name)) or _unselected(graph, maker, consumers[source], node)
+            found.append(Residue(node, label, kind, reason, ()))
+    return found
+
+
+def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: Node) -> str:
+    if maker is not None and len(maker.outputs) > 1:
+        return str(maker.attrs.get("why") or f"{maker.kind} makes all of its units at once")
+    others = [r.label for r in readers if r.op != "select"]
+    if select.inputs[0] in graph.outputs:
+        return "the whole value is an output of the model"
+    if others:
+        return f"the whole value is also read by {', '.join(sorted(set(others)))}"
+    return "readers need different parts of it"

@@ -1,0 +1,191 @@
+"""Constants that meet a product of two values, or attention: part of constant_fold, with a rule an op as there.
+
+    softmax(q kᵀ · s) v
+    q_u := 0              q kᵀ is the same without unit u of both
+    k_u := c, every key   q kᵀ changes by q_u·c, the same for every key of a row: softmax does not see it
+    v_u := c, every key   the rows of softmax sum to 1, so the result's unit u is c
+
+    x y,  x_u := 0        the same without column u of x and row u of y; what is 0 elsewhere stays 0
+    x W,  x_u := c        x_K W_K + c W_u, where W is a parameter (the stacked weights of experts)
+    x T[i],  x_u := c     x_K T_K[i] + (c T_u)[i], where each sample looks its weights up in a table
+
+A row that a mask hides altogether does not sum to 1: where that can happen only 0 passes. The scale of attention is a number
+of the op, not of the width that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
+from cmrc.ir.ops import apply, constant, take
+from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
+from cmrc.passes.rewriting.known import Facts, Known, sink
+from cmrc.passes.rewriting.rewriter import Declined, Sweep, complement
+
+
+def zero_units(fact: Known) -> set[int]:
+    """The units that are 0 in every position."""
+    others = tuple(axis for axis in range(fact.slab.ndim) if axis != fact.axis)
+    zero = np.broadcast_to(~fact.slab.any(axis=others), len(fact.units))
+    return set(np.asarray(fact.units)[zero].tolist())
+
+
+def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Constant value units pass, for rows of softmax sum to 1. Query units at 0 and constant key units leave the scores."""
+    if max(facts) > 2:
+        return Declined("its mask is replaced")
+    if 0 in facts or 1 in facts:
+        return drop_from_scores(sweep, node, {i: fact for i, fact in facts.items() if i < 2})
+    fact, rank = facts[2], len(node.output.shape)
+    slab = fact.full()
+    if fact.axis == rank - 2:
+        return Declined("it mixes positions along the replaced axis")
+    if slab.any():
+        if slab.shape[rank - 2] != 1:
+            return Declined("the constants differ by position, and attention mixes positions")
+        if not every_query_sees(node):
+            return Declined("its mask may hide every key from a query, whose result is then not the constant")
+    slab = slab[..., :1, :]
+    axis, units, heads = fact.axis, list(fact.units), rank - 3
+    each = (
+        int(node.output.shape[heads]) // int(sweep.shape(fact.source)[heads])
+        if heads >= 0 and _shares(sweep, node)
+        else 1
+    )
+    if each > 1 and (axis == heads or slab.shape[heads] > 1):  # a key-value head serves a run of query heads
+        slab = np.repeat(slab, each, axis=heads)
+        units = [u * each + i for u in units for i in range(each)] if axis == heads else units
+    return sink(sweep, node, facts, axis, units, slab)
+
+
+def _shares(sweep: Sweep, node: Node) -> bool:
+    return sweep.shape(node.inputs[0])[-3] != sweep.shape(node.inputs[1])[-3]
+
+
+def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """q kᵀ without the units that are 0 in q, or the same for every key in k."""
+    last = len(node.output.shape) - 1
+    if node.attrs.get("square"):
+        return Declined("its values have the size of its queries")
+    if any(fact.axis != last for fact in facts.values()):
+        return Declined("queries or keys are replaced along another axis than their units")
+    gone: set[int] = set()
+    for position, fact in facts.items():
+        gone |= zero_units(fact)
+        if position == 1 and fact.slab.shape[last - 1] == 1:
+            gone |= set(fact.units)
+    for position, fact in facts.items():
+        if not set(fact.units) <= gone:
+            what = (
+                "a query unit that is constant, and not 0," if position == 0 else "a key unit that differs by position"
+            )
+            return Declined(f"{what} still weighs the keys")
+    inputs = list(node.inputs)
+    keep = complement(sorted(gone), int(sweep.shape(inputs[0])[last]))
+    if not keep:
+        return Declined("no unit would be left to compare queries with keys")
+    for position in (0, 1):
+        source = facts[position].source if position in facts else inputs[position]
+        assert isinstance(source, str)
+        inputs[position] = sweep.select(source, last, keep)
+    sweep.emit(node.with_inputs(inputs).with_attrs(narrowed=True))  # hosts write the scale out
+    return "taken in, the scores are the same without these units"
+
+
+def every_query_sees(node: Node) -> bool:
+    """Whether every query sees a key: without a mask, with the causal one (itself), or with a known one that says so."""
+    masks = [mask for mask in node.inputs[3:] if mask is not None]
+    if not masks:
+        return True
+    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or node.attrs.get("causal"):
+        return False
+    known = constant(masks[0])
+    return bool((known if known.dtype == bool else np.isfinite(known)).any(axis=-1).all())
+
+
+# ---------------------------------------------------------------- products
+
+
+def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Contracted units leave both operands where they are 0, or become a sum beside a parameter. Elsewhere 0 stays 0."""
+    shapes = [sweep.shape(operand) for operand in node.inputs]
+    if min(len(shape) for shape in shapes) < 2:
+        return Declined("one of its operands is a vector")
+    inner = (len(shapes[0]) - 1, len(shapes[1]) - 2)
+    if any(fact.axis == inner[i] for i, fact in facts.items()):
+        contracted = {i: fact for i, fact in facts.items() if fact.axis == inner[i]}
+        return _contract(sweep, node, contracted, inner)
+    if len(facts) > 1:
+        return Declined("both of its operands are replaced")
+    (position, fact), rank = next(iter(facts.items())), len(node.output.shape)
+    axis, slab = fact.axis + rank - len(shapes[position]), fact.full()
+    if node.output.shape[axis] != shapes[position][fact.axis]:
+        return Declined("the replaced axis is broadcast here")
+    if slab.any():
+        if position == 0 or not averages(sweep, node.inputs[0]):
+            return Declined("it sums constants with weights of run time")
+        if slab.shape[inner[1]] != 1:
+            return Declined("the constants differ by position, and the product mixes positions")
+    slab = np.take(slab, [0], axis=inner[position])
+    return sink(sweep, node, facts, axis, fact.units, slab.reshape((1,) * (rank - slab.ndim) + slab.shape))
+
+
+def averages(sweep: Sweep, name: Operand) -> bool:
+    """Whether the rows of a value sum to 1: it is a softmax along its last axis, as it is or copied."""
+    maker = sweep.producers.get(name) if isinstance(name, str) else None
+    while maker is not None and maker.op == "pointwise" and maker.attrs["fn"] in ("identity", "cast"):
+        maker = sweep.producers.get(str(maker.inputs[0]))
+    return (
+        maker is not None and maker.kind == "softmax" and tuple(maker.attrs["axes"]) == (len(maker.output.shape) - 1,)
+    )
+
+
+def _looked_up(sweep: Sweep, name: Operand, position: int) -> Node | None:
+    """The node that looks weights up in a table for each sample, if an operand is that and its rows are contracted within."""
+    maker = sweep.producers.get(name) if isinstance(name, str) else None
+    if maker is None or maker.op != "embedding" or not isinstance(maker.inputs[1], Tensor):
+        return None
+    return maker if len(maker.inputs[1].shape) - (1 if position == 0 else 2) >= 1 else None
+
+
+def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) -> Declined | str:
+    """Leave out what is 0; a constant beside a parameter becomes a sum."""
+    gone = sorted(set.union(*(zero_units(fact) for fact in facts.values())))
+    (position, fact), *others = facts.items()
+    weight = node.inputs[1 - position]
+    addend: Tensor | None = None
+    if any(not set(f.units) <= set(gone) for f in facts.values()):
+        rows = None if others else _looked_up(sweep, weight, 1 - position)
+        some = len(fact.units) < int(sweep.shape(fact.source)[fact.axis])
+        if rows is not None and some and position_free(fact.slab, fact.axis):
+            units = sorted(fact.units)
+            return fold_into_rows(sweep, node, rows, fact.source, fact.axis, inner[1 - position], units, fact.at(units))
+        if others or not isinstance(weight, Tensor):
+            return Declined("it contracts constants with values of run time")
+        gone = sorted(fact.units)
+        addend = _product(node, position, fact.at(gone), take(weight, inner[1 - position], gone))
+    keep = complement(gone, int(sweep.shape(node.inputs[0])[inner[0]]))
+    if not keep:
+        return Declined("no unit would be left to contract")
+    inputs: list[Operand] = list(node.inputs)
+    for i in (0, 1):
+        operand = facts[i].source if i in facts else inputs[i]
+        assert operand is not None
+        inputs[i] = sweep.select(operand, inner[i], keep) if isinstance(operand, str) else take(operand, inner[i], keep)
+    smaller = node.with_inputs(inputs)
+    if addend is None:
+        sweep.emit(smaller)
+        return "nothing to add, the constants are 0"
+    add_after(sweep, smaller, addend)
+    return "constants into an added buffer"
+
+
+def _product(node: Node, position: int, slab: Array, weight: Tensor) -> Tensor:
+    """What constant units add: their product with the part of the parameter that they meet."""
+    operands: Sequence[Tensor] = (literal(slab), weight) if position == 0 else (weight, literal(slab))
+    lead = np.broadcast_shapes(operands[0].shape[:-2], operands[1].shape[:-2])
+    shape = (*lead, operands[0].shape[-2], operands[1].shape[-1])
+    return apply("matmul", tuple(operands), {}, shape, node.output.dtype)

@@ -1,0 +1,232 @@
+"""What the passes share: the outcome of a rule, and the record of what was done.
+
+A rule looks at one node. It rewrites it and says what happened, or it returns `Declined(reason)`; an op without a rule stops.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cmrc.ir.axes import Index, Keep, is_whole, product
+from cmrc.ir.axes import complement as remaining
+from cmrc.ir.graph import Array, Graph, Node, Operand, Shape, Value, literal
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The rule understands the op and cannot pass it, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One movement that happened: which rule, at which node, for which of the plan's entries."""
+
+    rule: str
+    at: Node
+    detail: str
+    sources: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> str:
+        return self.at.label
+
+    @property
+    def op(self) -> str:
+        return self.at.kind
+
+
+@dataclass(slots=True)
+class Log:
+    """What a pipeline did, and why what stopped stopped: reasons by (value, consumer)."""
+
+    actions: list[Action] = field(default_factory=list)
+    reasons: dict[tuple[str, str], str] = field(default_factory=dict)
+    # Nodes that nobody needed before the first pass: they are the host's own, and stay with what they read.
+    idle: frozenset[str] | None = None
+
+    def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
+        self.actions.append(Action(rule, node, detail, tuple(sources)))
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A forward walk that emits a new list of nodes and redirects later uses of a value to another."""
+
+    graph: Graph
+    log: Log
+    emitted: list[Node] = field(default_factory=list)
+    producers: dict[str, Node] = field(default_factory=dict)
+    redirected: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    selects: dict[tuple[str, int, tuple[int, ...]], str] = field(default_factory=dict)
+    changed: bool = False
+    _count: Iterable[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.values = self.graph.values()
+
+    def arrive(self, node: Node) -> Node | None:
+        """The node with its operands redirected to what they have become.
+
+        None where it reads only what the model itself makes: there is nothing to move, and it is emitted as it is.
+        """
+        inserted = False
+        for operand in node.inputs:
+            if isinstance(operand, str):
+                if operand in self.redirected:
+                    return node.with_inputs(
+                        [self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs]
+                    )
+                maker = self.producers.get(operand)
+                inserted = inserted or (maker is not None and (not maker.origin or maker.op == "do"))
+        if inserted:
+            return node
+        self.emit(node)
+        return None
+
+    def emit(self, node: Node) -> None:
+        self.emitted.append(node)
+        for value in node.outputs:
+            self.producers[value.name] = node
+            self.values[value.name] = value
+
+    def fresh(self, base: str, tag: str) -> str:
+        """A name that no value has yet."""
+        name = f"{base}.{tag}"
+        while name in self.values:
+            name = f"{base}.{tag}{next(iter(self._count))}"
+        return name
+
+    def shape(self, operand: Operand) -> Shape:
+        if isinstance(operand, str):
+            return self.values[operand].shape
+        assert operand is not None
+        return operand.shape
+
+    def do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> str:
+        """The name of the value with units replaced by constants, or by another value."""
+        output = Value(self.fresh(value.name, "do"), value.shape, value.dtype)
+        attrs = {"axis": axis, "units": Index.of(units), "sources": tuple(sources)}
+        self.emit(Node("do", (value.name, slab if isinstance(slab, str) else literal(slab)), (output,), attrs))
+        return output.name
+
+    def put_do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> None:
+        """Replace units of a value for everyone who reads it from here on."""
+        self.redirected[value.name] = self.do(value, axis, units, slab, sources)
+
+    def select(self, name: str, axis: int, keep: Sequence[int]) -> str:
+        """The name of a value that holds only these positions; made once, shared by all who ask."""
+        value = self.values[name]
+        if is_whole(keep, value.shape[axis]):
+            return name
+        keep = Index.of(keep)
+        made = self.selects.get((name, axis, keep))
+        if made is None:
+            made = self.selects[name, axis, keep] = self.fresh(name, "select")
+            output = Value(made, resized(value.shape, axis, len(keep)), value.dtype)
+            self.emit(Node("select", (name,), (output,), {"axis": axis, "keep": keep}))
+        return made
+
+    def finish(self) -> Graph:
+        outputs = tuple(self.redirected.get(name, name) for name in self.graph.outputs)
+        return Graph(self.graph.inputs, drop_unused_moves(self.emitted, outputs), outputs)
+
+
+def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
+    """Without the do and select nodes (and what was inserted for them) that nobody reads any more."""
+    used = set(outputs)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.origin or node.name in used or node.op == "opaque":
+            kept.append(node)
+            used.update(node.values())
+    return tuple(reversed(kept))
+
+
+def idle_nodes(graph: Graph) -> frozenset[str]:
+    """The host's own nodes on which no output and no effect depends."""
+    needed = set(graph.outputs)
+    idle = set()
+    for node in reversed(graph.nodes):
+        first, *others = node.outputs
+        if (
+            not node.origin
+            or first.name in needed
+            or node.attrs.get("effect")
+            or any(value.name in needed for value in others)
+        ):
+            needed.update(node.values())
+        else:
+            idle.add(node.name)
+    return frozenset(idle)
+
+
+def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
+    """The shape when only these positions of an axis are left."""
+    period = keep.period
+    if not period:
+        return resized(shape, axis, len(keep))
+    number, symbols = product((shape[axis],))
+    number = number * len(keep) // period
+    parts = [str(number)] if number != 1 else []
+    return (*shape[:axis], "*".join(parts + sorted(symbols.elements())), *shape[axis + 1 :])
+
+
+def resized(shape: Shape, axis: int, size: int) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def complement(units: Sequence[int], size: int) -> Keep:
+    return Keep.from_array(remaining(units, size))
+
+
+def is_constant_do(node: Node | None) -> bool:
+    return node is not None and node.op == "do" and len(node.inputs) == 2
+
+
+def is_affine_do(node: Node | None) -> bool:
+    return node is not None and node.op == "do" and len(node.inputs) == 3
+
+
+def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
+    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
+    align, out = node.attrs.get("align"), node.output.shape
+    dims = align[position] if align else None
+    if dims is None:
+        local = axis - (len(out) - len(shape))
+    else:
+        local = int(dims.index(axis)) if axis in dims else -1
+    return local if local >= 0 and (shape[local] != 1 or out[axis] == 1) else None
+
+
+def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
+    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    if dims is None:
+        dims = tuple(range(rank - len(shape), rank))
+    return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
+
+
+def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
+    """The axis of the result along which an axis of a pointwise operand runs."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
+
+
+def others_give_shape(sweep: Sweep, node: Node, position: int, held: Shape) -> bool:
+    """Whether the result keeps its shape when this operand becomes something of shape `held`, mostly of one position."""
+    own = sweep.shape(node.inputs[position])
+    shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
+    return all(
+        n == 1
+        or (local := operand_axis(node, position, own, axis)) is None
+        or held[local] == own[local]
+        or any(operand_axis(node, i, shape, axis) is not None for i, shape in shapes)
+        for axis, n in enumerate(node.output.shape)
+    )

@@ -1,0 +1,295 @@
+"""Constants that exist only at run time: the same for every sample, different by position, of a size not known before.
+
+    %d = do(%x, c) {units=S}                              %p = plane(%x)              ones, a batch of one
+    %y = depthwise(%d, W, b)   padded, of any size  ->    %v = conv(%p, W_S·c, b_S)
+                                                          %y = depthwise(%x, W, b)
+                                                          %d = do(%y, %v) {units=S}
+
+From there a do carries a value instead of numbers. Ops do to that value, a batch of one, what they do to the rest, until an
+affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold, with a rule an op as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cmrc.ir.axes import count_by_group, members, segments
+from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
+from cmrc.ir.ops import take
+from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
+from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
+from cmrc.passes.rewriting.rewriter import (
+    Declined,
+    Sweep,
+    complement,
+    operand_axis,
+    others_give_shape,
+    parameter_axis,
+    resized,
+    result_axis,
+)
+
+Rule = Callable[[Sweep, Node, Facts], Declined | str]
+
+
+def twin(sweep: Sweep, node: Node, inputs: Sequence[Operand], shape: Shape, **attrs: object) -> str:
+    """Emit the same op on other operands; the host makes it by copying its own node (`like`)."""
+    output = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
+    sweep.emit(Node(node.op, tuple(inputs), (output,), {**node.attrs, **attrs, "like": node.name}, path=node.path))
+    return output.name
+
+
+def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], value: str) -> str:
+    sweep.emit(bare(node, facts))
+    sweep.put_do(node.output, axis, units, value, sources_of(facts))
+    return "past, as a value of run time"
+
+
+def add(sweep: Sweep, smaller: Node, addend: str) -> str:
+    add_after(sweep, smaller, addend)
+    return "constants of run time into an added plane"
+
+
+def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> str:
+    """Groups whose inputs are all constants, under zero padding and at any size: convolve a plane of ones."""
+    fact, axis = facts[0], node.attrs["axis"]
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    assert isinstance(weight, Tensor) and not isinstance(bias, str)
+    rows, inputs = members(gone, outs), members(gone, per)
+    small = replace(
+        node, inputs=(node.inputs[0], take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias)
+    )
+    small = small.with_attrs(groups=len(gone))
+    bundle = kernel_of_constants(small, range(len(inputs)), fact.at(inputs).reshape(-1), len(rows))
+    plane = plane_of_ones(sweep, node, fact.source)
+    shape = (*((1,) * axis), len(rows), *node.output.shape[axis + 1 :])
+    known = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
+    shift = None if bias is None else take(bias, 0, rows)
+    attrs = {**pure_conv(node), "groups": 1}
+    sweep.emit(Node("conv", (plane, bundle, shift), (known,), attrs, path=node.path))
+    return sink(sweep, node, facts, axis, rows, known.name)
+
+
+# ---------------------------------------------------------------- rules
+
+
+def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """f(x_S := v, y_S := b) -> do(f(x, y), S := f(v, b)); f(x := v, y) -> f(v, y)."""
+    rank = len(node.output.shape)
+    axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
+    if len(axes) > 1:
+        return Declined("its operands are replaced along different axes")
+    axis = axes.pop()
+    if any(sweep.shape(fact.source)[fact.axis] != node.output.shape[axis] for fact in facts.values()):
+        return Declined("the replaced axis is broadcast here")
+    unknown = [o for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
+    if unknown and all(
+        len(f.units) == node.output.shape[axis]
+        and others_give_shape(sweep, node, i, sweep.shape(f.runtime) if f.runtime else f.full().shape)
+        for i, f in facts.items()
+    ):
+        known = {i: part_of(sweep, fact, range(len(fact.units))) for i, fact in facts.items()}
+        sweep.emit(node.with_inputs(known.get(i, o) for i, o in enumerate(node.inputs)))
+        return "a value of run time as an operand"
+    if unknown:
+        replaced = facts[sorted(facts)[0]].source
+        return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
+    units = sorted(set.intersection(*(set(f.units) for f in facts.values())))
+    if len(units) < max(len(f.units) for f in facts.values()):
+        return Declined("its operands are replaced in different units")
+    inputs: list[Operand] = []
+    for i, operand in enumerate(node.inputs):
+        if i in facts:
+            inputs.append(part_of(sweep, facts[i], units))
+        elif operand is None or isinstance(operand, str):
+            inputs.append(operand)
+        else:
+            local = operand_axis(node, i, operand.shape, axis)
+            inputs.append(operand if local is None else take(operand, local, units))
+    shape = list(resized(node.output.shape, axis, len(units)))
+    for d in range(rank):
+        if d != axis and not any(runs_along(node, i, sweep.shape(o), d) for i, o in enumerate(inputs) if o is not None):
+            shape[d] = 1
+    return sink(sweep, node, facts, axis, units, twin(sweep, node, inputs, tuple(shape)))
+
+
+def part_of(sweep: Sweep, fact: Known, units: Sequence[int]) -> Operand:
+    if fact.runtime:
+        return sweep.select(fact.runtime, fact.axis, fact.positions(units))
+    return literal(fact.at(units))
+
+
+def runs_along(node: Node, position: int, shape: Shape, axis: int) -> bool:
+    """Whether an operand has more than one position along an axis of the result."""
+    align = node.attrs.get("align")
+    dims = align[position] if align else None
+    local = axis - (len(node.output.shape) - len(shape)) if dims is None else dims.index(axis) if axis in dims else -1
+    return local >= 0 and shape[local] != 1
+
+
+def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """f over other axes acts on the value as it does on the rest."""
+    if set(facts) != {0}:
+        return Declined("one of its parameters is replaced")
+    fact, axes = facts[0], tuple(node.attrs["axes"])
+    if fact.axis in axes:
+        return Declined("it mixes the units with each other")
+    seen = sweep.shape(fact.runtime)
+    if any(seen[a] == 1 != sweep.shape(fact.source)[a] for a in axes):
+        return Declined("the constant is the same at every position, whose number is not fixed")
+    if node.attrs["fn"] == "resize":
+        return Declined("it takes sizes that a batch of one does not have")
+    if node.attrs["fn"] == "pad" and any(lo or hi for lo, hi in node.attrs["pads"][:1]):
+        return Declined("it pads the batch")
+    inputs: list[Operand] = [fact.runtime]
+    for i, operand in enumerate(node.inputs[1:], start=1):
+        if isinstance(operand, str):
+            return Declined("one of its parameters is computed at run time")
+        local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, len(seen))
+        inputs.append(operand if operand is None or local is None else take(operand, local, fact.units))
+    dropped = bool(node.attrs.get("drop"))
+    kept = [d for d in range(len(seen)) if not (dropped and d in axes)]
+    shape = tuple(node.output.shape[i] if d in axes else seen[d] for i, d in enumerate(kept))
+    return sink(sweep, node, facts, kept.index(fact.axis), fact.units, twin(sweep, node, inputs, shape))
+
+
+def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Where the units keep an axis of their own and the value has one position along every axis that is merged or split."""
+    fact = facts[0]
+    before, after, seen = sweep.shape(fact.source), node.output.shape, sweep.shape(fact.runtime)
+    shape, axis = list(after), -1
+    for segment in segments(before, after):
+        first, last = segment.before
+        wide = [i for i in range(*segment.after) if after[i] != 1]
+        if first <= fact.axis < last:
+            merged = len([i for i in range(first, last) if before[i] != 1]) > 1
+            if merged or len(wide) != 1 or after[wide[0]] != before[fact.axis]:
+                return Declined("it merges the units with a size known only at run time")
+            axis = wide[0]
+            shape[axis] = len(fact.units)
+        elif all(n == 1 for n in seen[first:last]):
+            shape[segment.after[0] : segment.after[1]] = [1] * (segment.after[1] - segment.after[0])
+        elif seen[first:last] != before[first:last]:
+            return Declined("the constants differ along an axis that is reshaped as well")
+    if axis < 0 or sum(isinstance(n, str) for n in shape) > 1:
+        return Declined("the constants differ along an axis that is reshaped as well")
+    return sink(sweep, node, facts, axis, fact.units, twin(sweep, node, (fact.runtime,), tuple(shape)))
+
+
+def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """transpose(do(x, v)) -> do(transpose(x), transpose(v))."""
+    fact, perm = facts[0], node.attrs["perm"]
+    seen = sweep.shape(fact.runtime)
+    value = twin(sweep, node, (fact.runtime,), tuple(seen[p] for p in perm))
+    return sink(sweep, node, facts, perm.index(fact.axis), fact.units, value)
+
+
+def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """select(do(x, v), K) -> do(select(x, K), the part of v that is read)."""
+    fact, axis, keep = facts[0], node.attrs["axis"], node.attrs["keep"]
+    if axis != fact.axis:
+        seen = sweep.shape(fact.runtime)
+        value = fact.runtime if seen[axis] == 1 else sweep.select(fact.runtime, axis, keep)
+        return sink(sweep, node, facts, fact.axis, fact.units, value)
+    known = set(fact.units)
+    left = [(i, u) for i, u in enumerate(keep) if u in known]
+    if not left:
+        sweep.emit(bare(node, facts))
+        return "past, none of the units is read here"
+    value = sweep.select(fact.runtime, axis, fact.positions([u for _, u in left]))
+    return sink(sweep, node, facts, axis, [i for i, _ in left], value)
+
+
+def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Along the units: positions shift, the value stays as it is."""
+    (position, fact), *others = facts.items()
+    if others:
+        return Declined("several of its parts are replaced, one by values of run time")
+    if fact.axis != node.attrs["axis"]:
+        return Declined("another part of the concatenation is not replaced")
+    sizes = [sweep.shape(operand)[fact.axis] for operand in node.inputs[:position]]
+    if not all(isinstance(n, int) for n in sizes):
+        return Declined("a part has a size known only at run time")
+    offset = sum(int(n) for n in sizes)
+    return sink(sweep, node, facts, fact.axis, [offset + u for u in fact.units], fact.runtime)
+
+
+def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """W x with x_S := v -> W_K x_K + W_S v."""
+    _, weight, bias = (*node.inputs, None)[:3]
+    if set(facts) != {0} or isinstance(weight, str) or weight is None:
+        return Declined("its weight is computed at run time")
+    fact, axis, w_in = facts[0], node.attrs["axis"], node.attrs["w_in"]
+    if fact.axis != axis:
+        return Declined("it acts along another axis than the replacement")
+    outs = weight.shape[node.attrs["w_out"]]
+    shape = resized(sweep.shape(fact.runtime), axis, outs)
+    keep = complement(fact.units, weight.shape[w_in])
+    order = take(weight, w_in, fact.units)
+    if not keep:
+        return sink(sweep, node, facts, axis, range(outs), twin(sweep, node, (fact.runtime, order, bias), shape))
+    addend = twin(sweep, node, (fact.runtime, order, None), shape)
+    smaller = node.with_inputs((sweep.select(fact.source, axis, keep), take(weight, w_in, keep), bias))
+    return add(sweep, smaller, addend)
+
+
+def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """Channels: conv(x_K; W_K) + conv(v; W_S). A group whose every input is known has known outputs: past it."""
+    _, weight, bias = (*node.inputs, None)[:3]
+    if set(facts) != {0} or not isinstance(weight, Tensor) or isinstance(bias, str):
+        return Declined("its weight is computed at run time")
+    fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
+    if fact.axis != axis:
+        return Declined("it mixes positions along the replaced axis")
+    seen, spatial = sweep.shape(fact.runtime), sweep.shape(fact.source)[axis + 1 :]
+    if seen[axis + 1 :] != spatial:
+        return Declined("the constant is the same at every position, whose number is not fixed")
+    channels = int(sweep.shape(fact.source)[axis])
+    per, outs = channels // groups, int(node.output.shape[axis]) // groups
+    counts = per - count_by_group(fact.units, groups, per)
+    transposed = bool(node.attrs.get("transposed"))
+    gone = np.flatnonzero(counts == 0)
+    if len(gone) and not np.any(counts % per):
+        rows, inputs = members(gone, outs), members(gone, per)
+        v = sweep.select(fact.runtime, axis, fact.positions(inputs))
+        part = take(weight, 0, inputs if transposed else rows)
+        shift = None if bias is None else take(bias, 0, rows)
+        shape = (*seen[:axis], len(rows), *node.output.shape[axis + 1 :])
+        return sink(sweep, node, facts, axis, rows, twin(sweep, node, (v, part, shift), shape, groups=len(gone)))
+    if groups > 1:
+        return Declined("its groups would keep different numbers of channels")
+    shape = (*seen[:axis], outs, *node.output.shape[axis + 1 :])
+    units = sorted(fact.units)
+    v = sweep.select(fact.runtime, axis, fact.positions(units))
+    addend = twin(sweep, node, (v, conv_columns(weight, node, units), None), shape)
+    keep = complement(fact.units, channels)
+    smaller = node.with_inputs((sweep.select(fact.source, axis, keep), conv_columns(weight, node, keep), bias))
+    return add(sweep, smaller, addend)
+
+
+def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    """An op that reads sizes, not values, does not see the do."""
+    sweep.emit(bare(node, facts))
+    return "past"
+
+
+def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+    if node.attrs.get("shape_only"):
+        return read_shape_only(sweep, node, facts)
+    return Declined(f"{node.kind} cannot take constants that exist only at run time")
+
+
+RULES: dict[str, Rule] = {
+    "linear": absorb_into_linear,
+    "conv": absorb_into_conv,
+    "pointwise": sink_through_pointwise,
+    "along": sink_along_other_axes,
+    "reshape": sink_through_reshape,
+    "transpose": sink_through_transpose,
+    "concat": sink_through_concat,
+    "select": sink_through_select,
+    "plane": read_shape_only,
+}
