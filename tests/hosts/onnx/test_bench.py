@@ -14,7 +14,7 @@ import cmrc
 from cmrc.errors import HostError, InputError
 from cmrc.hosts.onnx.bench import Bench, Timed, bench, declared, inputs_for, median_ratio, size_of
 
-DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits.onnx"
 
 
 def product(path: Path, repeats: int, shape: tuple[int | str | None, ...] = ("batch", 64)) -> Path:

@@ -18,7 +18,7 @@ from cmrc.ir.axes import complement
 from cmrc.planning import fits
 from cmrc.planning.recipe import PRESETS, json_schema, make_recipe
 
-DIGITS = Path(__file__).parent.parent / "examples"
+DIGITS = Path(__file__).parents[2] / "examples"
 WIDE = (5, 16, 12, 4)
 FAINT = 4  # a unit that is not dead on the data
 HEADS = [name for name in PRESETS if name.startswith("heads")]

@@ -302,7 +302,7 @@ def test_two_processes_merge_to_one_result(tmp_path: Path) -> None:
     for i in range(8):
         np.save(tmp_path / "data" / f"{i}.npy", x[8 * i : 8 * i + 8])
     command = ["calibrate", "model.onnx", "--data", "data", "--need", "scatter", "--need", "rows", "--need", "range"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
     for runner, out in (([sys.executable], "one"), ([*torchrun, "--standalone"], "two")):
         done = subprocess.run(

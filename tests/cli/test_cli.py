@@ -18,7 +18,7 @@ from rich.console import Console
 import cmrc
 from cmrc.cli.terminal import columns
 
-DIGITS = Path(__file__).parent.parent / "examples" / "digits.onnx"
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
 
 
 @pytest.fixture
