@@ -1,4 +1,4 @@
-"""What the commands share: the consoles, the options that several have, and how an error becomes an exit code."""
+"""The terminal: the consoles, tables, progress, and how an error becomes an exit code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,21 +18,6 @@ from cmrc.errors import CheckError, CmrcError, ResidueError
 WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
 err = Console(stderr=True, highlight=False)
-
-Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
-PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Output = Annotated[
-    Path, typer.Option("-o", "--output", help="Where to write; appears whole or not at all.", show_default=False)
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Inputs: .npz with an array per input name, or .npy for a single input. Random if absent."),
-]
-Sizes = Annotated[
-    list[str] | None,
-    typer.Option("--size", help="A size known only at run time, for random inputs: batch=4. 2 if absent."),
-]
 
 
 @contextmanager
@@ -72,3 +56,7 @@ def fail(code: int) -> NoReturn:
 def bar(found: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
     """A progress bar, where somebody watches."""
     return track(found, what, total=count, console=err, transient=True, disable=not err.is_terminal)
+
+
+def shortened(text: str, width: int = 40) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -16,6 +16,9 @@ from command import cli
 from rich.console import Console
 
 import cmrc
+from cmrc.cli.app import Commands
+from cmrc.cli.lazy import LazyGroup, load
+from cmrc.cli.plan import MakeOrRead
 from cmrc.cli.terminal import columns
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
@@ -280,8 +283,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     Path("taken").mkdir()
     before = sorted(held_out.iterdir())
-    for module in ("cmrc.cli.app", "cmrc.cli.plan"):
-        monkeypatch.setattr(f"{module}.trace", lambda *_: pytest.fail("it began to work"))
+    begins = "lower" if command[0] == "lower" else "trace"
+    module = "plan_make" if command[0] == "plan" else command[0]
+    monkeypatch.setattr(f"cmrc.cli.{module}.{begins}", lambda *_, **__: pytest.fail("it began to work"))
     for output, told in (
         ("nowhere/x.png", "file: cannot write nowhere/x.png: there is no folder nowhere\n  fix: mkdir -p nowhere\n"),
         ("taken", "file: cannot write taken: it is a folder\n  fix: give the path of a file\n"),
@@ -376,3 +380,9 @@ def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, 
     shown = cli("verify", "model.onnx", *arguments, "--data", "held-out.npz", "--json")
     assert shown.exit_code == 2
     assert json.loads(shown.stdout)["error"]["reason"] == told
+
+
+@pytest.mark.parametrize("group", [Commands, MakeOrRead])
+def test_every_command_is_listed_by_the_line_that_its_own_help_begins_with(group: type[LazyGroup]) -> None:
+    for name, entry in group.entries.items():
+        assert load(entry).help.startswith(entry.summary.rstrip(".")), name

@@ -1,0 +1,25 @@
+"""`cmrc annotate`: a plan written onto a model, not yet lowered."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from cmrc.cli import terminal
+from cmrc.cli.options import AsJson, Model, Output, PlanFile
+from cmrc.cli.terminal import reported
+from cmrc.files import require_writable
+from cmrc.program.plan import Plan
+from cmrc.program.program import trace
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def annotate(model: Model, plan: PlanFile, output: Output, as_json: AsJson = False) -> None:
+    """Write the plan's do's onto the model's nodes, without lowering: `cmrc.lower` takes such a file as it is."""
+    with reported(as_json):
+        require_writable(output)
+        trace(model).annotate(Plan.load(plan)).save(output)
+        print(json.dumps({"output": str(output)})) if as_json else terminal.out.print(f"wrote {output}", markup=False)

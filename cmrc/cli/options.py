@@ -1,0 +1,37 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
+PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Where to write; appears whole or not at all.", show_default=False)
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Inputs: .npz with an array per input name, or .npy for a single input. Random if absent."),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--size", help="A size known only at run time, for random inputs: batch=4. 2 if absent."),
+]
+CalibrationData = Annotated[
+    Path,
+    typer.Option(
+        "--data", help="A folder of .npy or .npz files, or one file; .npz arrays by input name, and `labels`.",
+        show_default=False,
+    ),
+]  # fmt: skip
+SiteNames = Annotated[
+    list[str] | None, typer.Option("--sites", help="A site, or a glob of them; all that fold if absent.")
+]
+PositionsOption = Annotated[
+    str, typer.Option(help="Which positions are samples: all, each, a number, or the name of a mask in the data.")
+]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]

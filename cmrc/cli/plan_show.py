@@ -1,0 +1,73 @@
+"""`cmrc plan show`: a plan for a person to read."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from cmrc.cli import terminal
+from cmrc.cli.options import AsJson, PlanFile
+from cmrc.cli.terminal import columns, reported, shortened
+from cmrc.program.plan import Plan, to_ranges
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("show")
+def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Show a plan: every do with its site, units and constants, and the model it was made for."""
+    with reported(as_json):
+        loaded = Plan.load(plan)
+        rows = [
+            {"do": i, "site": e.site, "value": e.value, "axis": e.axis, "units": to_ranges(e.units),
+             "count": len(e.units),
+             "becomes": "affine" if e.weight is not None else "constant", "parents": to_ranges(e.parents),
+             "smallest": float(e.constant.min()), "largest": float(e.constant.max())}
+            for i, e in enumerate(loaded.entries)
+        ]  # fmt: skip
+        if as_json:
+            digest = loaded.fingerprint.digest if loaded.fingerprint else None
+            print(json.dumps({"plan": str(plan), "model": digest, "made": loaded.made, "do": rows}, indent=1))
+            return
+        table = columns("do", "site", "axis", "replaced", "units", "becomes")
+        for e, r in zip(loaded.entries, rows, strict=True):
+            span = f"{r['smallest']:.4g} .. {r['largest']:.4g}"
+            becomes = (
+                f"affine function of {len(e.parents)} units, bias {span}"
+                if e.weight is not None
+                else f"constants {span}"
+            )
+            table.add_row(f"[{r['do']}]", e.site, str(e.axis), str(r["count"]), shortened(str(r["units"])), becomes)
+        terminal.out.print(table)
+        show_made(loaded)
+        if loaded.fingerprint:
+            terminal.out.print(
+                f"for model {loaded.fingerprint.digest} with {len(loaded.fingerprint.weights)} parameters"
+            )
+
+
+def show_made(plan: Plan) -> None:
+    """How a plan came about, for a person."""
+    if not plan.made:
+        return
+    recipe = plan.made["recipe"]
+    terminal.out.print(
+        f"{recipe['preset']}: objective {recipe['objective']}, selection {recipe['select']}, replacement "
+        f"{recipe['replace']}; seed {recipe['seed']}; data {plan.made['data']} of {plan.made['samples']} samples",
+        markup=False,
+    )
+    table = columns("site", "units", "kept", "predicted risk", "remark")
+    for site, told in plan.made["sites"].items():
+        remark = told.get("curvature", "")
+        if "mean instead of c*" in told:
+            remark += f"; the mean for {told['mean instead of c*']} columns without a c*"
+        table.add_row(site, str(told["units"]), str(told["kept"]), f"{told['predicted']:.4g}", remark)
+    terminal.out.print(table)
+    certificate = plan.made.get("certificate")
+    if certificate:
+        terminal.out.print(
+            f"{certificate['target']} is certified with probability {1 - certificate['delta']:g} at keep {certificate['keep']}, "
+            f"the smallest of {len(certificate['tests'])} tested",
+            markup=False,
+        )
