@@ -1,0 +1,162 @@
+"""Reading an ONNX model: what is opaque and why, constants in every form, subgraphs, models that cannot be read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hosts.onnx.lowering import (
+    ints,
+    lower,
+    model,
+    nodes_of,
+    put_do,
+    random,
+)
+from onnx import TensorProto, helper, parser
+
+from cmrc.errors import CmrcError, HostError, TraceError
+from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.ir.graph import Tensor
+from cmrc.ir.ops import MEANINGS
+from cmrc.ir.verify import verify_graph
+from cmrc.program.plan import Plan
+from cmrc.program.program import trace
+
+
+def test_an_unknown_op_is_opaque_and_says_why() -> None:
+    made = model(
+        """
+        a = Relu(x)
+        v, i = TopK<axis=1>(a, k)
+        b = MatMul(v, three)
+        t = Unique(b)
+        y = Add(t, t)
+        """,
+        {"x": ("N", 8)}, "y", k=ints(4), three=random(4),
+    )  # fmt: skip
+    kinds = {
+        node.name: (node.op, node.kind, node.attrs.get("why", "")) for node in OnnxHost.from_model(made).graph.nodes
+    }
+    assert kinds["v"] == ("opaque", "TopK", "")
+    assert kinds["b"] == ("opaque", "MatMul", "one of its operands is a vector")
+    assert kinds["t"] == ("opaque", "Unique", "")
+    assert kinds["y"][0] == "pointwise"
+
+
+def test_unknown_rank_makes_readers_opaque() -> None:
+    made = model("a = Relu(x)\ny = Add(a, a)", {"x": (2, 3)}, "y")
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = OnnxHost.from_model(made).graph
+    verify_graph(graph)
+    assert [node.op for node in graph.nodes] == ["opaque", "opaque"]
+    assert graph.nodes[0].attrs["why"] == "it reads a value whose number of axes is not known"
+
+
+def test_constants_in_every_form_are_tensors() -> None:
+    made = model(
+        """
+        w = Transpose<perm=[1,0]>(stored)
+        s = Constant<value_ints=[0,2,4]>()
+        alias = Identity(bias)
+        h = MatMul(x, w)
+        a = Add(h, alias)
+        y = Reshape(a, s)
+        """,
+        {"x": ("N", 5)}, "y", stored=random(8, 5), bias=random(8),
+    )  # fmt: skip
+    host = OnnxHost.from_model(made)
+    assert [(node.op, node.output.shape) for node in host.graph.nodes] == [
+        ("linear", ("N", 8)), ("pointwise", ("N", 8)), ("reshape", ("N", 2, 4)),
+    ]  # fmt: skip
+    assert isinstance(host.graph.nodes[0].inputs[1], Tensor)
+    assert set(host.graph.leaves()) == {"stored", "bias"}
+    lowered = compare_relu_like(host, "x")
+    assert "Transpose" not in nodes_of(lowered)
+
+
+def compare_relu_like(host: OnnxHost, name: str) -> OnnxHost:
+    """Replace units of an input, which nothing can shrink: the weight is folded all the same, a Slice stays."""
+    return lower(host, [random(3, 5)], name, 1, (1, 2), (2.0, -3.0), residue=True)
+
+
+def test_values_that_subgraphs_read_are_seen_and_rewired() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Neg", ["a"], ["n"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("n", TensorProto.FLOAT, None)],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["m"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info("m", TensorProto.FLOAT, None)],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Relu", ["x"], ["a"]),
+            helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+            helper.make_node("Cast", ["s"], ["c"], to=TensorProto.BOOL),
+            helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=other),
+        ],
+        "main",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 4])],
+    )
+    host = OnnxHost.from_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert host.graph.nodes[-1].inputs == ("c", "a")
+    clamped = host.build(put_do(host.graph, "a", 1, [2], [0.5]))
+    np.testing.assert_array_equal(clamped.run([np.ones((3, 4), np.float32)])[0][:, 2], np.full(3, -0.5, np.float32))
+
+
+def test_attention_is_read_with_its_heads() -> None:
+    made = model(
+        "z = Attention<is_causal=1, scale=0.3>(q, k, v)\ny = Relu(z)",
+        {"q": ("N", 4, 5, 6), "k": ("N", 2, 7, 6), "v": ("N", 2, 7, 3)}, "y", opset=23,
+    )  # fmt: skip
+    node = OnnxHost.from_model(made).graph.nodes[0]
+    assert (node.op, node.output.shape, dict(node.attrs)) == (
+        "attention", ("N", 4, 5, 3), {"scale": pytest.approx(0.3), "causal": True},
+    )  # fmt: skip
+    host = OnnxHost.from_model(made)
+    feeds = [random(2, 4, 5, 6), random(2, 2, 7, 6), random(2, 2, 7, 3)]
+    try:
+        got = host.run(feeds, taps=["z"])[1]
+    except HostError:
+        pytest.skip("this onnxruntime has no Attention")
+    np.testing.assert_allclose(MEANINGS["attention"](node.attrs, *feeds), got, rtol=1e-5, atol=1e-5)
+
+
+def test_an_old_opset() -> None:
+    made = model("y = Relu(x)", {"x": (2, 3)}, "y")
+    made.opset_import[0].version = 8
+    with pytest.raises(TraceError, match="opset 8, cmrc reads opset 9 and later"):
+        _ = OnnxHost.from_model(made).graph
+
+
+def test_nodes_out_of_order() -> None:
+    made = model("a = Relu(x)\ny = Neg(a)", {"x": (2, 3)}, "y")
+    nodes = list(made.graph.node)
+    del made.graph.node[:]
+    made.graph.node.extend(reversed(nodes))
+    with pytest.raises(TraceError, match="the model cannot be read"):
+        OnnxHost.from_model(made)
+
+
+def test_the_bodies_of_a_branch_hold_no_sites() -> None:
+    """Everything inside `If`, as some exporters write it: said so, and not taken for a misspelt name."""
+    body = parser.parse_graph("body () => (float[N] y) { y = Relu(x) }")
+    node = helper.make_node("If", ["flag"], ["z"], name="choice", then_branch=body, else_branch=body)
+    inputs = [
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N"]),
+    ]
+    output = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N"])
+    graph = helper.make_graph([node], "branch", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = trace(model)
+    assert program.sites() == []
+    with pytest.raises(CmrcError) as error:
+        Plan(program).do("relu", units=[0], constant=0.0)
+    assert "no site is called 'relu'; what lies inside the bodies of choice (If) is no site" in str(error.value)

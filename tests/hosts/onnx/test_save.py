@@ -1,0 +1,105 @@
+"""Saving: external data, the model that is being read, failures, metadata, large models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+from hosts.onnx.lowering import (
+    external,
+    lower,
+    mlp,
+    model,
+    put_do,
+    random,
+)
+from onnx import helper
+
+from cmrc.errors import FileError
+from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.passes import pipeline as passes
+
+
+def test_external_data_stays_external_and_mapped(tmp_path: Path) -> None:
+    host = OnnxHost.load(external(tmp_path))
+    assert isinstance(host.model.graph.initializers["w1"].const_value, onnx_ir.ExternalTensor)
+    lowered = lower(host, [random(4, 50)], "a", 1, (3, 4), (5.0, 15.0))
+    target = tmp_path / "small.onnx"
+    lowered.save(target, {"cmrc.plan": "text"})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["big.onnx", "big.onnx.data", "small.onnx", "small.onnx.data"]
+    again = OnnxHost.load(target)
+    assert again.model.metadata_props["cmrc.plan"] == "text"
+    np.testing.assert_array_equal(again.run([random(4, 50)])[0], lowered.run([random(4, 50)])[0])
+
+
+def test_overwriting_the_model_that_is_being_read_is_safe(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    x = random(4, 50)
+    host = OnnxHost.load(path)
+    lowered = host.build(passes.run(put_do(host.graph, "a", 1, (3, 4), (5.0, 15.0))).graph)
+    expected = OnnxHost.load(path).run([x])[0], OnnxHost.from_model(lowered.model).run([x])[0]
+    lowered.save(path, {})
+    np.testing.assert_array_equal(OnnxHost.load(path).run([x])[0], expected[1])
+    np.testing.assert_array_equal(host.run([x])[0], expected[0])
+    lowered.save(path, {})
+    np.testing.assert_array_equal(OnnxHost.load(path).run([x])[0], expected[1])
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"old")
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cmrc.hosts.onnx.save.onnx_ir.save", fail)
+    with pytest.raises(FileError, match=r"cannot write .*No space left on device"):
+        (host := mlp()).save(path, {"plan": "p"})
+    assert "plan" not in host.model.metadata_props
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    assert path.read_bytes() == b"old"
+
+
+def test_saving_writes_metadata_that_the_model_in_memory_never_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = helper.make_function("own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)])  # fmt: skip
+    made = model("y = MatMul(x, w)", {"x": ("N", 5)}, "y", w=random(5, 8))
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    made.functions.append(function)
+    made.producer_name, made.producer_version, made.domain = "someone", "2", "org.some"
+    made.model_version, made.doc_string = 7, "what it is"
+    onnx.helper.set_model_props(made, {"own": "1", "source": "before"})
+    host, write, seen = OnnxHost.from_model(made), onnx_ir.save, []
+
+    def watch(*args: Any, **options: Any) -> None:
+        seen.append(dict(host.model.metadata_props))
+        write(*args, **options)
+
+    monkeypatch.setattr("cmrc.hosts.onnx.save.onnx_ir.save", watch)
+    host.save(tmp_path / "m.onnx", {"source": "after", "plan": "p"})
+    assert [*seen, dict(host.model.metadata_props)] == [{"own": "1", "source": "before"}] * 2
+    saved = onnx.load(tmp_path / "m.onnx")
+    assert {p.key: p.value for p in saved.metadata_props} == {"own": "1", "source": "after", "plan": "p"}
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
+        assert getattr(saved, field) == getattr(made, field)
+    assert list(saved.functions) == list(made.functions)
+
+
+def test_a_large_model_runs_and_saves_through_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = mlp()
+    expected = host.run([random(4, 5)])[0]
+    monkeypatch.setattr("cmrc.hosts.onnx.save.LARGEST", 10)
+    again = mlp()
+    np.testing.assert_array_equal(again.run([random(4, 5)])[0], expected)
+    again.save(tmp_path / "m.onnx", {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx"]  # nothing in it is worth a file of its own
+    big = OnnxHost.from_model(model("y = MatMul(x, w)", {"x": ("N", 50)}, "y", w=random(50, 80)))
+    big.save(tmp_path / "b.onnx", {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.onnx", "b.onnx.data", "m.onnx"]
+    x = random(4, 50)
+    np.testing.assert_array_equal(OnnxHost.load(tmp_path / "b.onnx").run([x])[0], big.run([x])[0])
