@@ -9,21 +9,28 @@ lowered.check((batch,)); lowered.save("small.onnx"); print(lowered.report)
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
 from cmrc._version import __version__
 from cmrc.errors import CmrcError
-from cmrc.planning.planner import plan
-from cmrc.planning.recipe import Recipe
-from cmrc.program.groups import Group
-from cmrc.program.lower import Check, Lowered, lower
-from cmrc.program.plan import Affine, Plan
-from cmrc.program.program import Program, Site, trace
-from cmrc.program.report import Report
-from cmrc.statistics.calibrate import calibrate
-from cmrc.statistics.stats import Stats
-from cmrc.verification.interpreter import Interpreter, interpret
-from cmrc.verification.interventions import Patch, Swap
-from cmrc.verification.result import Verification
-from cmrc.verification.verifier import Verifier, smallest_certified, verify
+
+if TYPE_CHECKING:
+    from cmrc.hosts.onnx.bench import bench
+    from cmrc.planning import diagnose
+    from cmrc.planning.planner import plan
+    from cmrc.planning.recipe import Recipe
+    from cmrc.program.groups import Group
+    from cmrc.program.lower import Check, Lowered, lower
+    from cmrc.program.plan import Affine, Plan
+    from cmrc.program.program import Program, Site, trace
+    from cmrc.program.report import Report
+    from cmrc.statistics.calibrate import calibrate
+    from cmrc.statistics.stats import Stats
+    from cmrc.verification.interpreter import Interpreter, interpret
+    from cmrc.verification.interventions import Patch, Swap
+    from cmrc.verification.result import Verification
+    from cmrc.verification.verifier import Verifier, smallest_certified, verify
 
 __all__ = [
     "Affine",
@@ -43,7 +50,9 @@ __all__ = [
     "Verification",
     "Verifier",
     "__version__",
+    "bench",
     "calibrate",
+    "diagnose",
     "interpret",
     "lower",
     "plan",
@@ -51,3 +60,43 @@ __all__ = [
     "trace",
     "verify",
 ]
+
+# Names are imported when they are first used: `import cmrc` costs nothing, and who lowers a model loads no planner.
+_HOMES = {
+    "Affine": "cmrc.program.plan:Affine",
+    "Check": "cmrc.program.lower:Check",
+    "Group": "cmrc.program.groups:Group",
+    "Interpreter": "cmrc.verification.interpreter:Interpreter",
+    "Lowered": "cmrc.program.lower:Lowered",
+    "Patch": "cmrc.verification.interventions:Patch",
+    "Plan": "cmrc.program.plan:Plan",
+    "Program": "cmrc.program.program:Program",
+    "Recipe": "cmrc.planning.recipe:Recipe",
+    "Report": "cmrc.program.report:Report",
+    "Site": "cmrc.program.program:Site",
+    "Stats": "cmrc.statistics.stats:Stats",
+    "Swap": "cmrc.verification.interventions:Swap",
+    "Verification": "cmrc.verification.result:Verification",
+    "Verifier": "cmrc.verification.verifier:Verifier",
+    "bench": "cmrc.hosts.onnx.bench:bench",
+    "calibrate": "cmrc.statistics.calibrate:calibrate",
+    "diagnose": "cmrc.planning.diagnose",
+    "interpret": "cmrc.verification.interpreter:interpret",
+    "lower": "cmrc.program.lower:lower",
+    "plan": "cmrc.planning.planner:plan",
+    "smallest_certified": "cmrc.verification.verifier:smallest_certified",
+    "trace": "cmrc.program.program:trace",
+    "verify": "cmrc.verification.verifier:verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = resolve_name(_HOMES[name])
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +27,8 @@ from cmrc.passes.rewriting.rewriter import operand_axis
 from cmrc.program.plan import Do
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from cmrc.program.program import Program
 
 Strand = tuple[str, int]  # a value and the axis of its units
@@ -125,6 +126,12 @@ class Identities:
 # ---------------------------------------------------------------- the graph of strands
 
 
+def _no_strands() -> nx.DiGraph[Strand]:
+    import networkx as nx  # here, since only groups need it, and it is slow to load
+
+    return nx.DiGraph()
+
+
 @dataclass(eq=False, slots=True)
 class Weave:
     """The strands of a program. An edge leads from an operand to a result; `joins` names the node where several meet."""
@@ -132,7 +139,7 @@ class Weave:
     program: Program
     ids: dict[Strand, Array] = field(default_factory=dict)
     identities: Identities = field(default_factory=Identities)
-    strands: nx.DiGraph[Strand] = field(default_factory=nx.DiGraph)
+    strands: nx.DiGraph[Strand] = field(default_factory=_no_strands)
     started: dict[Strand, Node | None] = field(default_factory=dict)
     joins: dict[Strand, Node] = field(default_factory=dict)  # by the strand that the node makes
     balanced: dict[Strand, list[Node]] = field(default_factory=dict)  # read by a convolution in groups
@@ -304,6 +311,8 @@ RULES = {
 
 def find_groups(program: Program) -> list[Group]:
     """Every group in the order of the graph, without the dry runs."""
+    import networkx as nx
+
     weave = Weave(program)
     for node in program.graph.nodes:
         weave.add(node)
