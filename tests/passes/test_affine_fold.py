@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from graphs import Do, Net, with_do
-from rewrites import AFFINE, MIX, TWO, affine, done, image, sequence, vector
+from rewrites.affine import AFFINE, affine
+from rewrites.start import MIX, TWO, done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
 from cmrc.ir.graph import Graph, Node, Value, literal

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from graphs import Do, Net, with_do
-from rewrites import CONSTANT, RUN_TIME, TWO, at_run_time, done, image, known_at_run_time, sequence, vector
+from rewrites.constant import CONSTANT
+from rewrites.runtime import RUN_TIME, at_run_time, known_at_run_time
+from rewrites.start import TWO, done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
 from cmrc.ir.graph import Graph, Node, Value, literal

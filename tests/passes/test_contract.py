@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from graphs import Do
-from rewrites import TWO, attend, done, sequence, three_heads
+from rewrites.start import TWO, attend, done, sequence, three_heads
 from rules import reasons, untested
 
 from cmrc.ir.graph import Graph, Operand, literal

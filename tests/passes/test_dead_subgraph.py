@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from graphs import Net
-from rewrites import DEAD, done, heads, image, read, sequence, vector
+from rewrites.dead import DEAD, heads, read
+from rewrites.start import done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
 from cmrc.ir.graph import Graph, Node, Value, literal

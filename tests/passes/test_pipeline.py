@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from graphs import Do, batch, with_do
 from meaning import gap, outputs_of
-from rewrites import MIX, TWO, done, image, vector
+from rewrites.start import MIX, TWO, done, image, vector
 from rules import SIZES
 from tolerances import EXACT_F64, MOVES
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import Case, cases, graphs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from meaning import cost, gap, outputs_of
+from random_graphs import Case, cases, graphs
 from tolerances import EXACT_F64, MOVES
 
 from cmrc.ir.evaluate import evaluate

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 from graphs import batch
 from meaning import gap, outputs_of
-from rewrites import AFFINE, CONSTANT, DEAD, RUN_TIME, Example
+from rewrites.affine import AFFINE
+from rewrites.constant import CONSTANT
+from rewrites.dead import DEAD
+from rewrites.runtime import RUN_TIME
+from rewrites.start import Example
 from rules import SIZES, Pass
 from tolerances import EXACT_F64, MOVES
 
