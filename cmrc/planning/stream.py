@@ -22,7 +22,7 @@ from cmrc.statistics.batches import Batch
 from cmrc.statistics.calibrate import Taps, columns_of
 from cmrc.statistics.readers import beside
 from cmrc.statistics.stats import Columns
-from cmrc.verification.interpreter import Part, parts_of
+from cmrc.verification.pieces import Part, parts_of
 
 BUDGET = 4 * 2**30  # bytes of values that are held
 

@@ -57,7 +57,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Readout:
     """How outputs are read: `classes` (logits along an axis), `binary` (one logit), or `values` within a tolerance."""
 
     kind: str
@@ -65,8 +65,8 @@ class Reading:
     tolerance: float = 0.0
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], kind: str | None, axis: int, tolerance: float | None) -> Reading:
-        """The reading that is asked for, else the one that the output's shape allows."""
+    def of(cls, shape: tuple[int, ...], kind: str | None, axis: int, tolerance: float | None) -> Readout:
+        """The reading asked for, else the one that the output's shape allows."""
         if kind not in (None, "classes", "binary", "values"):
             raise VerifyError(f"outputs cannot be read as {kind!r}", fix="say classes, binary or values")
         if kind == "values" or (kind is None and tolerance is not None):
@@ -102,20 +102,20 @@ class Reading:
         return array.reshape(len(array), -1, array.shape[-1])
 
 
-def compare(reading: Reading, original: Array, reduced: Array, counted: Array | None, rate: Array) -> Evidence:
+def compare(readout: Readout, original: Array, reduced: Array, counted: Array | None, rate: Array) -> Evidence:
     """Evidence from the outputs of both under the same interventions. `counted` says which tokens of each row count."""
     if original.shape != reduced.shape:
-        told = f"the original gives {list(original.shape)}, the reduced model {list(reduced.shape)}"
-        raise VerifyError(told, fix="verify a model that was lowered from this one")
-    z, other = reading.logits(original), reading.logits(reduced)
+        shapes = f"the original gives {list(original.shape)}, the reduced model {list(reduced.shape)}"
+        raise VerifyError(shapes, fix="verify a model that was lowered from this one")
+    z, other = readout.logits(original), readout.logits(reduced)
     if not (np.isfinite(z).all() and np.isfinite(other).all()):
         raise VerifyError("there are NaN or infinite outputs", fix="verify on inputs for which both models are finite")
     change = other - z
     most, least = highest(change), -highest(-change)
     largest = np.maximum(np.abs(most), np.abs(least))
-    if reading.kind == "values":
-        agree, kl = largest <= reading.tolerance, np.full(largest.shape, np.nan)
-        spread, margin = 2 * largest, np.full(largest.shape, 2 * reading.tolerance)
+    if readout.kind == "values":
+        agree, kl = largest <= readout.tolerance, np.full(largest.shape, np.nan)
+        spread, margin = 2 * largest, np.full(largest.shape, 2 * readout.tolerance)
         classes = np.zeros(largest.shape, dtype=np.int64)
     else:
         classes = z.argmax(axis=2)

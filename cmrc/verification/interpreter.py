@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import InterventionError, SiteError
-from cmrc.hosts.protocols import Host, Piece
-from cmrc.ir.graph import Array, Dim, Graph, Value
+from cmrc.ir.graph import Array, Graph, Value
 from cmrc.ir.ops import numpy_dtype
-from cmrc.passes.interchange import Cut, cut, made_in
+from cmrc.passes.interchange import made_in
 from cmrc.program.plan import Do, Plan
 from cmrc.program.program import Program, Site, trace
 from cmrc.verification.interventions import (
@@ -42,6 +41,7 @@ from cmrc.verification.interventions import (
     rows_of,
     swap_rows,
 )
+from cmrc.verification.pieces import Pieces
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
@@ -60,7 +60,7 @@ class Interpreter:
 
     program: Program
     budget: int = BUDGET
-    _made: dict[tuple[str, ...], Pieces] = field(default_factory=dict)
+    _pieces: dict[tuple[str, ...], Pieces] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Interpreter({self.program!r})"
@@ -71,8 +71,8 @@ class Interpreter:
 
     def tap(self, inputs: Inputs, site: str) -> Array:
         """The value of a site, without any intervention."""
-        found = self.site(site)
-        return self.hold(inputs, (found,)).tap(found.value)
+        tapped = self.site(site)
+        return self.hold(inputs, (tapped,)).tap(tapped.value)
 
     def patch(self, inputs: Inputs, site: str, values: npt.ArrayLike, mask: npt.ArrayLike | None = None) -> list[Array]:
         """The outputs with units of a site replaced by given values."""
@@ -93,7 +93,7 @@ class Interpreter:
         batches = [self.program.host.bind(base)]
         batches += [self.program.host.bind(step.source) for step in steps if isinstance(step, Swap)]
         pool, indices = distinct(batches)
-        held = self.hold(pool, [self.site_of(step) for step in steps])
+        prepared = self.hold(pool, [self.site_of(step) for step in steps])
         rows = max([len(index) for index in indices] + [rows_of(step) for step in steps])
         for index in indices:
             if len(index) not in (1, rows):
@@ -103,7 +103,7 @@ class Interpreter:
                 )
         spread = [np.broadcast_to(index, rows) for index in indices]
         sources = iter(spread[1:])
-        return held.intervene(
+        return prepared.intervene(
             spread[0], [replace(s, source=next(sources)) if isinstance(s, Swap) else s for s in steps]
         )
 
@@ -113,16 +113,16 @@ class Interpreter:
         """The one site of a name; a glob that means several is an error here."""
         if isinstance(name, Site):
             return name
-        found = self.program.find(name)
-        if len(found) != 1:
-            raise SiteError(f"{name!r} means {len(found)} sites", fix="one intervention is for one site: name it")
-        return found[0]
+        sites = self.program.find(name)
+        if len(sites) != 1:
+            raise SiteError(f"{name!r} means {len(sites)} sites", fix="one intervention is for one site: name it")
+        return sites[0]
 
     def site_of(self, step: Step) -> Site:
         if isinstance(step, Do):
             return self.program.site_of(step.value, step.axis, step.site)
-        found = self.site(step.site)
-        return found if step.axis is None else self.program.site_of(found.value, step.axis, found.name)
+        site = self.site(step.site)
+        return site if step.axis is None else self.program.site_of(site.value, step.axis, site.name)
 
     def flatten(self, interventions: Sequence[Intervention]) -> list[Step]:
         """Plans as their do's, everything else as it is."""
@@ -135,83 +135,16 @@ class Interpreter:
                 steps.append(step)
         return steps
 
-    def hold(self, inputs: Inputs, sites: Sequence[str | Site]) -> Held:
+    def hold(self, inputs: Inputs, sites: Sequence[str | Site]) -> HeldInputs:
         """Run the prefix on every row: what any number of interventions at these sites will start from."""
         chosen = {self.site(site).value for site in sites}
         order = tuple(name for name in self.program.values if name in chosen)
-        if order not in self._made:
-            self._made[order] = Pieces.make(self.program, order)
-        return Held(self, self._made[order], self.program.host.bind(inputs))
+        if order not in self._pieces:
+            self._pieces[order] = Pieces.make(self.program, order)
+        return HeldInputs(self, self._pieces[order], self.program.host.bind(inputs))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """A cut with its pieces ready to run, and where the rows of the batch lie in every value."""
-
-    cut: Cut
-    runners: tuple[Piece | None, ...]
-    rows: dict[str, int]  # the axis of each value that depends on the inputs
-    batch: Dim
-
-    @classmethod
-    def make(cls, program: Program, sites: tuple[str, ...]) -> Pieces:
-        made = cut(program.graph, sites)
-        for name in sites:
-            node = program.producers.get(name)
-            where = {"node": program.title(name), "op": node.kind if node else "input"}
-            if name in made.free:
-                raise SiteError("does not depend on the inputs of the model", **where, fix="name another site")
-            if name in made.dead:
-                raise SiteError("no output of the model depends on it", **where, fix="name another site")
-        batch = {value.shape[0] if value.shape else 0 for value in program.graph.inputs}
-        if len(batch) != 1 or 0 in batch:
-            told = ", ".join(f"{v.name} {list(v.shape)}" for v in program.graph.inputs)
-            fix = "interventions are on rows of the inputs: trace the model with the batch as the first axis of each"
-            raise InterventionError(f"the inputs have no common first axis: {told}", fix=fix)
-        (dim,) = batch
-        runners = tuple(part.runner for part in parts_of(program, made, len(made.pieces)))
-        rows = {value.name: _batch_axis(value, dim) for value in program.values.values()}
-        return cls(made, runners, rows, dim)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A piece of a cut, ready to run: which values it makes of which, and of which others it may read the sizes."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    beyond: frozenset[str]
-    runner: Piece | None  # None where it makes nothing that is asked for
-
-    @classmethod
-    def make(cls, host: Host, inputs: tuple[str, ...], outputs: tuple[str, ...], beyond: frozenset[str]) -> Part:
-        return cls(inputs, outputs, beyond, host.extract(inputs, outputs, beyond=beyond) if outputs else None)
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        return self.runner.sizes if self.runner else ()
-
-
-def parts_of(program: Program, made: Cut, count: int) -> list[Part]:
-    """The first so many pieces of a cut."""
-    parts: list[Part] = []
-    sized: set[str] = set()
-    for piece in reversed(made.pieces[:count]):  # a later piece says which sizes it wants of values of an earlier one
-        inside = {value.name for node in piece.nodes for value in node.outputs}
-        outputs = (*piece.outputs, *(n for n in sorted(sized) if n in inside and n not in piece.outputs))
-        beyond = frozenset(program.values.keys() - inside - made.free)
-        part = Part.make(program.host, tuple(v.name for v in piece.inputs), outputs, beyond)
-        sized.update(part.sizes)
-        parts.insert(0, part)
-    return parts
-
-
-def _batch_axis(value: Value, batch: Dim) -> int:
-    found = [i for i, n in enumerate(value.shape) if n == batch]
-    return found[0] if found else 0
-
-
-class Held:
+class HeldInputs:
     """What the prefix made of some inputs: every value that is live across the cut, a row of the batch to each position
     of the first axis; and the value of every site without interventions."""
 
@@ -294,14 +227,14 @@ class Held:
 
     def _in_chunks(self, level: int) -> dict[str, Array]:
         """A piece on every row that is held, without interventions."""
-        found: dict[str, list[Array]] = {}
+        chunks: dict[str, list[Array]] = {}
         names = [value.name for value in self.pieces.cut.pieces[level].inputs]
         size = self._chunk(level)
         for start in range(0, self.count, size):
             stop = min(start + size, self.count)
             for name, array in self._run(level, {n: self.plain[n][start:stop] for n in names}, stop - start).items():
-                found.setdefault(name, []).append(array)
-        return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+                chunks.setdefault(name, []).append(array)
+        return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in chunks.items()}
 
     def _run(self, level: int, feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One piece on one chunk. A model that was traced for a fixed batch always gets that many rows."""
@@ -312,26 +245,26 @@ class Held:
         given = {name: self._back(name, _padded(array, rows)) for name, array in feeds.items() if name in runner.inputs}
         for name in runner.sizes:
             given[name] = self._back(name, np.empty((rows, *self._row[name]), self._dtype(name)))
-        found: dict[str, Array] = {}
+        results: dict[str, Array] = {}
         for name, array in runner.run(given).items():
             if name in self.pieces.cut.free:
                 self.constant[name] = array
                 continue
             front = self._front(name, array, rows)
             if name in self.pieces.cut.pieces[level].outputs:
-                found[name] = front[:count]
-        return found
+                results[name] = front[:count]
+        return results
 
     def _chunk(self, level: int) -> int:
         """How many rows fit the budget, from here to the last piece."""
         if isinstance(self.pieces.batch, int):
             return self.pieces.batch
-        largest = held = 0
+        largest = live = 0
         for piece in self.pieces.cut.pieces[level:]:
             sizes = [self._bytes(value) for node in piece.nodes for value in node.outputs]
             largest = max([largest, *sizes])
-            held += sum(self._bytes(value) for value in piece.inputs)
-        return max(1, self.interpreter.budget // max(1, HELD_AT_ONCE * largest + held))
+            live += sum(self._bytes(value) for value in piece.inputs)
+        return max(1, self.interpreter.budget // max(1, HELD_AT_ONCE * largest + live))
 
     def _bytes(self, value: Value) -> int:
         width = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "bool": 1}.get(value.dtype, 4)
@@ -379,19 +312,19 @@ def _padded(array: Array, rows: int) -> Array:
 def _common_rows(feeds: Mapping[str, Array]) -> int:
     counts = {name: len(array) if array.ndim else 0 for name, array in feeds.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise InterventionError(f"the inputs differ in their rows, or have none: {told}", fix="give a batch of each")
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InterventionError(f"the inputs differ in their rows, or have none: {listed}", fix="give a batch of each")
     return next(iter(counts.values()))
 
 
 def _bind_sizes(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, int]:
-    """What the sizes of run time are for these inputs."""
-    found: dict[str, int] = {}
+    """What the dynamic sizes are for these inputs."""
+    sizes: dict[str, int] = {}
     for value in graph.inputs:
-        found.update(
+        sizes.update(
             {n: size for n, size in zip(value.shape, feeds[value.name].shape, strict=False) if isinstance(n, str)}
         )
-    return found
+    return sizes
 
 
 def distinct(batches: Sequence[dict[str, Array]]) -> tuple[dict[str, Array], list[Array]]:

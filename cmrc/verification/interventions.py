@@ -49,15 +49,15 @@ Intervention: TypeAlias = Step | Plan
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A site as it is held: its units' axis when the batch comes first, the shape of a row, the rows of the call."""
+    """A site in the rows that are held: its units' axis when the batch comes first, the shape of a row, the rows of the call."""
 
     site: Site
     axis: int
     row: tuple[int, ...]
     count: int
 
-    def error(self, told: str, fix: str) -> InterventionError:
-        return InterventionError(told, node=self.site.name, op=self.site.op, fix=fix)
+    def error(self, reason: str, fix: str) -> InterventionError:
+        return InterventionError(reason, node=self.site.name, op=self.site.op, fix=fix)
 
     @property
     def units(self) -> int:
@@ -122,7 +122,7 @@ def blend(value: Array, other: Array, mask: Array) -> Array:
     return value
 
 
-def swap_rows(place: Place, step: Swap, held: Array) -> Ready:
+def swap_rows(place: Place, step: Swap, values: Array) -> Ready:
     """value[mask] := the value on the source."""
     mask, source = place.mask(step.mask, step.group), np.broadcast_to(np.asarray(step.source), place.count)
 
@@ -130,7 +130,7 @@ def swap_rows(place: Place, step: Swap, held: Array) -> Ready:
         size = max(1, NEAR // max(1, value[:1].nbytes))
         for start in range(0, len(value), size):
             some = slice(rows.start + start, min(rows.start + start + size, rows.stop))
-            blend(value[start : start + size], held[source[some]], _part(mask, some))
+            blend(value[start : start + size], values[source[some]], _part(mask, some))
         return value
 
     return Ready(place.site.value, apply)
@@ -163,12 +163,12 @@ def replace_units(place: Place, step: Do) -> Ready:
     units, parents = (np.asarray(index, dtype=np.int64) for index in (step.units, step.parents))
 
     def apply(value: Array, rows: slice) -> Array:
-        made = slab
+        result = slab
         if step.weight is not None:
             read = np.moveaxis(np.take(value, parents, axis=place.axis), place.axis, -1).astype(np.float64)
-            made = np.moveaxis(read @ step.weight.T, -1, place.axis) + slab
+            result = np.moveaxis(read @ step.weight.T, -1, place.axis) + slab
         np.moveaxis(value, place.axis, 0)[units] = np.moveaxis(
-            np.broadcast_to(made, [*value.shape[: place.axis], len(units), *value.shape[place.axis + 1 :]]),
+            np.broadcast_to(result, [*value.shape[: place.axis], len(units), *value.shape[place.axis + 1 :]]),
             place.axis,
             0,
         )

@@ -25,8 +25,8 @@ from cmrc.program.plan import Do, Plan
 from cmrc.program.program import Program, Site, trace
 from cmrc.statistics.batches import Batch, as_array, batches
 from cmrc.verification.certificates import Decision, Search, Target, decide, require_level, smallest
-from cmrc.verification.evidence import Evidence, Reading, compare
-from cmrc.verification.interpreter import BUDGET, Held, Interpreter
+from cmrc.verification.evidence import Evidence, Readout, compare
+from cmrc.verification.interpreter import BUDGET, HeldInputs, Interpreter
 from cmrc.verification.interventions import Swap
 from cmrc.verification.result import Plain, Verification
 
@@ -189,8 +189,8 @@ class Verifier:
         self.reduced = self._hold(small, budget)
         self.output = _output(program, output)
         first = self.original.intervene(np.zeros(1, dtype=np.int64))[self.output]
-        self.reading = Reading.of(first.shape, reads, class_axis, tolerance)
-        self.tokens = self.reading.logits(first).shape[1]
+        self.readout = Readout.of(first.shape, reads, class_axis, tolerance)
+        self.tokens = self.readout.logits(first).shape[1]
 
     def draw(self, rng: np.random.Generator, swaps: int, p: float | Sequence[float] = 0.5) -> Draw:
         rates = [p] if isinstance(p, (int, float)) else list(p)
@@ -229,7 +229,7 @@ class Verifier:
     def truth(self) -> Array | None:
         """The labels as [inputs, tokens], where there are any and the model answers with classes."""
         labels = self.data.labels
-        if labels is None or self.reading.kind == "values":
+        if labels is None or self.readout.kind == "values":
             return None
         found = labels.reshape(len(labels), -1)
         if found.shape != (len(self.data), self.tokens) or found.dtype.kind not in "biuf":
@@ -249,17 +249,17 @@ class Verifier:
         truth = self.truth()
         if truth is None:
             return Plain(evidence, None, None)
-        tops = [self.reading.logits(z).argmax(axis=2) for z in (before, after)]
+        tops = [self.readout.logits(z).argmax(axis=2) for z in (before, after)]
         return Plain(evidence, *(evidence.mean(top == truth) for top in tops))
 
-    def _hold(self, program: Program, budget: int) -> Held:
+    def _hold(self, program: Program, budget: int) -> HeldInputs:
         return Interpreter(program, budget).hold(self.data.inputs, self._sites(program))
 
     def _sites(self, program: Program) -> list[Site]:
         """The sites by their values: a module may be called like the value of another."""
         return [program.site_of(v.value, v.axis) for v in self.variables]
 
-    def _run(self, held: Held, draw: Draw, chosen: Mapping[str, Array]) -> Array:
+    def _run(self, held: HeldInputs, draw: Draw, chosen: Mapping[str, Array]) -> Array:
         swaps = [
             Swap(site, draw.source, self._with_positions(held, site.value, draw, chosen[site.value]))
             for site in self._sites(held.interpreter.program)
@@ -267,7 +267,7 @@ class Verifier:
         ]
         return held.intervene(draw.base, swaps)[self.output]
 
-    def _with_positions(self, held: Held, value: str, draw: Draw, mask: Array) -> Array:
+    def _with_positions(self, held: HeldInputs, value: str, draw: Draw, mask: Array) -> Array:
         """Where tokens are padded, only those are swapped that count in base and source."""
         counted = self.data.counted
         if counted is None or counted.shape[1] not in held.row(value):
@@ -276,7 +276,7 @@ class Verifier:
 
     def _compare(self, draw: Draw, original: Array, reduced: Array) -> Evidence:
         counted = None if self.data.counted is None else self.data.counted[draw.base]
-        return compare(self.reading, original, reduced, counted, draw.rate)
+        return compare(self.readout, original, reduced, counted, draw.rate)
 
 
 def _plan_of(reduced: Lowered | Program | Plan, plan: Plan | None) -> Plan:

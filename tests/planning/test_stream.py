@@ -15,7 +15,7 @@ import cmrc
 from cmrc.planning.stream import Stream
 from cmrc.statistics.batches import batches
 from cmrc.statistics.calibrate import Taps
-from cmrc.verification.interpreter import Part
+from cmrc.verification.pieces import Part
 
 
 class Branches(nn.Module):

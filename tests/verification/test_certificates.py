@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cmrc.errors import CertifyError
 from cmrc.verification.certificates import NAMES, Decision, Target, decide, from_scores, ladder, smallest
-from cmrc.verification.evidence import Evidence, Reading, compare
+from cmrc.verification.evidence import Evidence, Readout, compare
 
 
 def evidence(
@@ -22,7 +22,7 @@ def evidence(
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(count, tokens, classes)) * rng.choice([0.2, 1, 5], size=(count, 1, 1))
     other = z + noise * rng.standard_t(3, size=z.shape) + shift * rng.normal(size=(count, tokens, 1))
-    return compare(Reading("classes", 2), z, other, None, np.full(count, 0.5))
+    return compare(Readout("classes", 2), z, other, None, np.full(count, 0.5))
 
 
 @given(
@@ -57,7 +57,7 @@ def test_the_best_epsilon_is_found(seed: int, d2: float) -> None:
 def test_a_regression_is_on_the_same_ladder() -> None:
     rng = np.random.default_rng(0)
     y = rng.normal(size=(500, 3))
-    found = compare(Reading("values", tolerance=0.5), y, y + 0.2 * rng.normal(size=y.shape), None, np.full(500, 0.5))
+    found = compare(Readout("values", tolerance=0.5), y, y + 0.2 * rng.normal(size=y.shape), None, np.full(500, 0.5))
     values = [rung.value for rung in ladder(found)]
     assert all(low <= high + 1e-12 for low, high in itertools.pairwise(values))
     assert np.isclose(values[-1], np.mean(found.largest <= 0.5))

@@ -245,7 +245,7 @@ def test_the_pieces_hold_no_work_twice() -> None:
     program = program_of("attention", "fx")
     interpreter = cmrc.interpret(program)
     interpreter.interchange((draw(4, 1),), (draw(4, 2),), "act", np.ones(12, dtype=bool))
-    (pieces,) = interpreter._made.values()
+    (pieces,) = interpreter._pieces.values()
     weighty = [
         [n.target for n in runner.module.graph.nodes if "linear" in str(n.target) or "matmul" in str(n.target)]
         for runner in pieces.runners

@@ -15,7 +15,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CertifyError, CmrcError, VerifyError
-from cmrc.verification.evidence import Reading, compare, highest
+from cmrc.verification.evidence import Readout, compare, highest
 from cmrc.verification.verifier import bernoulli
 
 MEANS = {"act": [0.1, 0.4, -0.2], "act2": [0.3, 0.2]}
@@ -395,9 +395,9 @@ def test_labels_that_do_not_fit_are_refused_before_the_work(
 def test_numbers_that_are_none_are_refused() -> None:
     z = np.array([[[0.0, np.nan]]])
     with pytest.raises(VerifyError, match="there are NaN or infinite outputs"):
-        compare(Reading("classes", 2), z, z, None, np.zeros(1))
+        compare(Readout("classes", 2), z, z, None, np.zeros(1))
     with pytest.raises(VerifyError, match="the original gives"):
-        compare(Reading("classes", 2), z, z[..., :1], None, np.zeros(1))
+        compare(Readout("classes", 2), z, z[..., :1], None, np.zeros(1))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.3, 0.5, 0.9, 1.0])
