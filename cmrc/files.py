@@ -50,6 +50,6 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_picture(figure: Any, path: Path) -> None:
     """A figure of matplotlib, in the format that the path's end says."""
     require_picture(path)
-    made = io.BytesIO()
-    figure.savefig(made, format=path.suffix.lower().removeprefix("."))
-    write_whole(path, made.getvalue())
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.lower().removeprefix("."))
+    write_whole(path, drawn.getvalue())

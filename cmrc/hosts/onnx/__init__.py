@@ -1,9 +1,11 @@
 """The ONNX host: an onnx_ir.Model, run by onnxruntime.
 
-host      OnnxHost: loading, reading, building, running      ops      the table: one row per ONNX op
-read      the model into the IR                              write    a changed IR into a clone of the model
-insert    the few nodes that the compiler adds               save     whole or not at all
-names     what a user may call a value                       shapes, sizes   inferred and computed shapes
-session   onnxruntime sessions                               piece    a part of the model between two cuts
-bench     latency of files, side by side
+host         OnnxHost: loading, reading, building, running      ops      the table: one row per ONNX op
+read         the model as IR                                    write    a changed IR, into a clone of the model
+patch        the clone that is being changed                    finish   what is left to do when all nodes are written
+insert       the few nodes that the compiler adds               save     files that appear whole or not at all
+annotations  a plan that is written on the model                names    what a user may call a value
+shapes       inferred shapes and dtypes                         sizes    sizes that a model reads from itself
+bodies       graphs inside If, Loop and Scan                    piece    a part of the model between two cuts
+session      onnxruntime sessions                               bench    latency of files, side by side
 """

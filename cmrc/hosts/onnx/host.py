@@ -1,15 +1,14 @@
 """The ONNX host: an `onnx_ir.Model`, read, patched, run under onnxruntime, and saved.
 
 host = OnnxHost.load("model.onnx")   or OnnxHost.from_model(onnx.ModelProto | onnx_ir.Model)
-host.graph                          the mechanism graph                       onnx_read.py, onnx_ops (the table)
-host.build(graph)                   a clone that computes an edited graph     onnx_write.py
-host.run([x], taps=["relu"])        outputs, then the tapped values           onnx_session.py
-host.save("small.onnx", {})         whole or not at all                       onnx_save.py
+host.graph                          the mechanism graph                       read.py, ops (the table)
+host.build(graph)                   a clone that computes an edited graph     write.py
+host.run([x], taps=["relu"])        outputs, then the tapped values           session.py
+host.save("small.onnx", {})         whole or not at all                       save.py
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -19,12 +18,14 @@ from typing import Any, Self
 import onnx
 import onnx_ir
 
-from cmrc.errors import HostError, TraceError
+from cmrc.errors import TraceError
+from cmrc.hosts.onnx.annotations import annotate, read_annotations
+from cmrc.hosts.onnx.bodies import is_sorted
 from cmrc.hosts.onnx.piece import OnnxPiece, extract
-from cmrc.hosts.onnx.read import Reading, read
+from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save
 from cmrc.hosts.onnx.session import Sessions
-from cmrc.hosts.onnx.write import ANNOTATION, build, drop_annotations, is_sorted
+from cmrc.hosts.onnx.write import build
 from cmrc.ir.graph import Array, Graph
 
 CPU = ("CPUExecutionProvider",)
@@ -69,7 +70,7 @@ class OnnxHost:
         return cls(own, providers=providers)
 
     @cached_property
-    def _reading(self) -> Reading:
+    def _reading(self) -> ModelReading:
         return read(self.model)
 
     @property
@@ -102,31 +103,11 @@ class OnnxHost:
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded in the model, in the plan's order."""
-        found: list[tuple[int, str, dict[str, Any]]] = []
-        for holder in (self.model, *self.model.graph):
-            text = holder.metadata_props.get(ANNOTATION)
-            if text is None:
-                continue
-            try:
-                found.extend((int(order), str(name), dict(entry)) for order, name, entry in json.loads(text))
-            except (ValueError, TypeError) as error:
-                where = holder.name or "" if isinstance(holder, onnx_ir.Node) else ""
-                problem = f"the {ANNOTATION} metadata cannot be read: {error}"
-                raise TraceError(problem, node=where, fix="remove it") from error
-        return [entry for _, _, entry in sorted(found, key=lambda item: item[0])]
+        return read_annotations(self.model)
 
     def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> Self:
         """A clone with these do's, and no others, recorded on the nodes that make the values."""
-        clone = self.model.clone()
-        drop_annotations(clone)
-        values = onnx_ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
-        for order, (name, entry) in enumerate(entries):
-            if name not in values:
-                raise HostError("the model has no such value to annotate", node=name, fix="see `cmrc inspect`")
-            holder = values[name].producer() or clone
-            recorded = json.loads(holder.metadata_props.get(ANNOTATION, "[]"))
-            holder.metadata_props[ANNOTATION] = json.dumps([*recorded, [order, name, entry]])
-        return self._another(clone)
+        return self._another(annotate(self.model, entries))
 
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
         """Write the model, with entries added to its metadata, whole or not at all."""

@@ -7,44 +7,41 @@ multiplied, and the rebuilt units put in place: `Gather(Concat(x, W · parents +
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.onnx.ops.patch import selection
+from cmrc.hosts.onnx.ops.positions import selection
+from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
 from cmrc.ir.graph import Array, Literal, Node, Tensor
 from cmrc.ir.ops import constant, numpy_dtype
 
-if TYPE_CHECKING:
-    from cmrc.hosts.onnx.write import Patch
 
-
-def _source(patch: Patch, node: Node) -> onnx_ir.Value:
+def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:
     value = patch.value(node.inputs[0], node.output.dtype)
     assert value is not None
     return value
 
 
-def _ints(patch: Patch, *values: int) -> onnx_ir.Value:
+def _ints(patch: ModelPatch, *values: int) -> onnx_ir.Value:
     return patch.array(np.asarray(values, dtype=np.int64))
 
 
-def insert_do(patch: Patch, node: Node) -> None:
+def insert_do(patch: ModelPatch, node: Node) -> None:
     x = _source(patch, node)
     if isinstance(node.inputs[1], str):
         return _insert_runtime(patch, node, x, node.inputs[1])
     if len(node.inputs) > 2:
         return _insert_affine(patch, node, x, clamp.slab(node))
-    held = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
-    patch.insert("Where", [patch.array(clamp.mask(node)), held, x], node.output)
+    constants = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
+    patch.insert("Where", [patch.array(clamp.mask(node)), constants, x], node.output)
     return None
 
 
-def _insert_runtime(patch: Patch, node: Node, x: onnx_ir.Value, value: str) -> None:
+def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, value: str) -> None:
     """Where(mask, value, x), the value's positions spread over the axis."""
     along = [onnx_ir.AttrInt64("axis", node.attrs["axis"])]
     places = patch.array(clamp.places(node))
@@ -52,16 +49,16 @@ def _insert_runtime(patch: Patch, node: Node, x: onnx_ir.Value, value: str) -> N
     patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], node.output)
 
 
-def insert_like(patch: Patch, node: Node) -> None:
+def insert_like(patch: ModelPatch, node: Node) -> None:
     """A copy of a node of the model on other operands."""
     like = node.attrs["like"]
-    host = patch.values[like].producer()
-    assert host is not None
+    onnx_node = patch.values[like].producer()
+    assert onnx_node is not None
     if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
         sizes = _ints(patch, *(n if isinstance(n, int) else -1 for n in node.output.shape))
         patch.insert("Reshape", [_source(patch, node), sizes], node.output)
         return
-    inputs = list(host.inputs)
+    inputs = list(onnx_node.inputs)
     for slot, operand in zip(patch.reading.slots[like], node.inputs, strict=False):
         assert isinstance(slot, int)  # a part of a fused node is never copied
         inputs += [None] * (slot + 1 - len(inputs))
@@ -70,14 +67,14 @@ def insert_like(patch: Patch, node: Node) -> None:
         inputs[slot] = patch.value(operand, dtype)
     while inputs and inputs[-1] is None:
         inputs.pop()
-    attributes = [a for a in host.attributes.values() if not (node.op == "conv" and a.name == "group")]
+    attributes = [a for a in onnx_node.attributes.values() if not (node.op == "conv" and a.name == "group")]
     if node.op == "conv":
         attributes.append(onnx_ir.AttrInt64("group", node.attrs["groups"]))
-    among = (patch.values[like].index() or 0, len(host.outputs))
-    patch.insert(host.op_type, inputs, node.output, attributes, domain=host.domain, among=among)
+    among = (patch.values[like].index() or 0, len(onnx_node.outputs))
+    patch.insert(onnx_node.op_type, inputs, node.output, attributes, domain=onnx_node.domain, among=among)
 
 
-def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> None:
+def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, slab: Array) -> None:
     axis, rank, name, dtype = node.attrs["axis"], slab.ndim, node.name, node.output.dtype
     units, weight = list(node.attrs["units"]), node.inputs[2]
     assert isinstance(weight, Tensor)
@@ -109,7 +106,7 @@ def _insert_affine(patch: Patch, node: Node, x: onnx_ir.Value, slab: Array) -> N
     patch.insert("Gather", [joined, _ints(patch, *order)], node.output, along)
 
 
-def insert_select(patch: Patch, node: Node) -> None:
+def insert_select(patch: ModelPatch, node: Node) -> None:
     if "period" in node.attrs:
         _insert_periodic(patch, node)
         return
@@ -117,7 +114,7 @@ def insert_select(patch: Patch, node: Node) -> None:
     patch.insert(op, inputs, node.output, attributes)
 
 
-def _insert_periodic(patch: Patch, node: Node) -> None:
+def _insert_periodic(patch: ModelPatch, node: Node) -> None:
     """The same positions of every run of `period`: the axis is split in two, and joined again."""
     x, axis, rank = _source(patch, node), node.attrs["axis"], len(node.output.shape)
     sizes = patch.insert("Shape", [x], f"{node.name}.shape")
@@ -131,7 +128,7 @@ def _insert_periodic(patch: Patch, node: Node) -> None:
     patch.insert("Reshape", [taken, target], node.output)
 
 
-def insert_pointwise(patch: Patch, node: Node) -> None:
+def insert_pointwise(patch: ModelPatch, node: Node) -> None:
     op = OPS.get(node.attrs["fn"])
     if op is None or (op == "Add" and node.attrs.get("alpha", 1.0) != 1.0) or node.attrs.get("align"):
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
@@ -166,7 +163,7 @@ OPS = {
 }
 
 
-def insert_plane(patch: Patch, node: Node) -> None:
+def insert_plane(patch: ModelPatch, node: Node) -> None:
     """Ones of the spatial size that the value has when the model runs; of a fixed size, a runtime makes them when it loads it."""
     one = onnx_ir.AttrTensor("value", onnx_ir.tensor(np.ones(1, dtype=numpy_dtype(node.output.dtype))))
     if all(isinstance(n, int) for n in node.output.shape):
@@ -186,7 +183,7 @@ def insert_plane(patch: Patch, node: Node) -> None:
     patch.insert("ConstantOfShape", [size], node.output, [one])
 
 
-def insert_conv(patch: Patch, node: Node) -> None:
+def insert_conv(patch: ModelPatch, node: Node) -> None:
     attrs, weight = node.attrs, node.inputs[1]
     assert isinstance(weight, Tensor)
     attributes = [
@@ -216,7 +213,7 @@ def insert_conv(patch: Patch, node: Node) -> None:
 NORMS = {"layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization"}
 
 
-def insert_norm(patch: Patch, node: Node) -> None:
+def insert_norm(patch: ModelPatch, node: Node) -> None:
     """A normalisation that was part of a fused node."""
     op = NORMS.get(node.attrs["fn"])
     if op is None:
@@ -226,7 +223,7 @@ def insert_norm(patch: Patch, node: Node) -> None:
     patch.insert(op, inputs, node.output, attributes)
 
 
-INSERTED: dict[str, Callable[[Patch, Node], None]] = {
+INSERTED: dict[str, Callable[[ModelPatch, Node], None]] = {
     "do": insert_do,
     "select": insert_select,
     "pointwise": insert_pointwise,

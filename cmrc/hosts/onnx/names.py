@@ -31,14 +31,14 @@ def module_path(node: onnx_ir.Node) -> str:
 def unique_origins(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, tuple[str, str]]:
     """A name of its own for every node (its output where it has none), and its module path."""
     counts = Counter(node.name for node in graph)
-    found = {}
+    origins = {}
     for node in graph:
         stand_in = next((v.name for v in node.outputs if v.name), "")
-        found[node] = (node.name if node.name and counts[node.name] == 1 else stand_in, module_path(node))
-    return found
+        origins[node] = (node.name if node.name and counts[node.name] == 1 else stand_in, module_path(node))
+    return origins
 
 
-def name_values(graph: Graph, host: onnx_ir.Graph) -> dict[str, list[str]]:
+def name_values(graph: Graph, onnx_graph: onnx_ir.Graph) -> dict[str, list[str]]:
     """Every alias to the values it names."""
     hidden = {node.name for node in graph.nodes if "inside" in node.attrs}
     names: dict[str, list[str]] = {name: [name] for name in graph.values() if name not in hidden}
@@ -48,10 +48,10 @@ def name_values(graph: Graph, host: onnx_ir.Graph) -> dict[str, list[str]]:
         listed.extend(value for value in values if value not in listed)
 
     outputs: dict[onnx_ir.Node, list[str]] = {}
-    for node in host:
-        made = [v.name for v in node.outputs if v.name in names]
-        if made:
-            outputs[node] = [name for name in made if name]
+    for node in onnx_graph:
+        named = [v.name for v in node.outputs if v.name in names]
+        if named:
+            outputs[node] = [name for name in named if name]
             add(node.name or "", outputs[node])
     names.pop("", None)
     members: dict[str, list[onnx_ir.Node]] = {}

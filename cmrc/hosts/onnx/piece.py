@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts.onnx.read import captured_by
+from cmrc.hosts.onnx.bodies import captured_by
 from cmrc.hosts.onnx.session import Sessions
-from cmrc.hosts.onnx.write import data_type
+from cmrc.hosts.onnx.shapes import data_type
 from cmrc.ir.graph import Array, Value
 
 

@@ -1,8 +1,8 @@
 """An ONNX model as a mechanism graph.
 
 Initializers, Constant nodes and what is computed from them alone are tensors; every other node of the main graph is one
-IR node (a Split is one a part, a fused op one for each thing it does). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
-`onnx_write.py` keeps them at their value when the value that they were read from shrinks.
+IR node (a Split is one per part, a fused op one for each thing it does). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
+`write.py` keeps them at their value when the value that they were read from shrinks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import TraceError
+from cmrc.hosts.onnx.bodies import captured_by, subgraphs
 from cmrc.hosts.onnx.names import name_values, unique_origins
-from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
-from cmrc.hosts.onnx.ops.view import Opaque, Step, View, contents_of, times
+from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
+from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
 from cmrc.hosts.onnx.shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx.sizes import Sizes
 from cmrc.ir.axes import product
@@ -30,7 +31,7 @@ FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ModelReading:
     """The graph, every name of its values, and what a writer must know: which inputs its operands came from."""
 
     graph: Graph
@@ -42,7 +43,7 @@ class Reading:
     """Values inside a fused node, which the model does not have, and the node's first output."""
 
 
-def read(model: onnx_ir.Model) -> Reading:
+def read(model: onnx_ir.Model) -> ModelReading:
     """Read the main graph of a model; it is not changed."""
     return _Reader(model).read()
 
@@ -64,7 +65,7 @@ class _Reader:
     contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     sizes: Sizes = field(init=False)
 
-    def read(self) -> Reading:
+    def read(self) -> ModelReading:
         graph = self.model.graph
         self.opset = self.model.opset_imports.get("", 0)
         if self.opset < OLDEST_OPSET:
@@ -101,7 +102,7 @@ class _Reader:
         self._settle_shapes()
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
-        return Reading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors, self.inside)
+        return ModelReading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors, self.inside)
 
     def _add_leaf(self, name: str, tensor: onnx_ir.TensorProtocol | None) -> None:
         if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
@@ -173,24 +174,24 @@ class _Reader:
             if not node.domain and node.op_type in EVALUATED:
                 return self._evaluate(view)
             if row is None or captured_by(node):
-                raise Opaque("")
+                raise LeftWhole("")
             if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
-                raise Opaque("it reads a value whose number of axes is not known")
-            found = row.read(view)
-        except Opaque as opaque:
-            why = {"why": opaque.reason} if opaque.reason else {}
+                raise LeftWhole("it reads a value whose number of axes is not known")
+            steps = row.read(view)
+        except LeftWhole as left:
+            why = {"why": left.reason} if left.reason else {}
             return self._opaque(view, origin, path, {**why, "bodies": True} if subgraphs(node) else why)
         inner: dict[str, str] = {}
         apart = row.separable is not None and self.opset >= row.separable
-        more = {"separable": True} if apart and isinstance(found, list) else {}
-        for step in found if isinstance(found, list) else [found]:
+        more = {"separable": True} if apart and isinstance(steps, list) else {}
+        for step in steps if isinstance(steps, list) else [steps]:
             self._emit(view, step, origin, path, inner, more)
         return None
 
     def _evaluate(self, view: View) -> None:
         """A constant that is made from constants."""
         if any(isinstance(operand, str) for operand in view.operands):
-            raise Opaque("")
+            raise LeftWhole("")
         self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
 
     def _emit(
@@ -230,8 +231,12 @@ class _Reader:
     def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
         known = OPAQUE.get(row_name(view.node))
-        made = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
-        outputs = [self._value(v.name, *told) for v, told in zip(view.node.outputs, made, strict=False) if v.name]
+        described = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
+        outputs = [
+            self._value(value.name, shape, dtype)
+            for value, (shape, dtype) in zip(view.node.outputs, described, strict=False)
+            if value.name
+        ]
         self.slots[outputs[0].name] = tuple(range(len(view.operands)))
         inputs = (*view.operands, *captured)
         self.nodes.append(Node("opaque", inputs, tuple(outputs), {"host_op": view.node.op_type, **attrs}, origin, path))
@@ -240,8 +245,8 @@ class _Reader:
         """The model returns a constant: an IR output must be a value."""
         name = value.name or ""
         tensor = self.tensors[name]
-        made = self._value(name, tensor.shape, tensor.dtype)
-        self.nodes.append(Node("opaque", (tensor,), (made,), {"host_op": "Constant"}, origin=name))
+        output = self._value(name, tensor.shape, tensor.dtype)
+        self.nodes.append(Node("opaque", (tensor,), (output,), {"host_op": "Constant"}, origin=name))
 
     # ------------------------------------------------------------ sizes that the model reads from itself
 
@@ -270,18 +275,13 @@ class _Reader:
                 self.slots[node.name] = ()
 
 
-def row_name(node: onnx_ir.Node) -> str:
-    """What the tables call the op of a node."""
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-
-
 def _size(size: str, bound: Mapping[str, int]) -> Dim:
     """A size, a symbol or a product of them, with the symbols that are known."""
     number, symbols = product((size,))
     if not any(symbol in bound for symbol in symbols):
         return size
-    found = times([number, *(bound.get(symbol, symbol) for symbol in symbols.elements())])
-    return size if found is None else found
+    bound_size = times([number, *(bound.get(symbol, symbol) for symbol in symbols.elements())])
+    return size if bound_size is None else bound_size
 
 
 def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:
@@ -290,30 +290,6 @@ def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:
         tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
         base_dir=tensor.base_dir,
     ).numpy()  # fmt: skip
-
-
-def captured_by(node: onnx_ir.Node) -> list[str]:
-    """The values of the main graph that the subgraphs of a node read, each once."""
-    found: dict[str, None] = {}
-    for graph in subgraphs(node):
-        for inner in onnx_ir.traversal.RecursiveGraphIterator(graph):
-            for value in inner.inputs:
-                if value is not None and value.name and value.graph is node.graph:
-                    found[value.name] = None
-        for value in graph.outputs:
-            if value.name and value.graph is node.graph:
-                found[value.name] = None
-    return list(found)
-
-
-def subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
-    found: list[onnx_ir.Graph] = []
-    for attr in node.attributes.values():
-        if attr.type == onnx_ir.AttributeType.GRAPH:
-            found.append(attr.as_graph())
-        elif attr.type == onnx_ir.AttributeType.GRAPHS:
-            found.extend(attr.as_graphs())
-    return found
 
 
 def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None:

@@ -25,12 +25,12 @@ LENT = "cmrc.tap."
 
 
 class Sessions:
-    """The sessions of one model, made when they are asked for."""
+    """The sessions of one model, started when they are asked for."""
 
     def __init__(self, model: onnx_ir.Model, providers: Sequence[str]) -> None:
         self.model = model
         self.providers = tuple(providers)
-        self._made: dict[tuple[str, ...], Any] = {}
+        self._open: dict[tuple[str, ...], Any] = {}
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str]) -> list[Array]:
         feeds = self.feeds(inputs)
@@ -63,12 +63,12 @@ class Sessions:
         return {name: np.asarray(array) for name, array in given.items()}
 
     def _session(self, taps: tuple[str, ...]) -> tuple[Any, set[str]]:
-        if taps not in self._made:
-            while len(self._made) >= KEPT:
-                del self._made[next(iter(self._made))]
-            self._made[taps] = self._make(taps)
-        made: tuple[Any, set[str]] = self._made[taps]
-        return made
+        if taps not in self._open:
+            while len(self._open) >= KEPT:
+                del self._open[next(iter(self._open))]
+            self._open[taps] = self._make(taps)
+        session: tuple[Any, set[str]] = self._open[taps]
+        return session
 
     def _make(self, taps: tuple[str, ...]) -> tuple[Any, set[str]]:
         try:
@@ -97,7 +97,7 @@ class Sessions:
 def _start(onnxruntime: Any, model: onnx_ir.Model, providers: Sequence[str]) -> Any:
     """A session; a model that does not fit in one message goes through a file."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised, and told in our own words
+    options.log_severity_level = 4  # errors are raised, and reported in our own words
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
         warnings.simplefilter("ignore")  # a provider that is not there: asked of the session itself
         if not is_large(model):
@@ -139,10 +139,10 @@ def _run(session: Any, feeds: Mapping[str, Array], names: Sequence[str]) -> list
         }
         return [value.numpy() for value in session.run_with_ort_values(list(names), lent)]
     except Exception as error:  # onnxruntime has a class for each status
-        told = ", ".join(f"{name} {dtype_of(array)}" for name, array in feeds.items())
+        given = ", ".join(f"{name} {dtype_of(array)}" for name, array in feeds.items())
         why = " ".join(str(error).split()).removesuffix(" Please fix either the inputs/outputs or the model.")
         takes = ", ".join(f"{v.name} {v.type}[{', '.join(map(str, v.shape))}]" for v in session.get_inputs())
-        raise HostError(f"onnxruntime failed on inputs {told}: {why}", fix=f"the model takes {takes}") from error
+        raise HostError(f"onnxruntime failed on inputs {given}: {why}", fix=f"the model takes {takes}") from error
 
 
 def dtype_of(array: Array) -> str:

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir
 
 from cmrc.ir.graph import Dim, Shape
+from cmrc.ir.ops import numpy_dtype
 
 SMALL = 1024  # bytes: larger constants say nothing about shapes
 Known = dict[str, tuple[Shape | None, str]]
@@ -26,24 +27,29 @@ def dtype_name(dtype: onnx_ir.DataType | None) -> str:
     return dtype.numpy().name
 
 
+def data_type(dtype: str) -> onnx_ir.DataType:
+    """What ONNX calls a dtype of the IR."""
+    return onnx_ir.DataType.from_numpy(numpy_dtype(dtype))
+
+
 def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:
     """Shape (`None` where even the rank is unknown) and dtype by value; unknown sizes get a symbol of their own."""
     declared = [v for v in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)) if v.name]
     if all(_is_declared(value) for value in declared):  # as torch's exporter does: nothing is left to infer
         return {v.name or "": (_dims(v.shape, unknown), dtype_name(v.dtype)) for v in declared}
     clone = _light(model, unknown)
-    found = _infer(clone)
-    implied = list(_implied_sizes(model, found))
+    inferred = _infer(clone)
+    implied = list(_implied_sizes(model, inferred))
     if implied:
         values = {v.name: v for v in (*clone.graph.inputs, *(v for node in clone.graph for v in node.outputs))}
         for name, axis, size in implied:
             if name in values:
-                dims = list(found[name].shape or ())
+                dims = list(inferred[name].shape or ())
                 dims[axis] = size
-                found[name].shape = onnx_ir.Shape(dims)
-                values[name].shape, values[name].type = onnx_ir.Shape(dims), found[name].type
-        found = {**found, **_infer(clone)}
-    return {name: (_dims(value.shape, unknown), dtype_name(value.dtype)) for name, value in found.items()}
+                inferred[name].shape = onnx_ir.Shape(dims)
+                values[name].shape, values[name].type = onnx_ir.Shape(dims), inferred[name].type
+        inferred = {**inferred, **_infer(clone)}
+    return {name: (_dims(value.shape, unknown), dtype_name(value.dtype)) for name, value in inferred.items()}
 
 
 def _is_declared(value: onnx_ir.Value) -> bool:
@@ -98,20 +104,20 @@ def _infer(clone: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     graph = proto.graph
     described = (*graph.input, *graph.value_info, *graph.output)
-    found = {info.name: onnx_ir.serde.deserialize_value_info_proto(info, None) for info in described}
+    inferred = {info.name: onnx_ir.serde.deserialize_value_info_proto(info, None) for info in described}
     for value in clone.graph.initializers.values():
-        found.setdefault(value.name or "", value)
+        inferred.setdefault(value.name or "", value)
     for node in clone.graph:
         for value in node.outputs:
-            found.setdefault(value.name or "", value)
-    return found
+            inferred.setdefault(value.name or "", value)
+    return inferred
 
 
-def _implied_sizes(model: onnx_ir.Model, found: dict[str, onnx_ir.Value]) -> Iterator[tuple[str, int, int]]:
+def _implied_sizes(model: onnx_ir.Model, inferred: dict[str, onnx_ir.Value]) -> Iterator[tuple[str, int, int]]:
     for node in model.graph:
         if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None or node.domain:
             continue
-        value, tensor = found.get(node.inputs[0].name or ""), node.inputs[1].const_value
+        value, tensor = inferred.get(node.inputs[0].name or ""), node.inputs[1].const_value
         shape = None if value is None else value.shape
         if tensor is None or shape is None or value is None or value.name is None:
             continue

@@ -1,7 +1,7 @@
 """Sizes that an ONNX model reads from itself, by Shape, and what becomes of them when a value shrinks.
 
-fixed      the size is known: a tensor, which stays what it was (`Fixed`)
-target     it ends in the target shape of a Reshape: that is written anew when it changes (`Target`)
+fixed      the size is known: a tensor, which stays what it was (`FixedSize`)
+target     it ends in the target shape of a Reshape: that is written anew when it changes (`ReshapeTarget`)
 otherwise  the Shape node needs that axis as it is: an `opaque` op with `shape_only`
 """
 
@@ -20,7 +20,7 @@ MOVES = {"Cast", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"}
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedSize:
     """A value that holds sizes of another value, all of them known: `dims` of `source`."""
 
     value: str
@@ -30,7 +30,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReshapeTarget:
     """A Reshape whose target shape is computed from sizes of a value."""
 
     value: str
@@ -44,9 +44,9 @@ class Sizes:
     opset: int
     tensors: dict[str, Tensor]
     shapes: Mapping[str, Shape | None]
-    fixed: list[Fixed] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)
-    held: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    fixed: list[FixedSize] = field(default_factory=list)
+    targets: list[ReshapeTarget] = field(default_factory=list)
+    sources: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def fix(self, name: str, source: Operand, shape: Shape, dims: tuple[int, ...], rank: int = 1) -> None:
         """The value is a tensor."""
@@ -54,11 +54,11 @@ class Sizes:
         tensor = Literal(sizes if rank else sizes.reshape(()))
         self.tensors[name] = tensor
         if isinstance(source, str):
-            self.fixed.append(Fixed(name, source, dims, tensor))
+            self.fixed.append(FixedSize(name, source, dims, tensor))
 
     def follow(self, value: onnx_ir.Value, source: str, dims: tuple[int, ...]) -> None:
         """Remember what a value holds, and its casts and what is picked from it with it."""
-        self.held[value.name or ""] = source, dims
+        self.sources[value.name or ""] = source, dims
         for use in value.uses():
             for output, part in self._parts(use.node, use.idx, dims):
                 self.follow(output, source, part)
@@ -79,7 +79,7 @@ class Sizes:
     def fix_picked(self, node: onnx_ir.Node) -> bool:
         """A Gather, Slice or Split of a Shape whose sizes are fixed is a tensor."""
         first = node.inputs[0] if node.inputs else None
-        source = None if first is None else self.held.get(first.name or "")
+        source = None if first is None else self.sources.get(first.name or "")
         if source is None:
             return False
         name, dims = source
@@ -111,7 +111,7 @@ class Sizes:
                 continue
             targets = self._targets(use.node, use.idx, source)
             if targets is not None:
-                self.targets.extend(Target(name, source) for name in targets)
+                self.targets.extend(ReshapeTarget(name, source) for name in targets)
             elif not parts:
                 return dims
             for output, part in open_parts if targets is None else ():
@@ -148,13 +148,13 @@ class Sizes:
             return [output.name or ""] if slot == 1 and shape is not None and _can_write(shape, own or ()) else None
         if not (node.op_type == "Concat" or (node.op_type in MOVES and slot == 0)):
             return None
-        found: list[str] = []
+        reshapes: list[str] = []
         for use in output.uses():
             inner = self._targets(use.node, use.idx, source)
             if inner is None:
                 return None
-            found += inner
-        return found
+            reshapes += inner
+        return reshapes
 
 
 def _can_write(shape: Shape, own: Shape) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.hosts.onnx.ops.view import Opaque, Step, View, broadcast, kept, times
+from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept, times
 from cmrc.ir.graph import Array, Dim, Shape
 
 # ---------------------------------------------------------------- indexing
@@ -20,19 +20,19 @@ def read_gather(view: View) -> Step:
     shape = view.shape(0)
     if not isinstance(data, str) and (isinstance(index, str) or len(view.shape(1)) > 1):
         if len(shape) < 2 or axis != 0:
-            raise Opaque("it picks from a constant that is not a table of rows")
+            raise LeftWhole("it picks from a constant that is not a table of rows")
         return Step("embedding", (1, 0), {}, view.out([*view.shape(1), *shape[1:]]))
-    found = view.constant(1, "index")
+    positions = view.constant(1, "index")
     size = shape[axis]
-    if found is None or found.ndim > 1:
-        raise Opaque("its index has several axes")
-    if found.ndim == 0:
-        at = int(found) + (size if int(found) < 0 and isinstance(size, int) else 0)
+    if positions is None or positions.ndim > 1:
+        raise LeftWhole("its index has several axes")
+    if positions.ndim == 0:
+        at = int(positions) + (size if int(positions) < 0 and isinstance(size, int) else 0)
         attrs = {"fn": "pick", "axes": (axis,), "index": at, "drop": True}
         return Step("along", (0,), attrs, kept(view, (axis,), drop=True))
     if not isinstance(size, int):
         return Step("along", (0,), {"fn": "slice", "axes": (axis,)}, kept(view, (axis,)))
-    return select(view, axis, [int(i) % size for i in found])
+    return select(view, axis, [int(i) % size for i in positions])
 
 
 def gathered(view: View) -> list[tuple[Shape | None, str]]:
@@ -55,11 +55,11 @@ def read_gather_nd(view: View) -> Step | list[Step]:
     """Rows of a table, by index tuples of one number: how torch exports table[ids]. Or fixed positions of the first axes."""
     shape, ids = view.shape(0), view.shape(1)
     if view.attr("batch_dims", 0) or not ids or not isinstance(ids[-1], int) or ids[-1] >= len(shape):
-        raise Opaque("it picks single numbers, or by other positions for every sample")
+        raise LeftWhole("it picks single numbers, or by other positions for every sample")
     if isinstance(view.operand(0), str):
         return _picked_positions(view, shape[: ids[-1]], shape[ids[-1] :])
     if not isinstance(view.operand(1), str) or ids[-1] != 1:
-        raise Opaque("it picks from a constant by several axes at once, or by a constant index")
+        raise LeftWhole("it picks from a constant by several axes at once, or by a constant index")
     return Step("embedding", (1, 0), {"tuples": True}, view.out([*ids[:-1], *shape[1:]]))
 
 
@@ -68,7 +68,7 @@ def _picked_positions(view: View, first: Shape, rest: Shape) -> list[Step]:
     places = view.tensor(1, "index").shape[:-1]
     joined = times(first)
     if joined is None:
-        raise Opaque("it picks from axes whose sizes are not known")
+        raise LeftWhole("it picks from axes whose sizes are not known")
     return [
         Step("reshape", (0,), {}, (joined, *rest), key="joined"),
         Step("along", ("joined",), {"fn": "gather", "axes": (0,)}, (math.prod(places), *rest), key="picked"),
@@ -80,17 +80,17 @@ def read_gather_elements(view: View) -> Step:
     """x[i, index[i, j]], where index and x agree along the other axes."""
     shape, index, axis = view.shape(0), view.shape(1), view.axis(view.attr("axis", 0))
     if any(n != m for d, (n, m) in enumerate(zip(shape, index, strict=True)) if d != axis):
-        raise Opaque("its index leaves out positions of other axes")
+        raise LeftWhole("its index leaves out positions of other axes")
     return Step("along", (0, 1), {"fn": "gather_elements", "axes": (axis,)}, view.out(index))
 
 
 def read_tile(view: View) -> Step:
     shape, repeats = view.shape(), view.contents[1]
     if repeats is None:
-        raise Opaque("how often it repeats is computed in a way that is not followed")
+        raise LeftWhole("how often it repeats is computed in a way that is not followed")
     axes = tuple(d for d, n in enumerate(repeats) if n != 1)
     if not all(isinstance(shape[d], int) for d in axes):
-        raise Opaque("it repeats an axis whose size is known only at run time")
+        raise LeftWhole("it repeats an axis whose size is known only at run time")
     computed = [times(pair) for pair in zip(shape, repeats, strict=True)]
     return Step("along", (0,), {"fn": "tile", "axes": axes, "times": repeats}, view.out(computed))
 
@@ -98,7 +98,7 @@ def read_tile(view: View) -> Step:
 def select(view: View, axis: int, keep: Sequence[int], output: int = 0) -> Step:
     shape = view.shape()
     if not keep:
-        raise Opaque("it selects nothing")
+        raise LeftWhole("it selects nothing")
     attrs = {"axis": axis, "keep": tuple(keep)}
     return Step("select", (0,), attrs, (*shape[:axis], len(keep), *shape[axis + 1 :]), output)
 
@@ -114,7 +114,7 @@ def read_slice(view: View) -> Step:
         axes, steps = view.ints(3, "axes", "axes", since=10), view.ints(4, "steps", "steps", since=10)
         if isinstance(view.operand(1), str) or isinstance(view.operand(2), str):
             if axes is None:
-                raise Opaque("its bounds are computed at run time")
+                raise LeftWhole("its bounds are computed at run time")
             over = tuple(view.axis(a) for a in axes)
             return Step("along", (0,), {"fn": "slice", "axes": over}, kept(view, over))
         starts = view.ints(1, "starts", "bounds", since=10) or ()
@@ -171,7 +171,7 @@ def read_reshape(view: View) -> Step:
     for i, n in enumerate(entries):
         copied = n == 0 and not view.attr("allowzero", 0)
         if copied and i >= len(shape):
-            raise Opaque("its shape copies an axis that its input does not have")
+            raise LeftWhole("its shape copies an axis that its input does not have")
         dims.append(shape[i] if copied else None if n == -1 else n)
     others = [d for d in dims if d is not None]
     return Step("reshape", (0,), {}, view.out([times(shape, others) if d is None else d for d in dims]))
@@ -188,7 +188,7 @@ def read_squeeze(view: View) -> Step:
     shape = view.shape()
     axes = view.ints(1, "axes", "axes", since=13)
     if axes is None and not all(isinstance(n, int) for n in shape):
-        raise Opaque("which axes it drops is known only at run time")
+        raise LeftWhole("which axes it drops is known only at run time")
     gone = {i for i, n in enumerate(shape) if n == 1} if axes is None else {view.axis(a) for a in axes}
     return Step("reshape", (0,), {}, view.out([n for i, n in enumerate(shape) if i not in gone]))
 
@@ -250,14 +250,14 @@ def filled(view: View) -> Array:
     shape = view.contents[0]
     sizes = [n for n in shape if isinstance(n, int)] if shape is not None else None
     if sizes is None or shape is None or len(sizes) != len(shape) or int(np.prod(sizes)) > LARGEST:
-        raise Opaque("")
+        raise LeftWhole("")
     value = view.node.attributes.get("value")
     return np.full(sizes, np.float32(0) if value is None else value.as_tensor().numpy().reshape(()))
 
 
 def number(view: View, slot: int) -> Any:
     """A scalar that is known."""
-    found = view.constant(slot, "bound")
-    if found is None:
-        raise Opaque("")
-    return found.reshape(())
+    bound = view.constant(slot, "bound")
+    if bound is None:
+        raise LeftWhole("")
+    return bound.reshape(())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
-from cmrc.hosts.onnx.ops.view import Opaque, Step, View, broadcast, kept
+from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.graph import Dim, Tensor
 from cmrc.ir.ops import apply, conv_pads, materialise
 
@@ -20,12 +20,12 @@ def read_matmul(view: View) -> Step:
     known = [not isinstance(o, str) for o in view.operands]
     if not any(known):
         if min(len(left), len(right)) < 2:
-            raise Opaque("it contracts a vector that is computed at run time")
+            raise LeftWhole("it contracts a vector that is computed at run time")
         batch = broadcast(left[:-2], right[:-2])
         return Step("matmul", (0, 1), {}, view.out([*batch, left[-2], right[-1]]))
     x, w = (1, 0) if known[0] else (0, 1)
     if len(view.shape(w)) < 2 or (len(view.shape(w)) > 2 and len(view.shape(x)) < 2):
-        raise Opaque("one of its operands is a vector")
+        raise LeftWhole("one of its operands is a vector")
     if len(view.shape(w)) > 2:  # a matrix for each expert
         batch = broadcast(left[:-2], right[:-2])
         return Step("matmul", (0, 1), {}, view.out([*batch, left[-2], right[-1]]))
@@ -37,10 +37,10 @@ def read_matmul(view: View) -> Step:
 
 def read_gemm(view: View) -> Step:
     if view.attr("transA", 0):
-        raise Opaque("it transposes its input")
+        raise LeftWhole("it transposes its input")
     weight = view.tensor(1, "matrix B")
     if not isinstance(view.operand(0), str):
-        raise Opaque("its input A is a constant")
+        raise LeftWhole("its input A is a constant")
     w_in, w_out = (1, 0) if view.attr("transB", 0) else (0, 1)
     attrs: dict[str, Any] = {"axis": 1, "w_in": w_in, "w_out": w_out, "takes_bias": True}
     attrs |= {"alpha": float(view.attr("alpha", 1.0)), "beta": float(view.attr("beta", 1.0))}
@@ -51,7 +51,7 @@ def read_gemm(view: View) -> Step:
         if len(bias.shape) == 2 and bias.shape[0] == 1:
             tensors[2] = bias = apply("reshape", (bias,), {"shape": bias.shape[1:]}, bias.shape[1:], bias.dtype)
         if bias.shape not in ((outs,), (1,), ()) or attrs["beta"] == 0.0:
-            raise Opaque(f"its bias of shape {list(bias.shape)} is not one number an output")
+            raise LeftWhole(f"its bias of shape {list(bias.shape)} is not one number an output")
     step = _linear(view, (0, 1, 2), attrs)
     return Step(step.op, step.slots, step.attrs, step.shape, tensors=tensors)
 
@@ -60,7 +60,9 @@ def _linear(view: View, slots: tuple[int, ...], attrs: dict[str, Any]) -> Step:
     axis, weight = attrs["axis"], view.tensor(slots[1], "weight")
     shape = view.fitted(slots[0], axis, weight.shape[attrs["w_in"]])
     if not shape or shape[axis] != weight.shape[attrs["w_in"]]:
-        raise Opaque(f"its weight takes {weight.shape[attrs['w_in']]} units, the size of its input is not known to fit")
+        raise LeftWhole(
+            f"its weight takes {weight.shape[attrs['w_in']]} units, the size of its input is not known to fit"
+        )
     return Step("linear", slots, attrs, (*shape[:axis], weight.shape[attrs["w_out"]], *shape[axis + 1 :]))
 
 
@@ -75,7 +77,7 @@ def read_conv_transpose(view: View) -> Step:
 def _conv(view: View, *, transposed: bool) -> Step:
     weight = view.tensor(1, "weight")
     if not isinstance(view.operand(0), str):
-        raise Opaque("its input is a constant")
+        raise LeftWhole("its input is a constant")
     if view.operand(2) is not None:
         view.tensor(2, "bias")
     rank = len(weight.shape) - 2
@@ -85,7 +87,7 @@ def _conv(view: View, *, transposed: bool) -> Step:
         ins, outs = weight.shape[0], weight.shape[1] * groups
     shape = view.fitted(0, 1, ins)
     if len(shape) != rank + 2 or shape[1] != ins:
-        raise Opaque(f"its weight takes {ins} channels and the size of its input is not known to fit")
+        raise LeftWhole(f"its weight takes {ins} channels and the size of its input is not known to fit")
     attrs: dict[str, Any] = {
         "axis": 1,
         "groups": groups,
@@ -96,7 +98,7 @@ def _conv(view: View, *, transposed: bool) -> Step:
     }
     if transposed:
         if isinstance(attrs["pad"], str) or view.attr("output_shape", None) is not None:
-            raise Opaque("its padding follows from the size of its result")
+            raise LeftWhole("its padding follows from the size of its result")
         attrs |= {"transposed": True, "output_padding": tuple(view.attr("output_padding", (0,) * rank))}
     spatial = [_size_after(shape[2 + i], weight.shape[2 + i], attrs, i) for i in range(rank)]
     return Step("conv", (0, 1, 2), attrs, view.out([shape[0], outs, *spatial]))
@@ -141,7 +143,7 @@ def read_clip(view: View) -> Step:
 def read_cast(view: View) -> Step:
     dtype = onnx_ir.DataType(view.attr("to", 1))
     if dtype == onnx_ir.DataType.STRING:
-        raise Opaque("it casts to text")
+        raise LeftWhole("it casts to text")
     return Step("pointwise", (0,), {"fn": "cast", "dtype": dtype.numpy().name}, view.out(view.shape()))
 
 
@@ -149,14 +151,14 @@ def read_dropout(view: View) -> Step:
     view.first_output_only()
     training = view.constant(2, "training mode") if view.opset >= 12 else None
     if training is not None and bool(training):
-        raise Opaque("it drops units in training mode")
+        raise LeftWhole("it drops units in training mode")
     return Step("pointwise", (0,), {"fn": "identity"}, view.out(view.shape()))
 
 
 def read_batch_norm(view: View) -> Step:
     view.first_output_only()
     if view.attr("training_mode", 0):
-        raise Opaque("it normalises by the batch, in training mode")
+        raise LeftWhole("it normalises by the batch, in training mode")
     for slot, what in enumerate(("scale", "bias", "mean", "variance"), start=1):
         view.tensor(slot, what)
     attrs = {"fn": "batch_norm", "eps": float(view.attr("epsilon", 1e-5)), "align": (None, (1,), (1,), (1,), (1,))}
@@ -201,7 +203,7 @@ def read_softmax(view: View, fn: str) -> Step:
 def read_resize(view: View) -> Step:
     shape = view.shape()
     if view.attr("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise Opaque("it crops by a region that it reads")
+        raise LeftWhole("it crops by a region that it reads")
     scales, sizes = _scales(view), view.contents[3] if len(view.contents) > 3 and view.opset >= 11 else None
     if scales is not None:
         axes = tuple(i for i, scale in enumerate(scales) if scale != 1.0)
@@ -223,10 +225,10 @@ def _scales(view: View) -> list[float] | None:
     if view.opset < 9:
         return None
     slot = 1 if view.node.op_type == "Upsample" or view.opset < 11 else 2
-    found = view.operand(slot)
-    if found is None or isinstance(found, str) or not materialise(found).size:
+    operand = view.operand(slot)
+    if operand is None or isinstance(operand, str) or not materialise(operand).size:
         return None
-    scales = [float(s) for s in materialise(found)]
+    scales = [float(s) for s in materialise(operand)]
     named = view.attr("axes", None)
     if named is None:
         return scales
@@ -240,7 +242,7 @@ def read_pad(view: View) -> Step:
     shape, rank = view.shape(), len(view.shape())
     pads = view.ints(1, "pads", "padding", since=11)
     if pads is None:
-        raise Opaque("it has no padding")
+        raise LeftWhole("it has no padding")
     named = view.ints(3, "axes", "axes", since=18) if view.opset >= 18 else None
     over = [view.axis(a) for a in named] if named is not None else list(range(rank))
     full = [(0, 0)] * rank

@@ -1,6 +1,6 @@
-"""The table: what every ONNX op is in the IR, a row an op. Another op is another row.
+"""The table: what every ONNX op is in the IR, one row per op. Another op is another row.
 
-Most rows are data; `rows.py`, `layout.py` and `fused.py` have those that need a few lines, `patch.py` the
+Most rows are data; `rows.py`, `layout.py`, `fused.py` and `attention.py` have those that need a few lines, `writers.py` the
 writers of ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
 """
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir
 
-from cmrc.hosts.onnx.ops import fused, layout, rows
-from cmrc.hosts.onnx.ops.view import Opaque, Step, View, broadcast, kept
+from cmrc.hosts.onnx.ops import attention, fused, layout, rows
+from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.graph import Array, Shape
 
 Reader = Callable[[View], "Step | list[Step]"]
@@ -21,9 +22,9 @@ Reader = Callable[[View], "Step | list[Step]"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How to read an op, and which kind of writing it needs besides its inputs (a key of `patch.WRITERS`).
+    """How to read an op, and which kind of writing it needs besides its inputs (a key of `writers.WRITERS`).
 
-    A fused op is `separable` from the opset on that has an op for each of its steps, which `onnx_insert.py` writes.
+    A fused op is `separable` from the opset on that has an op for each of its steps, which `insert.py` writes.
     """
 
     read: Reader
@@ -31,12 +32,17 @@ class Row:
     separable: int | None = None
 
 
+def row_name(node: onnx_ir.Node) -> str:
+    """What the tables call the op of a node."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
 def pointwise(fn: str, arity: int = 1, **options: float) -> Row:
     """Element by element; `options` are the ONNX attributes that the function takes, with their defaults."""
 
     def read(view: View) -> Step:
         if len([o for o in view.operands if o is not None]) != arity:
-            raise Opaque(f"it has {len(view.operands)} inputs, not {arity}")
+            raise LeftWhole(f"it has {len(view.operands)} inputs, not {arity}")
         attrs: dict[str, Any] = {"fn": fn}
         attrs |= {name: float(view.attr(name, default)) for name, default in options.items()}
         slots = tuple(range(arity))
@@ -63,7 +69,7 @@ def named(attribute: str, default: Any, **functions: str) -> Row:
     def read(view: View) -> Step:
         fn = functions.get(f"is_{view.attr(attribute, default)}")
         if fn is None:
-            raise Opaque(f"its {attribute} is {view.attr(attribute, default)!r}")
+            raise LeftWhole(f"its {attribute} is {view.attr(attribute, default)!r}")
         slots = tuple(range(len(view.operands)))
         return Step("pointwise", slots, {"fn": fn}, view.out(broadcast(*(view.shape(i) for i in slots))))
 
@@ -96,7 +102,7 @@ def arg_reduction(fn: str) -> Row:
 
 
 def over_spatial(fn: str) -> Row:
-    """To one number a channel."""
+    """To one number per channel."""
 
     def read(view: View) -> Step:
         axes = tuple(range(2, len(view.shape())))
@@ -143,10 +149,12 @@ def _all_but_batch(view: View) -> tuple[int, ...]:
 
 
 def _cumsum(view: View) -> Step:
-    found = view.constant(1, "axis")
-    if found is None:
-        raise Opaque("it has no axis")
-    return Step("along", (0,), {"fn": "cumsum", "axes": (view.axis(int(found.reshape(()))),)}, view.out(view.shape()))
+    position = view.constant(1, "axis")
+    if position is None:
+        raise LeftWhole("it has no axis")
+    return Step(
+        "along", (0,), {"fn": "cumsum", "axes": (view.axis(int(position.reshape(()))),)}, view.out(view.shape())
+    )
 
 
 EVALUATED: dict[str, Callable[[View], Array]] = {
@@ -169,8 +177,8 @@ ROWS: dict[str, Row] = {
     "Gemm": Row(rows.read_gemm),
     "Conv": Row(rows.read_conv, write="conv"),
     "ConvTranspose": Row(rows.read_conv_transpose, write="conv"),
-    "Attention": Row(fused.read_attention, write="heads"),
-    "RotaryEmbedding": Row(lambda view: fused.read_rotary(view, 3, (1, 2)), write="heads"),
+    "Attention": Row(attention.read_attention, write="heads"),
+    "RotaryEmbedding": Row(lambda view: attention.read_rotary(view, 3, (1, 2)), write="heads"),
     # pointwise, one operand
     "Abs": pointwise("abs"),
     "BatchNormalization": Row(rows.read_batch_norm),
@@ -276,17 +284,17 @@ ROWS: dict[str, Row] = {
     "Transpose": Row(layout.read_transpose),
     "Unsqueeze": Row(layout.read_unsqueeze),
     # onnxruntime's own
-    "com.microsoft::Attention": Row(fused.read_packed_attention, write="heads"),
+    "com.microsoft::Attention": Row(attention.read_packed_attention, write="heads"),
     "com.microsoft::BiasGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu")),
     "com.microsoft::FastGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu_tanh")),
     "com.microsoft::FusedConv": Row(fused.read_fused_conv, write="conv", separable=7),
     "com.microsoft::FusedGemm": Row(fused.read_fused_gemm),
     "com.microsoft::FusedMatMul": Row(fused.read_fused_matmul),
     "com.microsoft::Gelu": pointwise("gelu"),
-    "com.microsoft::GroupQueryAttention": Row(fused.read_grouped_attention, write="heads"),
-    "com.microsoft::MultiHeadAttention": Row(fused.read_multi_head_attention, write="heads"),
+    "com.microsoft::GroupQueryAttention": Row(attention.read_grouped_attention, write="heads"),
+    "com.microsoft::MultiHeadAttention": Row(attention.read_multi_head_attention, write="heads"),
     "com.microsoft::QuickGelu": pointwise("quick_gelu", alpha=1.702),
-    "com.microsoft::RotaryEmbedding": Row(lambda view: fused.read_rotary(view, 1, (2, 3)), write="heads"),
+    "com.microsoft::RotaryEmbedding": Row(lambda view: attention.read_rotary(view, 1, (2, 3)), write="heads"),
     "com.microsoft::SkipLayerNormalization": Row(
         lambda view: fused.read_skip_norm(view, "layer_norm", 4), separable=17
     ),

@@ -1,7 +1,7 @@
 """What a row of the ONNX table sees of a node, and what it gives back.
 
-A row sees a `View` of one node and returns a `Step` (a `Split` returns one a part, a fused op what it does one after the
-other). It raises `Opaque(reason)` where it cannot say what the node does to axes; the node then stays whole, and the reason
+A row sees a `View` of one node and returns a `Step` (a `Split` returns one per part, a fused op what it does one after the
+other). It raises `LeftWhole(reason)` where it cannot say what the node does to axes; the node then stays whole, and the reason
 is what reports give.
 """
 
@@ -22,7 +22,10 @@ from cmrc.ir.ops import materialise
 T = TypeVar("T")
 
 
-class Opaque(Exception):
+Slot = int | str
+
+
+class LeftWhole(Exception):
     """The row cannot read this form of the op, for this reason."""
 
     def __init__(self, reason: str) -> None:
@@ -39,7 +42,7 @@ class Step:
     """
 
     op: str
-    slots: tuple[int | str, ...]
+    slots: tuple[Slot, ...]
     attrs: Mapping[str, Any]
     shape: Shape
     output: int = 0
@@ -68,10 +71,10 @@ class View:
     """Say what a size must be, wherever its symbol stands."""
 
     def attr(self, name: str, default: T) -> T:
-        found = self.node.attributes.get(name)
-        if found is None or found.is_ref():
+        attribute = self.node.attributes.get(name)
+        if attribute is None or attribute.is_ref():
             return default
-        value = found.value
+        value = attribute.value
         return value  # type: ignore[no-any-return]
 
     def operand(self, slot: int) -> Operand:
@@ -80,7 +83,7 @@ class View:
     def shape(self, slot: int = 0) -> Shape:
         shape = self.shapes[slot] if slot < len(self.shapes) else None
         if shape is None:
-            raise Opaque("it reads a value whose number of axes is not known")
+            raise LeftWhole("it reads a value whose number of axes is not known")
         return shape
 
     def fitted(self, slot: int, axis: int, size: int) -> Shape:
@@ -96,7 +99,7 @@ class View:
         """An input that must be known before the program runs."""
         operand = self.operand(slot)
         if operand is None or isinstance(operand, str):
-            raise Opaque(f"its {what} is computed at run time" if operand else f"it has no {what}")
+            raise LeftWhole(f"its {what} is computed at run time" if operand else f"it has no {what}")
         return operand
 
     def constant(self, slot: int, what: str) -> Array | None:
@@ -107,23 +110,23 @@ class View:
         """Integers that are an attribute before opset `since` and an input from it on."""
         if self.opset < since:
             return self.attr(name, None)
-        found = self.constant(slot, what)
-        return None if found is None else tuple(int(i) for i in found.reshape(-1))
+        listed = self.constant(slot, what)
+        return None if listed is None else tuple(int(i) for i in listed.reshape(-1))
 
     def axis(self, axis: int, slot: int = 0) -> int:
         rank = len(self.shape(slot))
         if not -rank <= axis < rank:
-            raise Opaque(f"its axis {axis} is out of range")
+            raise LeftWhole(f"its axis {axis} is out of range")
         return axis % rank
 
     def first_output_only(self) -> None:
         if any(self.used[1:]):
-            raise Opaque("its further outputs are read")
+            raise LeftWhole("its further outputs are read")
 
     def out(self, computed: Sequence[Dim | None]) -> Shape:
         """The shape of the result: as computed, and as inferred where that is less vague."""
-        found = self.inferred[0]
-        inferred: Sequence[Dim | None] = found if found is not None else ()
+        shape = self.inferred[0]
+        inferred: Sequence[Dim | None] = shape if shape is not None else ()
         if len(inferred) != len(computed):
             inferred = (None,) * len(computed)
         return tuple(self._clearer(mine, other) for mine, other in zip(computed, inferred, strict=True))
@@ -136,19 +139,19 @@ class View:
 
     def inferred_shape(self) -> Shape:
         if self.inferred[0] is None:
-            raise Opaque("the number of axes of its result is not known")
+            raise LeftWhole("the number of axes of its result is not known")
         return self.inferred[0]
 
 
 def broadcast(*shapes: Shape) -> list[Dim | None]:
     """numpy's broadcasting; `None` where two symbols meet that may differ."""
     rank = max(len(shape) for shape in shapes)
-    found: list[Dim | None] = []
+    dims_out: list[Dim | None] = []
     for axis in range(rank):
         dims = {s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0} - {1}
         sizes = [d for d in dims if isinstance(d, int)]
-        found.append(sizes[0] if sizes else 1 if not dims else dims.pop() if len(dims) == 1 else None)
-    return found
+        dims_out.append(sizes[0] if sizes else 1 if not dims else dims.pop() if len(dims) == 1 else None)
+    return dims_out
 
 
 def times(dims: Sequence[Dim], divided_by: Sequence[Dim] = ()) -> Dim | None:
@@ -215,14 +218,14 @@ def _chosen(op: str, parts: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...] | None
     """`Where(Equal(shape, -1), ones, shape)`, which torch writes before an Expand: a size is never negative."""
     if len(parts) != (2 if op == "Equal" else 3) or len({len(part) for part in parts}) != 1:
         return None
-    found: list[Dim] = []
+    entries: list[Dim] = []
     for row in zip(*parts, strict=True):
         if op == "Where" and isinstance(row[0], int):
-            found.append(row[1] if row[0] else row[2])
+            entries.append(row[1] if row[0] else row[2])
         elif op == "Equal" and all(isinstance(n, int) for n in row):
-            found.append(int(row[0] == row[1]))
+            entries.append(int(row[0] == row[1]))
         elif op == "Equal" and any(isinstance(n, int) and n < 0 for n in row):
-            found.append(0)
+            entries.append(0)
         else:
             return None
-    return tuple(found)
+    return tuple(entries)

@@ -1,0 +1,225 @@
+"""The clone of an ONNX model that is being changed, and what those who change it may do to it.
+
+A changed tensor is a new initializer that is computed when the model is saved or run; the old one, which others may
+share, is never edited. The new one takes the old one's name where nobody uses the old one any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import onnx_ir
+
+from cmrc.hosts.onnx.read import ModelReading
+from cmrc.hosts.onnx.shapes import data_type
+from cmrc.ir.graph import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.ops import apply, materialise
+
+INSERTED_KEY = "cmrc.inserted"
+
+
+@dataclass(frozen=True, slots=True)
+class NewInitializer:
+    """A new initializer, and the name of the one that it replaces where it is a form of it."""
+
+    value: onnx_ir.Value
+    replaces: str
+
+
+@dataclass(slots=True)
+class ModelPatch:
+    """The clone under work. `values` finds an ONNX value by the IR's name for it; new nodes go after `cursor`."""
+
+    model: onnx_ir.Model
+    reading: ModelReading
+    edited: Graph
+    values: dict[str, onnx_ir.Value]
+    taken: set[str]
+    """The names of all values and nodes, those inside bodies too."""
+    shapes: dict[str, Shape]
+    """The shape of every value as it will be."""
+    was: dict[str, Shape]
+    """The shape of every value as it was read."""
+    dtypes: dict[str, str]
+    makers: dict[str, Node]
+    """The IR node that makes each value."""
+    retired: set[onnx_ir.Node] = field(default_factory=set)
+    """Nodes that others stand for now."""
+    initializers: dict[tuple[Tensor, str], NewInitializer] = field(default_factory=dict)
+    cursor: onnx_ir.Node | None = None
+    reason: str = ""
+
+    @classmethod
+    def start(cls, model: onnx_ir.Model, reading: ModelReading, edited: Graph) -> Self:
+        """A patch of `model`, which is changed, from `reading.graph` to `edited`."""
+        before, after = reading.graph.values(), edited.values()
+        return cls(
+            model,
+            reading,
+            edited,
+            values=dict(onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)),
+            taken={
+                *onnx_ir.convenience.create_value_mapping(model.graph),
+                *(node.name or "" for node in model.graph.all_nodes()),
+            },
+            shapes={name: value.shape for name, value in after.items()},
+            was={name: value.shape for name, value in before.items()},
+            dtypes={name: value.dtype for name, value in (*before.items(), *after.items())},
+            makers={value.name: node for node in edited.nodes for value in node.outputs},
+        )
+
+    @property
+    def graph(self) -> onnx_ir.Graph:
+        return self.model.graph
+
+    @property
+    def opset(self) -> int:
+        return self.model.opset_imports.get("", 0)
+
+    def all_values(self) -> list[onnx_ir.Value]:
+        """The initializers and what the nodes make."""
+        return [*self.graph.initializers.values(), *(value for node in self.graph for value in node.outputs)]
+
+    def fresh(self, base: str) -> str:
+        """A name that no value and no node has."""
+        name, count = base, 0
+        while name in self.taken:
+            count += 1
+            name = f"{base}{count}"
+        self.taken.add(name)
+        return name
+
+    # ------------------------------------------------------------ operands
+
+    def shape_of(self, operand: Operand) -> Shape:
+        """The shape of an operand as it will be."""
+        if isinstance(operand, str):
+            return self.shapes[operand]
+        return () if operand is None else operand.shape
+
+    def dtype_of(self, operand: Operand) -> str:
+        if isinstance(operand, str):
+            return self.dtypes[operand]
+        return operand.dtype if operand is not None else ""
+
+    def value(self, operand: Operand, dtype: str) -> onnx_ir.Value | None:
+        """The ONNX value of an operand; a tensor is an initializer of that dtype."""
+        if operand is None:
+            return None
+        if isinstance(operand, str):
+            return self.values[operand]
+        return self.initializer(operand, dtype=dtype)
+
+    def initializer(self, tensor: Tensor, *, dtype: str = "", base: str = "") -> onnx_ir.Value:
+        """A tensor as an initializer: the old one where it is a whole parameter, else one new one for all its uses."""
+        dtype = dtype or tensor.dtype
+        if isinstance(tensor, Leaf) and tensor.dtype == dtype and tensor.name in self.values:
+            return self.values[tensor.name]
+        if tensor.dtype != dtype:
+            if isinstance(tensor, Apply):
+                tensor = replace(tensor, dtype=dtype)
+            else:
+                tensor = apply("pointwise", (tensor,), {"fn": "cast", "dtype": dtype}, tensor.shape, dtype)
+        key = tensor, dtype
+        if key not in self.initializers:
+            origin = base or parameter(tensor)
+            name = self._numbered(origin) if origin else self.fresh("cmrc.constant")
+            self.initializers[key] = NewInitializer(self._register(name, tensor), origin)
+        return self.initializers[key].value
+
+    def array(self, array: Array, base: str = "") -> onnx_ir.Value:
+        return self.initializer(Literal(array), base=base)
+
+    def _numbered(self, origin: str) -> str:
+        count = 1
+        while f"{origin}.cmrc{count}" in self.taken:
+            count += 1
+        self.taken.add(f"{origin}.cmrc{count}")
+        return f"{origin}.cmrc{count}"
+
+    def _register(self, name: str, tensor: Tensor) -> onnx_ir.Value:
+        kind, shape = data_type(tensor.dtype), onnx_ir.Shape(tensor.shape)
+        content: onnx_ir.TensorProtocol
+        if isinstance(tensor, Literal):
+            content = onnx_ir.tensor(tensor.array, dtype=kind, name=name)
+        else:
+            content = onnx_ir.LazyTensor(
+                lambda: onnx_ir.Tensor(materialise(tensor), dtype=kind), kind, shape, name=name
+            )
+        value = onnx_ir.Value(name=name, type=onnx_ir.TensorType(kind), shape=shape, const_value=content)
+        self.graph.register_initializer(value)
+        if self.model.ir_version < 4:  # there every initializer is an input as well
+            self.graph.inputs.append(value)
+        return value
+
+    def bias_name(self, node: Node, what: str = "bias") -> str:
+        """What to call a new parameter of an affine node: after its module, its weight, or its value."""
+        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        return f"{node.path or (parameter(weight) if isinstance(weight, Tensor) else '') or node.name}.{what}"
+
+    # ------------------------------------------------------------ nodes
+
+    def insert(
+        self,
+        op: str,
+        inputs: Sequence[onnx_ir.Value | None],
+        output: Value | str,
+        attributes: Sequence[onnx_ir.Attr] = (),
+        *,
+        domain: str = "",
+        among: tuple[int, int] = (0, 1),
+    ) -> onnx_ir.Value:
+        """A new node after the cursor; `output` is the IR value it gives (output i of n), or a name to base one on."""
+        name = output.name if isinstance(output, Value) else self.fresh(output)
+        result = onnx_ir.Value(name=name)
+        outputs = [result if i == among[0] else onnx_ir.Value(name=self.fresh(f"{name}.{i}")) for i in range(among[1])]
+        if isinstance(output, Value):
+            self.values[name] = result
+            self.taken.add(name)
+            if output.dtype != "unknown":
+                result.type = onnx_ir.TensorType(data_type(output.dtype))
+            dims = [None if isinstance(d, str) and d.startswith("?") else d for d in output.shape]
+            result.shape = onnx_ir.Shape(dims)
+        metadata = {INSERTED_KEY: self.reason or op}
+        node = onnx_ir.Node(
+            domain, op, inputs, attributes, outputs=outputs, name=self.fresh(f"cmrc.{name}"), metadata_props=metadata
+        )
+        if self.cursor is not None:
+            self.graph.insert_after(self.cursor, node)
+        elif len(self.graph):
+            self.graph.insert_before(self.graph[0], node)
+        else:
+            self.graph.append(node)
+        self.cursor = node
+        return result
+
+    def replace_value(self, name: str, new: onnx_ir.Value) -> None:
+        """Let everyone read `new`, which takes over the name, type and notes of the value."""
+        old = self.values[name]
+        new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
+        new.metadata_props.update(old.metadata_props)
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = None, name
+        self.values[name] = new
+
+    def retire(self, onnx_node: onnx_ir.Node) -> None:
+        """Other nodes stand for this one now."""
+        self.retired.add(onnx_node)
+
+
+def parameter(tensor: Tensor) -> str:
+    """The parameter that a tensor is an edited form of: what was selected from, folded into, added to, or scaled."""
+    if isinstance(tensor, Leaf):
+        return tensor.name
+    if not isinstance(tensor, Apply):
+        return ""
+    first = tensor.inputs[0]
+    edits = tensor.op in ("select", "select_in_groups", "fold_columns") or tensor.attrs.get("fn") in (
+        "add",
+        "mul",
+        "cast",
+    )
+    flattens = tensor.op == "reshape" and len(tensor.shape) == 1 and first.shape[-1:] == tensor.shape
+    return parameter(first) if edits or flattens else ""
