@@ -13,10 +13,18 @@ from cmrc.errors import FileError
 PICTURES = (".png", ".svg", ".pdf")
 
 
+def target(path: Path) -> Path:
+    """Where a file that is written to `path` appears: a symlink stays, and what it points to is replaced."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def require_writable(path: Path) -> None:
     """That a file can appear there: asked before the work that would be lost."""
+    path = target(path)
     if path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder", fix="give the path of a file")
+    if path.exists() and not path.is_file():
+        raise FileError(f"cannot write {path}: it is a device or a pipe", fix="give the path of a file")
     if not path.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {path.parent}", fix=f"mkdir -p {path.parent}")
     if not os.access(path.parent, os.W_OK):
@@ -33,6 +41,7 @@ def require_picture(path: Path) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write to a temporary file in the same folder, then rename: a failure leaves what was there before."""
     require_writable(path)
+    path = target(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from cmrc._version import __version__
+from cmrc.cli import process
 from cmrc.cli.lazy import Entry, LazyGroup
 
 
@@ -43,7 +44,9 @@ def main_options(version: Annotated[bool, typer.Option("--version", help="Print 
 
 
 def main() -> None:
-    app()
+    process.accept_every_character()
+    with process.stoppable():
+        app(prog_name="cmrc")
 
 
 if __name__ == "__main__":

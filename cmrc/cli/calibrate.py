@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, BatchSize, CalibrationData, Model, Output, PositionsOption, SiteNames
+from cmrc.cli.options import AsJson, BatchSize, CalibrationData, Force, Model, Output, PositionsOption, SiteNames
+from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import bar, reported
-from cmrc.files import require_writable
 from cmrc.program.program import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE
@@ -34,11 +34,12 @@ def calibrate_command(
     loss: Annotated[str, typer.Option(help=f"What curvature is of: {', '.join(LOSSES)}.")] = "cross-entropy",
     batch: BatchSize = SIZE,
     seed: Annotated[int, typer.Option(min=0, help="For what is drawn.")] = 0,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a model over data and write the statistics of its sites. Under torchrun every process takes its share."""
     with reported(as_json), distributed.group():
-        require_writable(output)
+        require_output(output, "a file of statistics", ".safetensors", reads=[model, data], force=force)
         stats = calibrate(
             trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
             loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=bar,

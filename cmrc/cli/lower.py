@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Model, Output
+from cmrc.cli.options import AsJson, Force, Model, Output
+from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.errors import CmrcError
-from cmrc.files import require_writable
 from cmrc.ir.graph import Graph
 from cmrc.ir.text import to_text
 from cmrc.program.lower import lower
@@ -32,13 +32,14 @@ def lower_command(
         typer.Option(help="What to do with a replacement that cannot be folded: 'error', or 'keep' it at run time."),
     ] = "error",
     print_passes: Annotated[bool, typer.Option("--print-passes", help="Print the IR after every pass.")] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Lower a model by a plan and write the smaller one."""
     with reported(as_json):
         if residue not in ("error", "keep"):
             raise CmrcError(f"--residue is {residue!r}", fix="say error or keep")
-        require_writable(output)
+        require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
 
         def show(name: str, graph: Graph) -> None:
             if print_passes:

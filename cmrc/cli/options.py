@@ -35,3 +35,4 @@ PositionsOption = Annotated[
     str, typer.Option(help="Which positions are samples: all, each, a number, or the name of a mask in the data.")
 ]
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even where it is one of the inputs.")]

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Model, Output, SiteNames
+from cmrc.cli.options import AsJson, Force, Model, Output, SiteNames
+from cmrc.cli.outputs import require_output
 from cmrc.cli.plan_show import show_made
 from cmrc.cli.terminal import bar, reported
 from cmrc.errors import RecipeError
-from cmrc.files import require_picture, require_writable
+from cmrc.files import require_picture
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
 from cmrc.planning.recipe import PRESETS
@@ -52,11 +53,12 @@ def plan_make(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the scores of every site, with the cut, to this file.")
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a plan from a model, data (or statistics) and a recipe. The word `make` may be left out."""
     with reported(as_json):
-        require_writable(output)
+        require_output(output, "a plan", ".json", reads=[model, data, stats, recipe, held_out], force=force)
         if plot is not None:
             require_picture(plot)
         options: dict[str, Any] = {"preset": preset, "sites": sites, "seed": seed}

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import FileError, HostError
-from cmrc.files import require_writable
+from cmrc.files import require_writable, target
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 
@@ -39,6 +39,7 @@ def is_external(model: onnx_ir.Model) -> bool:
 def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive: Sequence[onnx_ir.Model]) -> None:
     """Write `model` with `metadata` added; `alive` are the models whose external tensors may still be read."""
     require_writable(path)
+    path = target(path)
     folder, data = path.parent, None
     if is_large(model) or any(is_external(each) for each in alive):
         data = f"{path.stem}.onnx.data"
