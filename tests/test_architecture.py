@@ -59,7 +59,9 @@ BACKWARD = {
 }
 
 # Still to be mended: class names that mean two things.
-MEAN_TWO_THINGS = {"Opaque", "Patch", "Reading", "Target", "Writer"}
+MEAN_TWO_THINGS = {
+    "Writer",
+}
 
 # Still to be mended: decisions that read the program's own English, and abilities of a host that are guessed.
 DECIDED_ON_PROSE = {
@@ -105,7 +107,7 @@ def test_there_is_no_cycle_of_imports() -> None:
     assert cycles(imports() - listed) == []
     loops = [set(cycle) for cycle in cycles(imports())]
     closing = {str(edge) for edge in listed if any({edge.source, edge.target} <= loop for loop in loops)}
-    assert closing >= BACKWARD, mended(closing, BACKWARD)
+    assert closing >= BACKWARD, mended(closing & BACKWARD, BACKWARD)
 
 
 def test_no_module_is_hidden_by_another_name() -> None:
