@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from cmrc.planning import diagnose
     from cmrc.planning.planner import plan
     from cmrc.planning.recipe import Recipe
+    from cmrc.program.do import Affine
     from cmrc.program.groups import Group
     from cmrc.program.lower import Check, Lowered, lower
-    from cmrc.program.plan import Affine, Plan
-    from cmrc.program.program import Program, Site, trace
+    from cmrc.program.plan import Plan
+    from cmrc.program.program import Program
     from cmrc.program.report import Report
+    from cmrc.program.sites import Site
+    from cmrc.program.trace import trace
     from cmrc.statistics.calibrate import calibrate
     from cmrc.statistics.stats import Stats
     from cmrc.verification.interpreter import Interpreter, interpret
@@ -63,7 +66,7 @@ __all__ = [
 
 # Names are imported when they are first used: `import cmrc` costs nothing, and who lowers a model loads no planner.
 _HOMES = {
-    "Affine": "cmrc.program.plan:Affine",
+    "Affine": "cmrc.program.do:Affine",
     "Check": "cmrc.program.lower:Check",
     "Group": "cmrc.program.groups:Group",
     "Interpreter": "cmrc.verification.interpreter:Interpreter",
@@ -73,7 +76,7 @@ _HOMES = {
     "Program": "cmrc.program.program:Program",
     "Recipe": "cmrc.planning.recipe:Recipe",
     "Report": "cmrc.program.report:Report",
-    "Site": "cmrc.program.program:Site",
+    "Site": "cmrc.program.sites:Site",
     "Stats": "cmrc.statistics.stats:Stats",
     "Swap": "cmrc.verification.interventions:Swap",
     "Verification": "cmrc.verification.result:Verification",
@@ -85,7 +88,7 @@ _HOMES = {
     "lower": "cmrc.program.lower:lower",
     "plan": "cmrc.planning.planner:plan",
     "smallest_certified": "cmrc.verification.verifier:smallest_certified",
-    "trace": "cmrc.program.program:trace",
+    "trace": "cmrc.program.trace:trace",
     "verify": "cmrc.verification.verifier:verify",
 }
 

@@ -11,7 +11,7 @@ from cmrc.cli.options import AsJson, Force, Model, Output, PlanFile
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.program.plan import Plan
-from cmrc.program.program import trace
+from cmrc.program.trace import trace
 
 app = typer.Typer(add_completion=False)
 

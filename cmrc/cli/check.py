@@ -17,7 +17,8 @@ from cmrc.errors import InputError
 from cmrc.hosts.inputs import parse_sizes, random_inputs, require_known
 from cmrc.program.lower import compare
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program, trace
+from cmrc.program.program import Program
+from cmrc.program.trace import trace
 from cmrc.statistics.batches import read_arrays
 
 app = typer.Typer(add_completion=False)

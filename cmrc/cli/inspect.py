@@ -11,7 +11,8 @@ from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, Model
 from cmrc.cli.terminal import bar, columns, reported
 from cmrc.ir.text import to_text
-from cmrc.program.program import Program, trace
+from cmrc.program.program import Program
+from cmrc.program.trace import trace
 
 app = typer.Typer(add_completion=False)
 

@@ -11,7 +11,8 @@ import typer
 from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, PlanFile
 from cmrc.cli.terminal import columns, fail, reported, shortened
-from cmrc.program.plan import Plan, difference
+from cmrc.program.difference import difference
+from cmrc.program.plan import Plan
 
 app = typer.Typer(add_completion=False)
 

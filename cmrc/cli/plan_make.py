@@ -19,7 +19,7 @@ from cmrc.files import require_picture
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
 from cmrc.planning.recipe import PRESETS
-from cmrc.program.program import trace
+from cmrc.program.trace import trace
 from cmrc.statistics.stats import Stats
 
 app = typer.Typer(add_completion=False)

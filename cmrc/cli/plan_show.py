@@ -9,7 +9,8 @@ import typer
 from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, PlanFile
 from cmrc.cli.terminal import columns, reported, shortened
-from cmrc.program.plan import Plan, to_ranges
+from cmrc.program.plan import Plan
+from cmrc.program.plan_file import to_ranges
 
 app = typer.Typer(add_completion=False)
 

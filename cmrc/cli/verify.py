@@ -14,7 +14,7 @@ from cmrc.cli.terminal import fail, reported
 from cmrc.errors import CmrcError
 from cmrc.files import require_picture
 from cmrc.program.plan import Plan
-from cmrc.program.program import trace
+from cmrc.program.trace import trace
 from cmrc.verification.result import Verification, draw_plans
 from cmrc.verification.verifier import verify
 

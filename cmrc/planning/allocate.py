@@ -19,7 +19,8 @@ from cmrc.ir.graph import Array, Graph
 from cmrc.passes import pipeline as passes
 from cmrc.planning.recipe import Budget
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program, Site
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
 
 STEPS = 40  # bisections of the price
 TIMED_STEPS = 8  # the same where every choice is run and timed

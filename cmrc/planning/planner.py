@@ -27,8 +27,10 @@ from cmrc.planning.objectives import Context, Scores, gram, optimal_constant, sc
 from cmrc.planning.recipe import Recipe, make_recipe
 from cmrc.planning.selection import Order, bottom, eliminate, eliminate_for_interchange, greedy
 from cmrc.planning.stream import Stream
-from cmrc.program.plan import Affine, Plan
-from cmrc.program.program import Program, Site
+from cmrc.program.do import Affine
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Watch, calibrate, choose
 from cmrc.statistics.readers import outgoing
 from cmrc.statistics.stats import SiteStats, Stats

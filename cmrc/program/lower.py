@@ -18,8 +18,9 @@ from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program, trace
+from cmrc.program.program import Program
 from cmrc.program.report import Report, make_report
+from cmrc.program.trace import trace
 
 if TYPE_CHECKING:
     import torch

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cmrc.ir.cost import Cost, elements
 from cmrc.ir.graph import Graph
 from cmrc.passes.pipeline import Residue, Result
-
-if TYPE_CHECKING:
-    from cmrc.program.plan import Plan
-    from cmrc.program.program import Program
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def _decline(residue: Residue, plan: Plan, graph: Graph) -> Decline:
     if node.op == "do":
         site = ", ".join(dict.fromkeys(plan.entries[i].site for i in residue.sources))
         units = len(node.attrs["units"])
-        told = f"a clamp over {count:,} elements a sample stays, and the {units} units with their parameters"
-        return Decline("do", site, residue.stopped_at, residue.stopped_op, residue.reason, told)
-    told = f"a gather of {count:,} elements a sample stays, and what makes the rest"
-    return Decline("select", "", residue.stopped_at, residue.stopped_op, residue.reason, told)
+        stays = f"a clamp over {count:,} elements a sample stays, and the {units} units with their parameters"
+        return Decline("do", site, residue.stopped_at, residue.stopped_op, residue.reason, stays)
+    stays = f"a gather of {count:,} elements a sample stays, and what makes the rest"
+    return Decline("select", "", residue.stopped_at, residue.stopped_op, residue.reason, stays)

@@ -18,7 +18,8 @@ import numpy as np
 from cmrc.errors import SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
-from cmrc.program.program import Program, Site
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
 from cmrc.statistics.batches import SIZE, Batch, as_array, batches, length
 from cmrc.statistics.curvature import Derivatives, derivatives
 from cmrc.statistics.stats import NEEDS, Columns, SiteStats, Stats
@@ -137,7 +138,7 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     """The sites that names and globs mean, in the order of the graph. The glob * means those that fold."""
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if patterns == ["*"]:
-        found = [site for site in program.sites() if site.folds.startswith("folds") and site.units > 1]
+        found = [site for site in program.sites() if site.folding is not None and site.folding.folds and site.units > 1]
         # Of the values between one affine op and the next, the last one counts: it is what the next op reads.
         return [site for site in found if not _passed_on(program, site, found)]
     order = {name: i for i, name in enumerate(program.values)}

@@ -27,8 +27,11 @@ from cmrc.errors import InterventionError, SiteError
 from cmrc.ir.graph import Array, Graph, Value
 from cmrc.ir.ops import numpy_dtype
 from cmrc.passes.interchange import made_in
-from cmrc.program.plan import Do, Plan
-from cmrc.program.program import Program, Site, trace
+from cmrc.program.do import Do
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
+from cmrc.program.trace import trace
 from cmrc.verification.interventions import (
     Intervention,
     Patch,

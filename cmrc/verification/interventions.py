@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from cmrc.errors import InterventionError
 from cmrc.ir.graph import Array
-from cmrc.program.plan import Do, Plan
-from cmrc.program.program import Site
+from cmrc.program.do import Do
+from cmrc.program.plan import Plan
+from cmrc.program.sites import Site
 
 
 @dataclass(frozen=True, slots=True, eq=False)

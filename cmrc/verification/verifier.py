@@ -20,9 +20,12 @@ import numpy.typing as npt
 
 from cmrc.errors import CertifyError, VerifyError
 from cmrc.ir.graph import Array
+from cmrc.program.do import Do
 from cmrc.program.lower import Lowered
-from cmrc.program.plan import Do, Plan
-from cmrc.program.program import Program, Site, trace
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
+from cmrc.program.trace import trace
 from cmrc.statistics.batches import Batch, as_array, batches
 from cmrc.verification.certificates import Decision, Search, Target, decide, require_level, smallest
 from cmrc.verification.evidence import Evidence, Readout, compare

@@ -32,7 +32,7 @@ import cmrc
 from cmrc.errors import ResidueError
 from cmrc.hosts.fx.host import to_numpy
 from cmrc.ir.graph import Array, Graph, Literal, Tensor
-from cmrc.program.plan import Do
+from cmrc.program.do import Do
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 RUNS = [

@@ -392,7 +392,7 @@ def test_a_plot_needs_scores(folder: Path) -> None:
 
 
 def test_plans_that_differ_in_values_or_kind_are_told_apart(program: cmrc.Program) -> None:
-    from cmrc.program.plan import difference
+    from cmrc.program.difference import difference
 
     first = cmrc.Plan(program).do("acts.0", units=[0, 1], constant=[1.0, 2.0])
     second = cmrc.Plan(program).do("acts.0", units=[0, 1], constant=[1.0, 2.5])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cmrc
-from cmrc.program.plan import from_ranges, to_ranges
+from cmrc.program.plan_file import from_ranges, to_ranges
 
 
 class Net(nn.Module):

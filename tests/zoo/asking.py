@@ -20,7 +20,7 @@ from models import DYNAMIC, Entry, randomise
 import cmrc
 from cmrc.hosts.fx.ops import opname
 from cmrc.hosts.protocols import Host
-from cmrc.program.program import Site
+from cmrc.program.sites import Site
 
 REQUESTS = ("inner units", "heads", "both")
 HOSTS = ("torch", "ONNX")

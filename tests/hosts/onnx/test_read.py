@@ -20,7 +20,7 @@ from cmrc.ir.graph import Tensor
 from cmrc.ir.ops import MEANINGS
 from cmrc.ir.verify import verify_graph
 from cmrc.program.plan import Plan
-from cmrc.program.program import trace
+from cmrc.program.trace import trace
 
 
 def test_an_unknown_op_is_opaque_and_says_why() -> None:

@@ -1,0 +1,134 @@
+"""Try do's on the part of a model that they can reach, and say how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import GraphError
+from cmrc.ir.axes import Index
+from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.ops import as_dtype
+from cmrc.passes import pipeline as passes
+from cmrc.program.do import Do
+from cmrc.program.outcome import Ending, Outcome, SiteFolding
+
+# Ops that replacements pass: the neighbourhood follows them from a site to where a do is taken in or stops.
+PASSING = {"pointwise", "along", "reshape", "transpose", "expand", "concat", "select", "matmul", "attention"}
+
+
+def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:
+    """How these do's end in a neighbourhood of their values."""
+    try:
+        result = passes.run(put_dos(around, entries))
+    except GraphError as error:
+        return Outcome(Ending.STOPS, reason=error.reason)
+    if result.residue:
+        first = result.residue[0]
+        return Outcome(Ending.STOPS, node=first.stopped_at, op=first.stopped_op, reason=first.reason)
+    ends = dict.fromkeys(a.node for a in result.actions if a.rule != "dead_subgraph" and "into" in a.detail)
+    return Outcome(Ending.FOLDS, into=tuple(ends))
+
+
+def try_site(graph: Graph, value: str, axis: int) -> SiteFolding:
+    """Replace one unit of a site by a constant, and by an affine function of another."""
+    around = neighbourhood(graph, [value])
+    size = around.values()[value].shape[axis]
+    if not isinstance(size, int) or size < 2:
+        single = Outcome(Ending.SINGLE_UNIT)
+        return SiteFolding(single, single)
+    constant = Do("probe", value, axis, (0,), np.array([0.37]))
+    affine = Do("probe", value, axis, (0,), np.array([0.37]), (1,), np.array([[0.5]]))
+    return SiteFolding(dry_run(around, [constant]), dry_run(around, [affine]))
+
+
+def try_dos(graph: Graph, entries: Sequence[Do], *, earlier: Sequence[Do] = ()) -> Outcome:
+    """How these do's end alone; where they stop, whether they fold beside those before them."""
+    alone = dry_run(neighbourhood(graph, [entry.value for entry in entries]), entries)
+    if alone.folds or not earlier:
+        return alone
+    every = [*earlier, *entries]
+    beside = dry_run(neighbourhood(graph, [entry.value for entry in every]), every)
+    return beside if beside.folds else alone
+
+
+def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
+    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do."""
+    by_value: dict[str, list[tuple[int, Do]]] = {}
+    for i, entry in enumerate(entries):
+        by_value.setdefault(entry.value, []).append((i, entry))
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+
+    def chain(value: Value) -> None:
+        name = value.name
+        for i, entry in by_value[value.name]:
+            output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
+            slab = entry.constant
+            if slab.ndim == 1:
+                slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
+            slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
+            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units), "sources": (i,)}
+            inputs: tuple[Any, ...] = (name, literal(slab))
+            if entry.weight is not None:
+                attrs["parents"] = entry.parents
+                inputs = (*inputs, literal(entry.weight))
+            nodes.append(Node("do", inputs, (output,), attrs, path=entry.site))
+            name = output.name
+        renamed[value.name] = name
+
+    for value in graph.inputs:
+        if value.name in by_value:
+            chain(value)
+    for node in graph.nodes:
+        if not renamed.keys().isdisjoint(node.values()):
+            node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
+        nodes.append(node)
+        for value in node.outputs:
+            if value.name in by_value:
+                chain(value)
+    return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))
+
+
+def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
+    """The nodes that do's at these values, and the selects they leave, can reach."""
+    producers = {v.name: node for node in graph.nodes for v in node.outputs}
+    consumers = graph.consumers()
+    wanted: dict[str, Node] = {}
+    down, up, seen_up = list(values), list(values), set[str]()
+    seen_down: set[str] = set()
+    while down:
+        name = down.pop()
+        if name in seen_down:
+            continue
+        seen_down.add(name)
+        for reader in consumers[name]:
+            wanted[reader.name] = reader
+            up.extend(o for o in reader.values() if o != name)
+            grouped = reader.op == "conv" and reader.attrs["groups"] > 1
+            if reader.op in PASSING or grouped:
+                down.extend(v.name for v in reader.outputs)
+    while up:
+        name = up.pop()
+        if name in seen_up or name not in producers:
+            continue
+        seen_up.add(name)
+        node = producers[name]
+        wanted[node.name] = node
+        grouped = node.op == "conv" and node.attrs["groups"] > 1
+        if node.op in PASSING or grouped:
+            up.extend(node.values())
+        if name not in seen_down:  # whoever else reads it is why a select stops here
+            wanted.update({reader.name: reader for reader in consumers[name]})
+    nodes = tuple(node for node in graph.nodes if node.name in wanted)
+    computed = {v.name for node in nodes for v in node.outputs}
+    every = graph.values()
+    # A value that somebody outside reads counts as an output, unless it is past the reach of the do.
+    read = dict.fromkeys(o for node in nodes for o in node.values() if o not in computed)
+    inside = {node.name for node in nodes}
+    ends = [
+        n for n in computed if n in graph.outputs or not consumers[n] or any(r.name not in inside for r in consumers[n])
+    ]
+    return Graph(tuple(every[n] for n in read), nodes, tuple(n for n in every if n in set(ends)))

@@ -1,0 +1,217 @@
+"""What a user can point at in a model: values by name, the axis of their units, who makes and who reads them."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cmrc.errors import SiteError
+from cmrc.hosts.protocols import Host
+from cmrc.ir.axes import move, segments
+from cmrc.ir.graph import Graph, Node, Shape, Value
+from cmrc.program.outcome import SiteFolding
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A value and the axis whose positions are its units. `folding` is the result of a dry run, `folds` its text."""
+
+    name: str
+    value: str
+    op: str
+    axis: int
+    shape: Shape
+    consumers: tuple[str, ...] = ()
+    folding: SiteFolding | None = None
+    dtype: str = "float32"
+
+    @property
+    def units(self) -> int:
+        return int(self.shape[self.axis])
+
+    @property
+    def folds(self) -> str:
+        """What becomes of a replaced unit here, in words; empty without a dry run."""
+        return "" if self.folding is None else str(self.folding)
+
+
+@dataclass(eq=False, repr=False)
+class Sites:
+    """The values of a model and the sites among them. `Program` adds what one does with them."""
+
+    host: Host
+
+    @property
+    def graph(self) -> Graph:
+        return self.host.graph
+
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        return self.graph.values()
+
+    @cached_property
+    def inside(self) -> frozenset[str]:
+        """Values that the fused node which makes them goes on to read: they cannot be replaced."""
+        return frozenset(node.name for node in self.graph.nodes if "inside" in node.attrs)
+
+    @cached_property
+    def producers(self) -> dict[str, Node]:
+        return {value.name: node for node in self.graph.nodes for value in node.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[str, list[Node]]:
+        return self.graph.consumers()
+
+    @cached_property
+    def axes(self) -> dict[str, int]:
+        return unit_axes(self.graph)
+
+    @cached_property
+    def _titles(self) -> dict[str, str]:
+        """The name that reports use for a value: the innermost module that returns it, else its own."""
+        best: dict[str, str] = {}
+        for alias, values in self.host.names.items():
+            if len(values) != 1:
+                continue
+            value = values[0]
+            module = alias != value and "/" not in alias and alias == self._path(value, alias)
+            if module and len(alias) > len(best.get(value, "")):
+                best[value] = alias
+        return best
+
+    def _path(self, value: str, alias: str) -> str:
+        node = self.producers.get(value)
+        path = node.path if node is not None else ""
+        return alias if path and (alias == path or alias.rpartition("@")[0] == path) else ""
+
+    def title(self, value: str) -> str:
+        return self._titles.get(value, value)
+
+    def list_sites(self, pattern: str = "*") -> list[Site]:
+        """Every site that the pattern means, in the order of the graph."""
+        wanted = None if pattern == "*" else {site.value for site in self.find(pattern)}
+        return [
+            self._site(name)
+            for name in self.values
+            if name in self.axes and name not in self.inside and (wanted is None or name in wanted)
+        ]
+
+    def _site(self, value: str, *, axis: int | None = None, name: str = "") -> Site:
+        node = self.producers.get(value)
+        consumers = tuple(dict.fromkeys(reader.label for reader in self.consumers[value]))
+        if value in self.graph.outputs:
+            consumers = (*consumers, "output")
+        place = self.axes.get(value, 0) if axis is None else axis
+        op, known = node.kind if node else "input", self.values[value]
+        return Site(name or self.title(value), value, op, place, known.shape, consumers, dtype=known.dtype)
+
+    def find(self, pattern: str, *, at: str = "") -> list[Site]:
+        """The sites that a name or a glob means. A name that means none or several is an error."""
+        names = self.host.names
+        values = self._values_called(pattern)
+        if pattern in names and len(values) > 1:
+            calls = [f"{pattern}@{i}" for i in range(len(values))]
+            raise SiteError(
+                f"{pattern!r} is called {len(values)} times, each call is its own site",
+                at=at,
+                fix=f"name one: {', '.join(calls)}",
+            )
+        if not values:
+            near = difflib.get_close_matches(pattern, list(names), n=5, cutoff=0.5)
+            fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
+            within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.attrs.get("bodies")]
+            inside = f"; what lies inside the bodies of {', '.join(within)} is no site" if within else ""
+            raise SiteError(f"no site is called {pattern!r}{inside}", at=at, fix=fix)
+        single = len(values) == 1 and pattern in names
+        return [self.site_of(value, None, pattern if single else "", at=at) for value in values]
+
+    def _values_called(self, pattern: str) -> list[str]:
+        """The values of this name; of a glob, those that have units, in the order of the graph."""
+        names = self.host.names
+        if pattern in names:
+            return list(dict.fromkeys(names[pattern]))
+        if not any(c in pattern for c in "*?["):
+            return []
+        aliases = [alias for alias in names if fnmatch.fnmatchcase(alias, pattern)]
+        values = {value for alias in aliases for value in names[alias] if value in self.axes}
+        return [value for value in self.values if value in values]
+
+    def site_of(self, value: str, axis: int | None, name: str = "", *, at: str = "") -> Site:
+        """The site at a value, by its own name."""
+        known = self.values.get(value)
+        if value in self.inside:
+            maker = self.producers[value]
+            op = str(maker.attrs["inside"])
+            raise SiteError(
+                f"the node goes on to read {value!r} itself, so that it cannot be replaced",
+                node=maker.label,
+                op=op,
+                at=at,
+                fix=f"name a value before or after it, or trace the model as it was before {op} was fused",
+            )
+        if known is None:
+            near = difflib.get_close_matches(value, list(self.values), n=5, cutoff=0.5)
+            raise SiteError(
+                f"the model has no value {value!r}", at=at, fix=f"near matches: {', '.join(near)}" if near else ""
+            )
+        if axis is None and value not in self.axes:
+            axis = len(known.shape) - 1
+        if not known.shape or not known.dtype.startswith(("float", "bfloat")):
+            node = self.producers.get(value)
+            raise SiteError(
+                f"is {known.dtype} of shape {list(known.shape)}, it has no units",
+                node=name or value,
+                op=node.kind if node else "input",
+                at=at,
+                fix="name a floating-point value with at least one axis",
+            )
+        return self._site(value, axis=axis, name=name)
+
+
+def unit_axes(graph: Graph) -> dict[str, int]:
+    """The axis along which a value's units lie: where the last affine op put them, followed through the ops between."""
+    axes: dict[str, int] = {}
+    shapes = {name: value.shape for name, value in graph.values().items()}
+    tables = {node.name for node in graph.nodes if node.op == "embedding"}
+    for node in graph.nodes:
+        out = node.output
+        if not out.dtype.startswith(("float", "bfloat")) or not out.shape:
+            continue
+        axis = _unit_axis(node, shapes, axes, tables)
+        if axis is not None and isinstance(out.shape[axis], int):
+            axes[out.name] = axis
+    return axes
+
+
+def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int], tables: Collection[str]) -> int | None:
+    if node.op in ("linear", "conv"):
+        return int(node.attrs["axis"])
+    if node.op == "embedding":
+        return len(node.output.shape) - 1
+    if node.op == "matmul" and (node.inputs[0] in tables) != (node.inputs[1] in tables):  # weights looked up in a table
+        return len(node.output.shape) - (2 if node.inputs[0] in tables else 1)
+    if node.op == "attention" or (node.op == "matmul" and len(node.output.shape) > 3):  # its heads
+        return max(len(node.output.shape) - 3, 0)
+    known = [(o, axes[o]) for o in node.values() if o in axes]
+    if not known or node.op in ("opaque", "matmul"):
+        return None
+    name, axis = known[0]
+    if node.op == "transpose":
+        return int(node.attrs["perm"].index(axis))
+    if node.op in ("pointwise", "expand"):
+        return axis + len(node.output.shape) - len(shapes[name])
+    if node.op == "along" and node.attrs.get("drop"):
+        return None if axis in node.attrs["axes"] else axis - sum(a < axis for a in node.attrs["axes"])
+    if node.op == "reshape":
+        moved = move(shapes[name], node.output.shape, axis, (0,))
+        if not isinstance(moved, str):
+            return moved.axis
+        for segment in segments(shapes[name], node.output.shape):
+            if segment.before[0] <= axis < segment.before[1]:
+                wide = [i for i in range(*segment.after) if node.output.shape[i] != 1]
+                return wide[0] if wide else (segment.after[0] if segment.after[0] < segment.after[1] else None)
+        return None
+    return axis
