@@ -1,11 +1,26 @@
-"""Every error that a user can meet, one class a kind: what, where, why, and the way out.
+"""Every error that a user can meet, one class per kind: what, where, why, and the way out.
 
 do-shape: %blocks.3.mlp.act (gelu): the plan gives 3 constants for 384 units
   at plan.json: do[2]
   fix: give one constant per replaced unit, or one for all
+
+A fix speaks Python, and spells a keyword as `name=value`: the command line turns that into its flag (cmrc/cli/wording.py).
 """
 
 from __future__ import annotations
+
+
+def message(kind: str, reason: str, *, node: str, op: str, at: str, fix: str) -> str:
+    """The whole text of an error, as above."""
+    where = f" %{node}" if node else ""
+    if node and op:
+        where += f" ({op})"
+    lines = [f"{kind}:{where}{':' if where else ''} {reason}"]
+    if at:
+        lines.append(f"  at {at}")
+    if fix:
+        lines.append(f"  fix: {fix}")
+    return "\n".join(lines)
 
 
 class CmrcError(Exception):
@@ -15,18 +30,7 @@ class CmrcError(Exception):
 
     def __init__(self, reason: str, *, node: str = "", op: str = "", at: str = "", fix: str = "") -> None:
         self.reason, self.node, self.op, self.at, self.fix = reason, node, op, at, fix
-        super().__init__(self._text())
-
-    def _text(self) -> str:
-        where = f" %{self.node}" if self.node else ""
-        if self.node and self.op:
-            where += f" ({self.op})"
-        lines = [f"{self.kind}:{where}{':' if where else ''} {self.reason}"]
-        if self.at:
-            lines.append(f"  at {self.at}")
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
-        return "\n".join(lines)
+        super().__init__(message(self.kind, reason, node=node, op=op, at=at, fix=fix))
 
 
 class GraphError(CmrcError):

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson
+from cmrc.cli.options import AsJson, parse_sizes
 from cmrc.cli.terminal import bar, columns, reported
-from cmrc.hosts.inputs import parse_sizes
 from cmrc.hosts.onnx.bench import PROVIDERS, Bench, bench
 
 app = typer.Typer(add_completion=False)

@@ -11,10 +11,10 @@ import numpy as np
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Data, Model, PlanFile, Sizes
+from cmrc.cli.options import AsJson, Data, Model, PlanFile, Sizes, parse_sizes
 from cmrc.cli.terminal import fail, reported
 from cmrc.errors import InputError
-from cmrc.hosts.inputs import parse_sizes, random_inputs, require_known
+from cmrc.hosts.inputs import random_inputs, require_known
 from cmrc.program.lower import compare
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program

@@ -38,7 +38,7 @@ def lower_command(
     """Lower a model by a plan and write the smaller one."""
     with reported(as_json):
         if residue not in ("error", "keep"):
-            raise CmrcError(f"--residue is {residue!r}", fix="say error or keep")
+            raise CmrcError(f"--residue is {residue!r}", fix="write --residue error or --residue keep")
         require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
 
         def show(name: str, graph: Graph) -> None:

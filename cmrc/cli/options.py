@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cmrc.errors import InputError
 
 Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
 PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
@@ -36,3 +39,14 @@ PositionsOption = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even where it is one of the inputs.")]
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """batch=4, as often as there are sizes."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdigit() or not int(number):
+            raise InputError(f"--size {text!r} is not understood", fix="write it as name=4")
+        sizes[name] = int(number)
+    return sizes

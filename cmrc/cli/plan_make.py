@@ -68,7 +68,7 @@ def plan_make(
         if budget is not None:
             of, _, amount = budget.partition("=")
             if not amount:
-                raise RecipeError(f"--budget {budget} says not how much", fix=f"write --budget {of}=0.5")
+                raise RecipeError(f"--budget {of} needs an amount", fix=f"write --budget {of}=0.5")
             options["budget"] = {"of": of, "amount": as_amount(amount)}
         options = {name: value for name, value in options.items() if value is not None}
         known = Stats.load(stats) if stats is not None else None

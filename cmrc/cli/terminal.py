@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from cmrc.errors import CheckError, CmrcError, ResidueError
+from cmrc.cli.wording import on_the_command_line
+from cmrc.errors import CheckError, CmrcError, ResidueError, message
 
 WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
@@ -26,18 +27,11 @@ def reported(as_json: bool) -> Iterator[None]:
     try:
         yield
     except CmrcError as error:
+        parts = on_the_command_line(error)
         if as_json:
-            told = {
-                "kind": error.kind,
-                "node": error.node,
-                "op": error.op,
-                "reason": error.reason,
-                "at": error.at,
-                "fix": error.fix,
-            }
-            print(json.dumps({"error": told}, indent=1))
+            print(json.dumps({"error": parts}, indent=1))
         else:
-            err.print(str(error), markup=False, soft_wrap=True)
+            err.print(message(**parts), markup=False, soft_wrap=True)
         raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
 
 

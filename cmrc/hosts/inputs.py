@@ -11,23 +11,15 @@ from cmrc.ir.graph import Array, Value
 from cmrc.ir.ops import numpy_dtype
 
 
-def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """batch=4, as often as there are sizes."""
-    found: dict[str, int] = {}
-    for text in texts:
-        name, _, number = text.rpartition("=")
-        if not name or not number.isdigit() or not int(number):
-            raise InputError(f"--size {text!r} is not understood", fix="write it as name=4")
-        found[name] = int(number)
-    return found
-
-
 def require_known(sizes: Mapping[str, int], values: Sequence[Value]) -> None:
     """That somebody has such sizes: one that is misspelt would count for nothing."""
     known = sorted({str(n) for value in values for n in value.shape if not isinstance(n, int)})
     for name in sizes:
         if name not in known:
-            raise InputError(f"no input has a size {name!r}", fix=f"known at run time are {', '.join(known) or 'none'}")
+            raise InputError(
+                f"no input has a size {name!r}",
+                fix=f"the dynamic sizes are {', '.join(known)}" if known else "every size of its inputs is fixed",
+            )
 
 
 def random_inputs(
@@ -46,7 +38,7 @@ def random_inputs(
             if known is None:
                 raise InputError(
                     f"the size {str(number)!r} of input {value.name!r} is known only at run time",
-                    fix=f"give it: --size {number}=128",
+                    fix=f"give it: sizes={{{str(number)!r}: 128}}",
                 )
             shape.append(known)
         floating = value.dtype.startswith(("float", "bfloat"))

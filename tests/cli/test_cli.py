@@ -146,7 +146,7 @@ def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path
     assert told.stderr == (
         "residue: %output (output): a replacement cannot pass: it is an output of the model\n"
         "  at bad.json: do[0] (head)\n"
-        '  fix: leave that site out, choose another, or allow what stays at run time with residue="keep"\n'
+        "  fix: leave that site out, choose another, or allow what stays at run time with --residue keep\n"
     )
     assert Path("small.onnx").read_bytes() == b"what was there before"
     assert cli("lower", "model.onnx", "bad.json", "-o", "small.onnx", "--residue", "keep").exit_code == 0
@@ -171,7 +171,7 @@ def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path
         ),
         (
             ("lower", "model.onnx", "plan.json", "-o", "x.onnx", "--residue", "maybe"),
-            "error: --residue is 'maybe'\n  fix: say error or keep\n",
+            "error: --residue is 'maybe'\n  fix: write --residue error or --residue keep\n",
         ),
         (
             ("inspect", "model.onnx", "--sites", "act9"),
@@ -190,9 +190,9 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("bench", "model.onnx", "--sessions", "0"), "input: --sessions is 0\n  fix: ask for at least one\n"),
-        (("bench", "model.onnx", "--rounds", "0"), "input: --rounds is 0\n  fix: ask for at least one\n"),
-        (("bench", "model.onnx", "--batch", "0"), "input: --batch is 0\n  fix: ask for at least one\n"),
+        (("bench", "model.onnx", "--sessions", "0"), "input: --sessions 0 is too few\n  fix: ask for at least one\n"),
+        (("bench", "model.onnx", "--rounds", "0"), "input: --rounds 0 is too few\n  fix: ask for at least one\n"),
+        (("bench", "model.onnx", "--batch", "0"), "input: --batch 0 is too few\n  fix: ask for at least one\n"),
         (("bench", "."), "host: there is no file .\n  fix: give paths of ONNX files\n"),
         (
             ("check", "model.onnx", "model.onnx", "plan.json", "--size", "batch=0"),
@@ -200,11 +200,11 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
         ),
         (
             ("check", "model.onnx", "model.onnx", "plan.json", "--size", "rows=3"),
-            "input: no input has a size 'rows'\n  fix: known at run time are batch\n",
+            "input: no input has a size 'rows'\n  fix: the dynamic sizes are batch\n",
         ),
         (
             ("bench", "model.onnx", "--size", "rows=3"),
-            "input: no input has a size 'rows'\n  fix: known at run time are batch\n",
+            "input: no input has a size 'rows'\n  fix: the dynamic sizes are batch\n",
         ),
         (
             ("plan", "model.onnx", "-o", "x.json", "--keep", "act1=0.5", "--keep", "0.7"),
@@ -216,7 +216,7 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
         ),
         (
             ("plan", "model.onnx", "-o", "x.json", "--budget", "macs"),
-            "recipe: --budget macs says not how much\n  fix: write --budget macs=0.5\n",
+            "recipe: --budget macs needs an amount\n  fix: write --budget macs=0.5\n",
         ),
     ],
 )

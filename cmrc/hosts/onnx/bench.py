@@ -8,6 +8,7 @@ the work: what else the machine does at the time counts less.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def bench(
             raise HostError(f"there is no file {path}", fix="give paths of ONNX files")
     for name, number in (("batch", batch), ("threads", threads), ("sessions", sessions), ("rounds", rounds)):
         if number < 1:
-            raise InputError(f"--{name} is {number}", fix="ask for at least one")
+            raise InputError(f"{name}={number} is too few", fix="ask for at least one")
     wanted = PROVIDERS.get(provider.lower(), provider)
     taken = {name: declared(path) for name, path in files.items()}
     require_known(sizes or {}, [value for values in taken.values() for value in values])
@@ -135,10 +136,28 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
         raise HostError(f"onnxruntime refuses {path}: {str(error).strip().splitlines()[-1]}") from error
     if provider not in session.get_providers():  # it falls back without an error
         raise HostError(
-            f"onnxruntime cannot run on {provider} here: it would use {', '.join(session.get_providers())}",
-            fix="see onnxruntime.get_available_providers(), or leave --provider out",
+            f"onnxruntime cannot run on {provider} here: {why_not(provider)}",
+            fix=(
+                "pip install 'cmrc[gpu]' in place of 'cmrc[cpu]', and 'onnxruntime-gpu[cuda,cudnn]' for the libraries; "
+                'or take provider="cpu"'
+            ),
         )
     return session
+
+
+def why_not(provider: str) -> str:
+    """Why a provider did not start: it is not in this build, or a library of its own is missing, which the loader names."""
+    import onnxruntime
+
+    if provider not in onnxruntime.get_available_providers():
+        return "this build of onnxruntime is without it"
+    name = provider.removesuffix("ExecutionProvider").lower()
+    library = Path(onnxruntime.__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return "it did not start; is there a device?"
 
 
 def declared(path: Path) -> list[Value]:
@@ -167,7 +186,7 @@ def inputs_for(
         samples |= {known[n] if isinstance(n, str) else int(n) for n in first}
     if samples and batch not in samples:
         least = min(samples)
-        raise InputError(f"{path} takes {least} samples at a time, not {batch}", fix=f"--batch {least}")
+        raise InputError(f"{path} takes {least} samples at a time, not {batch}", fix=f"run it with batch={least}")
     return random_inputs(values, known, seed, default=None)
 
 
@@ -234,7 +253,7 @@ def repeats_for(session: Any, feed: Feeds, path: Path) -> int:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
             told = str(error).strip().splitlines()[-1]
             raise HostError(
-                f"{path} does not run on inputs {shapes}: {told}", fix="give sizes that it takes: --batch, --size"
+                f"{path} does not run on inputs {shapes}: {told}", fix="give sizes that it takes: batch=, sizes="
             ) from error
         seconds.append(time.perf_counter() - begin)
     return max(1, round(LONG_ENOUGH / min(seconds)))

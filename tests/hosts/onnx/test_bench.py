@@ -99,7 +99,7 @@ def test_inputs_have_the_declared_types_and_the_sizes_that_are_given(tmp_path: P
     with pytest.raises(InputError) as caught:
         inputs_for(path, declared(path), 4, {"tokens": 7}, 0)
     assert str(caught.value) == (
-        "input: the size 'x.1' of input 'x' is known only at run time\n  fix: give it: --size x.1=128"
+        "input: the size 'x.1' of input 'x' is known only at run time\n  fix: give it: sizes={'x.1': 128}"
     )
 
 
@@ -108,11 +108,13 @@ def test_a_batch_that_the_file_does_not_take_is_refused(tmp_path: Path) -> None:
     assert bench([path], batch=2, sessions=1, rounds=1).samples == 2
     with pytest.raises(InputError) as caught:
         bench([path], batch=3)
-    assert str(caught.value) == f"input: {path} takes 2 samples at a time, not 3\n  fix: --batch 2"
+    assert str(caught.value) == f"input: {path} takes 2 samples at a time, not 3\n  fix: run it with batch=2"
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_fallback() -> None:
-    with pytest.raises(HostError, match="cannot run on CUDAExecutionProvider here: it would use CPUExecutionProvider"):
+    with pytest.raises(
+        HostError, match="cannot run on CUDAExecutionProvider here: this build of onnxruntime is without it"
+    ):
         bench([DIGITS], provider="cuda")
 
 

@@ -1,0 +1,66 @@
+"""Errors in the words of the command line: the library speaks of keywords, whoever calls `cmrc` types flags.
+
+    allow what stays with residue="keep"        allow what stays with --residue keep
+    calibrate with need=[..., "scatter"]        calibrate with --need scatter
+    program.sites() lists the names             `cmrc inspect` lists the names
+
+An error spells a keyword as `name=value`, or `name=` where the value is up to the caller. A test holds the flags below against
+the options that the commands really have, and finds errors that speak of a keyword for which there is no flag.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cmrc.errors import CmrcError
+
+# Keywords whose flag is the same word; then those that are called otherwise.
+SAME = (
+    "batch", "certify", "class_axis", "controls", "counted", "data", "delta", "held_out", "keep", "loss", "need", "output",
+    "plot", "positions", "preset", "provider", "reads", "recipe", "residue", "rounds", "seed", "sessions", "site", "sites",
+    "stats", "swaps", "threads", "tolerance", "until",
+)  # fmt: skip
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"size": "--batch", "sizes": "--size"}
+
+# What only Python has, and what stands for it on the command line.
+PHRASES = {
+    "`cmrc inspect` or program.sites()": "`cmrc inspect`",
+    "program.annotate(plan)": "`cmrc annotate` the model",
+    "`Plan.save`": "`cmrc plan`",
+    "`Stats.save`": "`cmrc calibrate`",
+    "cmrc.plan": "`cmrc plan`",
+}
+
+_NAMES = "|".join(FLAGS)
+_KEYWORD = re.compile(rf"""(?<![\w'"`-])({_NAMES})=(?:\[\.\.\., )?(["']?)([^\s"'\],;()]*)\2\]?""")
+_SIZES = re.compile(r"""sizes=\{(["'])(.+?)\1: (\w+)\}""")
+
+
+def in_flags(text: str) -> str:
+    """A fix with flags instead of keywords. One that names flags already was written for the command line."""
+    if "--" in text:
+        return text
+    for phrase, command in PHRASES.items():
+        text = text.replace(phrase, command)
+    return _KEYWORD.sub(_flag, _SIZES.sub(r"--size \2=\3", text))
+
+
+def reason_in_flags(text: str) -> str:
+    """The same of a reason, only at its start: further on it may quote names of the user."""
+    return _KEYWORD.sub(_flag, text, count=1) if _KEYWORD.match(text) else text
+
+
+def _flag(match: re.Match[str]) -> str:
+    return f"{FLAGS[match[1]]} {match[3]}".rstrip()
+
+
+def on_the_command_line(error: CmrcError) -> dict[str, str]:
+    """The parts of an error, for somebody who typed a command."""
+    return {
+        "kind": error.kind,
+        "node": error.node,
+        "op": error.op,
+        "reason": reason_in_flags(error.reason),
+        "at": error.at,
+        "fix": in_flags(error.fix),
+    }
