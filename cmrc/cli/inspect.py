@@ -1,30 +1,44 @@
-"""`cmrc inspect`: the sites of a model, its groups, or its IR."""
+"""`cmrc inspect`: what a model takes, gives and costs, and its sites; or its groups; or its IR."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, Model
-from cmrc.cli.terminal import bar, columns, reported
+from cmrc.cli.terminal import bar, columns, listed, reported, shortened
+from cmrc.ir.graph import Value
 from cmrc.ir.text import to_text
 from cmrc.program.program import Program
+from cmrc.program.reach import last_of_each_run, reach
+from cmrc.program.sites import Site
 from cmrc.program.trace import trace
 
 app = typer.Typer(add_completion=False)
+
+SHOWN = 20  # sites, unless more are asked for
+WIDTH = 100  # characters of a cell
 
 
 @app.command()
 def inspect(
     model: Model,
     sites: Annotated[str, typer.Option(help="Only sites (or groups) whose name matches this glob.")] = "*",
-    ir: Annotated[bool, typer.Option("--ir", help="Print the intermediate representation and nothing else.")] = False,
+    foldable: Annotated[
+        bool, typer.Option("--foldable", help="List every site that folds, not only the best.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List every site, in the order of the model.")] = False,
     groups: Annotated[
         bool, typer.Option("--groups", help="What is coupled with what, and why, instead of the sites.")
     ] = False,
+    ir: Annotated[bool, typer.Option("--ir", help="Print the intermediate representation and nothing else.")] = False,
     folds: Annotated[
         bool, typer.Option(help="Find out for every site how a replaced unit folds (a dry run each).")
     ] = True,
@@ -39,35 +53,128 @@ def inspect(
         if groups:
             inspect_groups(program, sites, folds, as_json)
             return
-        plain = program.sites(sites, folds=False)
-        found = [program.describe(site) for site in bar(plain, None, "dry runs")] if folds else plain
+        every = program.sites(sites, folds=False)
+        if folds:
+            every = [program.describe(site) for site in bar(every, len(every), "dry runs")]
         if as_json:
-            rows = [
-                {"name": s.name, "value": s.value, "op": s.op, "axis": s.axis, "units": s.units, "shape": list(s.shape),
-                 "consumers": list(s.consumers), "folds": s.folds} for s in found
-            ]  # fmt: skip
-            ops = program.fingerprint.ops
-            print(
-                json.dumps(
-                    {"model": str(model), "digest": program.fingerprint.digest, "ops": ops, "sites": rows}, indent=1
-                )
-            )
+            print(json.dumps(document(program, model, [s for s in every if does_fold(s) or not foldable]), indent=1))
             return
-        table = columns("site", "op", "axis", "units", "read by", "a replaced unit")
-        for s in found:
-            table.add_row(s.name, s.op, str(s.axis), str(s.units), ", ".join(s.consumers), s.folds)
-        terminal.out.print(table)
-        cost = program.cost()
-        terminal.out.print(
-            f"{len(found)} sites; {cost.parameters:,} parameters, {cost.macs:,} MACs (sizes of run time count as 1)"
+        show_model(program, model)
+        show_summary(program, every, folds)
+        show_sites(program, every, everything=everything or not folds or sites != "*", foldable=foldable)
+
+
+def does_fold(site: Site) -> bool:
+    return site.folding is not None and site.folding.constant.folds
+
+
+def folds_both_ways(site: Site) -> bool:
+    return site.folding is not None and site.folding.folds
+
+
+def document(program: Program, model: Path, sites: Sequence[Site]) -> dict[str, Any]:
+    """Everything, with whole names."""
+    rows = [
+        {"name": s.name, "value": s.value, "op": s.op, "axis": s.axis, "units": s.units, "shape": list(s.shape),
+         "consumers": list(s.consumers), "folds": s.folds, "reach": asdict(reach(program, [s]))} for s in sites
+    ]  # fmt: skip
+    inputs, outputs = ends(program)
+    return {
+        "model": str(model),
+        "digest": program.fingerprint.digest,
+        "ops": program.fingerprint.ops,
+        "inputs": [asdict(value) for value in inputs],
+        "outputs": [asdict(value) for value in outputs],
+        "cost": asdict(program.cost()),
+        "foldable": sum(map(does_fold, sites)),
+        "reach": asdict(reach(program, [site for site in sites if does_fold(site)])),
+        "sites": rows,
+    }
+
+
+def ends(program: Program) -> tuple[Sequence[Value], list[Value]]:
+    return program.graph.inputs, [program.values[name] for name in program.graph.outputs]
+
+
+def show_model(program: Program, model: Path) -> None:
+    """What it takes, what it gives, and what it costs."""
+    inputs, outputs = ends(program)
+    cost = program.cost()
+    dynamic = sorted({str(n) for value in inputs for n in value.shape if not isinstance(n, int)})
+    note = f" (with {', '.join(dynamic)} = 1)" if dynamic else ""
+    for word, values in (("inputs", inputs), ("outputs", outputs)):
+        told = listed([f"{v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values], 4)
+        terminal.out.print(f"{word:<8} {told}", markup=False)
+    terminal.out.print(
+        f"{'size':<8} {cost.parameters:,} parameters, {cost.bytes:,} bytes, {cost.macs:,} MACs{note}", markup=False
+    )
+
+
+def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
+    """How many sites there are, how many fold, and what they reach; or why there are none."""
+    if not sites:
+        terminal.out.print(f"{'sites':<8} none: {why_none(program)}", markup=False)
+        return
+    if not folds:
+        terminal.out.print(f"{'sites':<8} {len(sites)}", markup=False)
+        return
+    foldable = [site for site in sites if does_fold(site)]
+    constants = sum(not folds_both_ways(site) for site in foldable)
+    alone = f" ({constants} of them for constants only)" if constants else ""
+    if foldable:
+        reached = reach(program, foldable)
+        told = (
+            f"fold{alone}; they reach {reached.share_of_parameters:.0%} of the parameters "
+            f"and {reached.share_of_macs:.0%} of the MACs"
         )
+    else:
+        reasons = Counter(site.folding.constant.reason or str(site.folding.constant) for site in sites if site.folding)
+        reason, count = reasons.most_common(1)[0]
+        told = f"fold; most often ({count} times) because: {reason}"
+    terminal.out.print(f"{'sites':<8} {len(sites)}, of which {len(foldable) or 'none'} {told}", markup=False)
+
+
+def why_none(program: Program) -> str:
+    """A model without sites: what it lacks, or which ops cmrc does not know."""
+    unknown = Counter(node.kind for node in program.graph.nodes if node.op == "opaque")
+    if not any(node.op in ("linear", "conv", "embedding", "matmul", "attention") for node in program.graph.nodes):
+        ops = listed([f"{count} {kind}" for kind, count in unknown.most_common()], 4)
+        lacks = "the model has no linear op and no convolution whose weights are stored in it"
+        return f"{lacks}; ops that cmrc does not know: {ops}" if ops else lacks
+    return "no value has an axis of units whose size is fixed"
+
+
+def show_sites(program: Program, sites: Sequence[Site], *, everything: bool, foldable: bool) -> None:
+    """The best that fold: for both kinds of replacement first, then by how much they reach. Or all of them."""
+    folding = [site for site in sites if does_fold(site)]
+    shown = sites if everything else folding
+    if not (everything or foldable):
+        best = last_of_each_run(program, folding)
+        shown = sorted(best, key=lambda site: (not folds_both_ways(site), -reach(program, [site]).parameters))[:SHOWN]
+    if not shown:
+        if sites:
+            terminal.out.print(
+                "\n`cmrc inspect --all` lists them, each with the reason; --groups shows what is coupled"
+            )
+        return
+    table = columns("site", "op", "axis", "units", "reach", "read by", "a replaced unit")
+    for site in shown:
+        share = f"{reach(program, [site]).share_of_parameters:.0%}"
+        readers, end = listed(site.consumers, 3), shortened(site.folds, WIDTH)
+        table.add_row(site.name, site.op, str(site.axis), str(site.units), share, readers, end)
+    terminal.out.print()
+    terminal.out.print(table)
+    if len(shown) < len(folding):
+        terminal.out.print(f"\nthe {len(shown)} best; --foldable lists all {len(folding)} that fold, --all every site")
+    elif len(shown) < len(sites):
+        terminal.out.print(f"\n--all lists the other {len(sites) - len(shown)} sites too")
 
 
 def inspect_groups(program: Program, pattern: str, folds: bool, as_json: bool) -> None:
-    found = program.groups(pattern, folds=folds)
+    groups = program.groups(pattern, folds=folds)
     if as_json:
-        print(json.dumps({"groups": [group.to_json() for group in found]}, indent=1))
+        print(json.dumps({"groups": [group.to_json() for group in groups]}, indent=1))
         return
-    for group in found:
+    for group in groups:
         terminal.out.print(str(group), markup=False)
-    terminal.out.print(f"{len(found)} groups")
+    terminal.out.print(f"{len(groups)} groups")

@@ -19,6 +19,7 @@ from cmrc.errors import SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
+from cmrc.program.reach import last_of_each_run
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import SIZE, Batch, as_array, batches, length
 from cmrc.statistics.curvature import Derivatives, derivatives
@@ -139,19 +140,12 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if patterns == ["*"]:
         found = [site for site in program.sites() if site.folding is not None and site.folding.folds and site.units > 1]
-        # Of the values between one affine op and the next, the last one counts: it is what the next op reads.
-        return [site for site in found if not _passed_on(program, site, found)]
+        return last_of_each_run(program, found)
     order = {name: i for i, name in enumerate(program.values)}
     named = {site.value: site for pattern in patterns for site in program.find(pattern)}
     if not named:
         raise SiteError("no site was named", fix="name sites, or globs of them")
     return sorted(named.values(), key=lambda site: order[site.value])
-
-
-def _passed_on(program: Program, site: Site, found: Sequence[Site]) -> bool:
-    values = {other.value for other in found}
-    readers = program.consumers[site.value]
-    return len(readers) == 1 and readers[0].op not in ("linear", "conv") and readers[0].name in values
 
 
 def _position(positions: Positions | Mapping[str, Positions], site: Site) -> Positions:

@@ -1,0 +1,78 @@
+"""How much of a model its sites reach: the ops that make or read their units, which lose rows and columns with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cmrc.ir.cost import macs
+from cmrc.ir.graph import Node, Tensor
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
+
+WITH_WEIGHTS = ("linear", "conv", "embedding")  # units begin and end at these
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Parameters and multiply-accumulates of the ops that sites reach, and their shares of the model's."""
+
+    parameters: int
+    macs: int
+    share_of_parameters: float
+    share_of_macs: float
+
+
+def reach(program: Program, sites: Iterable[Site]) -> Reach:
+    """What the units of these sites touch. An op that several of them reach counts once."""
+    nodes = {node.name: node for site in sites for node in ops_around(program, site)}
+    shapes = {name: value.shape for name, value in program.values.items()}
+    tensors = {
+        operand: None
+        for node in nodes.values()
+        for operand in node.inputs
+        if operand is not None and not isinstance(operand, str)
+    }
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors if _counts(tensor))
+    products = sum(macs(node, shapes, {}) for node in nodes.values())
+    whole = program.cost()
+    return Reach(parameters, products, parameters / max(whole.parameters, 1), products / max(whole.macs, 1))
+
+
+def _counts(tensor: Tensor) -> bool:
+    return bool(tensor.shape)  # a number of its own is no parameter
+
+
+def ops_around(program: Program, site: Site) -> list[Node]:
+    """The ops that make the units of a site, back to those with weights, and those that read them, likewise."""
+    maker = program.producers.get(site.value)
+    return [*_walk(program, [maker] if maker else [], back=True), *_walk(program, program.consumers[site.value])]
+
+
+def _walk(program: Program, start: Sequence[Node], *, back: bool = False) -> list[Node]:
+    seen: dict[str, Node] = {}
+    waiting = list(start)
+    while waiting:
+        node = waiting.pop()
+        if node.name in seen:
+            continue
+        seen[node.name] = node
+        if node.op in WITH_WEIGHTS:
+            continue
+        if back:
+            waiting += [program.producers[name] for name in node.values() if name in program.producers]
+        else:
+            waiting += [reader for value in node.outputs for reader in program.consumers[value.name]]
+    return list(seen.values())
+
+
+def last_of_each_run(program: Program, sites: Sequence[Site]) -> list[Site]:
+    """Of sites with the same units, between one affine op and the next, the last: it is what the next op reads."""
+    values = {site.value for site in sites}
+
+    def passed_on(site: Site) -> bool:
+        readers = program.consumers[site.value]
+        return len(readers) == 1 and readers[0].op not in ("linear", "conv") and readers[0].name in values
+
+    return [site for site in sites if not passed_on(site)]
