@@ -48,7 +48,7 @@ from cmrc.verification.pieces import Pieces
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
-BUDGET = 256 * 2**20  # bytes of values that one chunk may take
+BUDGET = 32 * 2**20  # bytes of values that one chunk may take: more leave the cache
 HELD_AT_ONCE = 4  # values of a piece that a runtime holds at a time, as a rough bound for the budget
 
 

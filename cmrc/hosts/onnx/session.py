@@ -98,6 +98,8 @@ def _start(onnxruntime: Any, model: onnx_ir.Model, providers: Sequence[str]) -> 
     """A session; a model that does not fit in one message goes through a file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised, and reported in our own words
+    # A model cut at many sites is as many sessions; threads of one that spin for more work starve the others.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
         warnings.simplefilter("ignore")  # a provider that is not there: asked of the session itself
         if not is_large(model):
