@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cmrc.ir.axes import blocks, compress, count_by_group, spread
-from cmrc.ir.graph import Array, Graph, Node, Tensor, Value, literal
+from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
 from cmrc.ir.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriting.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
@@ -54,8 +54,8 @@ def relation_of(node: Node) -> Relation:
     rank, attrs = len(node.output.shape), node.attrs
     slab = slab_of(constant(value), attrs["axis"], rank)
     slab = spread(slab, attrs["axis"], len(attrs["units"]))
-    units, parents, sources = (tuple(attrs.get(name, ())) for name in ("units", "parents", "sources"))
-    return Relation(source, attrs["axis"], units, parents, slab, constant(weight), sources)
+    units, parents = tuple(attrs["units"]), tuple(attrs["parents"])
+    return Relation(source, attrs["axis"], units, parents, slab, constant(weight), node.marks.sources)
 
 
 def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> str:
@@ -67,14 +67,9 @@ def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> str:
 
 def _put(sweep: Sweep, value: Value, relation: Relation) -> None:
     output = Value(sweep.fresh(value.name, "do"), value.shape, value.dtype)
-    attrs = {
-        "axis": relation.axis,
-        "units": relation.units,
-        "parents": relation.parents,
-        "sources": relation.sources,
-    }
+    attrs = {"axis": relation.axis, "units": relation.units, "parents": relation.parents}
     tensors = (literal(compress(relation.slab, relation.axis)), literal(relation.weight))
-    sweep.emit(Node("do", (value.name, *tensors), (output,), attrs))
+    sweep.emit(Node("do", (value.name, *tensors), (output,), attrs, marks=Marks(sources=relation.sources)))
     sweep.redirected[value.name] = output.name
 
 
@@ -319,9 +314,10 @@ def _join(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
         weight,
         tuple(sorted({*relation.sources, *other.sources})),
     )
-    attrs = {**node.attrs, "units": joined.units, "parents": joined.parents, "sources": joined.sources}
+    attrs = {**node.attrs, "units": joined.units, "parents": joined.parents}
     tensors = (literal(compress(joined.slab, joined.axis)), literal(joined.weight))
-    sweep.emit(replace(node, inputs=(joined.source, *tensors), attrs=attrs))
+    marks = replace(node.marks, sources=joined.sources)
+    sweep.emit(replace(node, inputs=(joined.source, *tensors), attrs=attrs, marks=marks))
     return "joined with the next do"
 
 
@@ -333,9 +329,9 @@ def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> Declined | 
 
 
 def stop(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
-    if node.attrs.get("shape_only"):
+    if node.marks.shape_only is not None:
         return read_shape_only(sweep, node, relation)
-    return Declined(node.attrs.get("why") or f"{node.kind} is not an op that replacements can pass")
+    return Declined(node.marks.why or f"{node.kind} is not an op that replacements can pass")
 
 
 RULES: dict[str, Rule] = {

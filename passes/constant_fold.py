@@ -295,14 +295,15 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         later = known_of(node.with_inputs((fact.source, *node.inputs[1:])))
         named = set(later.units)
         first = [] if fact.units == later.units else [u for u in fact.units if u not in named]
-        attrs = {**node.attrs, "sources": tuple(sorted({*fact.sources, *later.sources}))}
+        attrs = dict(node.attrs)
+        marks = replace(node.marks, sources=tuple(sorted({*fact.sources, *later.sources})))
         slab = later.slab
         if first:
             slabs = [fact.at(first), later.full()]
             shape = [max(s.shape[d] for s in slabs) for d in range(slab.ndim)]
             parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
             slab, attrs["units"] = compress(np.concatenate(parts, axis=axis), axis), (*first, *later.units)
-        sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path))
+        sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path, marks))
         return "joined with the next do"
     if set(node.attrs["parents"]) & set(fact.units):
         return _join_constant_parents(sweep, node, facts)
@@ -408,9 +409,9 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
 
 
 def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    if node.attrs.get("shape_only"):
+    if node.marks.shape_only is not None:
         return runtime.read_shape_only(sweep, node, facts)
-    return Declined(node.attrs.get("why") or f"{node.kind} is not an op that replacements can pass")
+    return Declined(node.marks.why or f"{node.kind} is not an op that replacements can pass")
 
 
 RULES: dict[str, Rule] = {

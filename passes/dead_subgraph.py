@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
-from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import Graph, Marks, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.ops import take
 from cmrc.passes.rewriting.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
 
@@ -119,15 +119,20 @@ class Rise:
         return Graph(self.graph.inputs, tuple(reversed(self.settled.values())), outputs)
 
 
-COPY = {"fn": "identity", "vanishes": True}  # a node that only copies: its readers read its operand
+VANISHES = Marks(vanishes=True)
 Rule = Callable[[Rise, Node, int, Keep], Declined | Node]
 
 
 def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Node:
     before = node.output
     output = Value(before.name, narrowed(before.shape, axis, keep), before.dtype)
-    told = {**node.attrs, **attrs} if attrs else node.attrs
-    return Node(node.op, tuple(inputs), (output,), told, node.origin, node.path)
+    changed = {**node.attrs, **attrs} if attrs else node.attrs
+    return Node(node.op, tuple(inputs), (output,), changed, node.origin, node.path, node.marks)
+
+
+def _copy(inputs: Sequence[Operand], outputs: tuple[Value, ...]) -> Node:
+    """A node that only copies: it vanishes, and its readers read its operand."""
+    return Node("pointwise", tuple(inputs), outputs, {"fn": "identity"}, marks=VANISHES)
 
 
 # ---------------------------------------------------------------- rules
@@ -273,7 +278,7 @@ def rise_through_concat(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
         offset += size
     smaller = _shrunk(node, inputs, axis, keep)
     alone = len(inputs) == 1 and isinstance(inputs[0], str)
-    return Node("pointwise", smaller.inputs, smaller.outputs, COPY) if alone else smaller
+    return _copy(smaller.inputs, smaller.outputs) if alone else smaller
 
 
 def rise_through_select(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
@@ -286,8 +291,8 @@ def rise_through_select(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
         return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
     rest = tuple(node.attrs["keep"][k] for k in keep)
     if not node.origin and is_whole(rest, rise.shape(node.inputs[0])[axis]):
-        return replace(_shrunk(node, node.inputs, axis, keep), op="pointwise", attrs=COPY)
-    return _shrunk(node, node.inputs, axis, keep).with_attrs(keep=rest, touched=True)
+        return _copy(node.inputs, _shrunk(node, node.inputs, axis, keep).outputs)
+    return _shrunk(node, node.inputs, axis, keep).with_attrs(keep=rest).with_marks(touched=True)
 
 
 def rise_through_do(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
@@ -307,7 +312,7 @@ def rise_through_do(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined |
     if not left:  # nothing of the do is read: it is a plain copy of what stays, which its readers take directly
         output = replace(node.output, shape=narrowed(node.output.shape, axis, keep))
         inputs = (rise.select(x, axis, keep),)
-        return Node("pointwise", inputs, (output,), COPY)
+        return _copy(inputs, (output,))
     if weights and len(attrs["units"]) != rise.shape(weights[0])[0]:
         return Declined("an affine replacement of blocks stays here")
     along = axis if len(seen) == len(node.output.shape) else 0
@@ -342,7 +347,7 @@ def rise_through_attention(rise: Rise, node: Node, axis: int, keep: Keep) -> Dec
     q, k, v, *masks = node.inputs
     rank = len(node.output.shape)
     if axis == rank - 1:
-        if node.attrs.get("square"):
+        if node.marks.square:
             return Declined("its values have the size of its queries")
         return _shrunk(node, (q, k, rise.select(v, axis, keep), *masks), axis, keep)
     if axis == rank - 2 and node.attrs.get("causal"):
@@ -379,7 +384,7 @@ def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: Keep) -> Decl
 
 
 def stop(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
-    return Declined(node.attrs.get("why") or f"{node.kind} makes all of its units at once")
+    return Declined(node.marks.why or f"{node.kind} makes all of its units at once")
 
 
 RULES: dict[str, Rule] = {
@@ -410,7 +415,7 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
         return None
     if len(selects) < len(readers) and any(r.op != "select" and not _reads_other_sizes(r, selects) for r in readers):
         return None
-    if name not in rise.lost_readers and not [r for r in selects if not r.origin or r.attrs.get("touched")]:
+    if name not in rise.lost_readers and not [r for r in selects if not r.origin or r.marks.touched]:
         return None
     told = selects[0].attrs
     axis, period = told["axis"], told.get("period", 0)
@@ -447,7 +452,7 @@ def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
     """An op that reads the size of another axis needs nothing of this one."""
     if reader.op == "plane":
         return all(select.attrs["axis"] <= reader.attrs["axis"] for select in selects)
-    sizes = reader.attrs.get("shape_only")
+    sizes = reader.marks.shape_only
     return sizes is not None and all(select.attrs["axis"] not in sizes for select in selects)
 
 
@@ -465,7 +470,7 @@ def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -
             period = {"period": len(keep)} if keep.period else {}
             where = {k: i for i, k in enumerate(keep)}
             again = tuple(where[k] for k in reader.attrs["keep"])
-            rise.settled[reader.name] = reader.with_attrs(keep=again, touched=True, **period)
+            rise.settled[reader.name] = reader.with_attrs(keep=again, **period).with_marks(touched=True)
     rise.uses[name] = list(dict.fromkeys(users))
 
 
@@ -478,7 +483,7 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
         node = stack.pop()
         name = node.name
         alive = uses[name] or name in outputs or any(uses[v.name] or v.name in outputs for v in node.outputs[1:])
-        if not alive and name not in idle and not node.attrs.get("effect"):
+        if not alive and name not in idle and not node.marks.effect:
             rise.changed = rise.changed or bool(node.origin)
             if node.origin:
                 rise.lost_readers.update(node.values())
@@ -500,7 +505,7 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
         if outcome.op != "select":
             log.did("dead_subgraph", node, f"{node.output.shape[axis]} -> {len(keep)} along axis {axis}")
         settle_readers(rise, name, keep, readers)
-        if outcome.attrs.get("vanishes"):
+        if outcome.marks.vanishes:
             _replace_by_operand(rise, outcome)
         else:
             rise.settle(outcome)

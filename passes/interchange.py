@@ -47,7 +47,7 @@ def cut(graph: Graph, sites: Iterable[str]) -> Cut:
 
 
 def reads_only_sizes(node: Node) -> bool:
-    return bool(node.attrs.get("shape_only"))
+    return node.marks.shape_only is not None
 
 
 def _levels(graph: Graph, sites: frozenset[str]) -> tuple[dict[str, int], dict[str, int], frozenset[str]]:

@@ -25,9 +25,9 @@ PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 ROUNDS = 64
 # What a pass moves: without any of it in the graph there is nothing to do.
 MOVES: dict[str, Callable[[Node], bool]] = {
-    "constant_fold": lambda node: is_constant_do(node) or bool(node.attrs.get("addend")),  # which it merges
+    "constant_fold": lambda node: is_constant_do(node) or node.marks.addend,  # which it merges
     "affine_fold": is_affine_do,
-    "dead_subgraph": lambda node: node.op in ("do", "select") and (not node.origin or "touched" in node.attrs),
+    "dead_subgraph": lambda node: node.op in ("do", "select") and (not node.origin or node.marks.touched),
 }
 
 
@@ -103,7 +103,7 @@ def find_residue(graph: Graph, log: Log) -> list[Residue]:
             readers += [("output", "output", "output")] if node.name in graph.outputs else []
             for name, label, kind in readers:
                 reason = log.reasons.get((node.name, name), "nothing takes it in")
-                found.append(Residue(node, label, kind, reason, tuple(node.attrs.get("sources", ()))))
+                found.append(Residue(node, label, kind, reason, node.marks.sources))
         elif node.op == "select" and not node.origin:
             source = node.inputs[0]
             assert isinstance(source, str)
@@ -116,7 +116,7 @@ def find_residue(graph: Graph, log: Log) -> list[Residue]:
 
 def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: Node) -> str:
     if maker is not None and len(maker.outputs) > 1:
-        return str(maker.attrs.get("why") or f"{maker.kind} makes all of its units at once")
+        return maker.marks.why or f"{maker.kind} makes all of its units at once"
     others = [r.label for r in readers if r.op != "select"]
     if select.inputs[0] in graph.outputs:
         return "the whole value is an output of the model"

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from cmrc.ir.graph import Array, Dim, Graph, Leaf, Node, Operand, Shape, Value, literal
+from cmrc.ir.graph import Array, Dim, Graph, Leaf, Marks, Node, Operand, Shape, Value, literal
 from cmrc.passes.rewriting.absorb import conv_shape
+
+MARKS = [mark.name for mark in fields(Marks)]  # keywords of `Net.node` that are marks, not attributes
 
 
 class Net:
@@ -64,7 +66,8 @@ class Net:
         assert 0 not in shape
         value = Value(name, tuple(shape), value_dtype or "float32")
         self.values[name] = value
-        self.nodes.append(Node(op, tuple(inputs), (value,), attrs, origin=name))
+        marks = Marks(**{key: attrs.pop(key) for key in MARKS if key in attrs})
+        self.nodes.append(Node(op, tuple(inputs), (value,), attrs, origin=name, marks=marks))
         return name
 
     # ------------------------------------------------------------ ops
@@ -236,12 +239,12 @@ def with_do(graph: Graph, *dos: Do) -> Graph:
         value = graph.values()[do.site]
         made = Value(f"{do.site}.do_{i}", value.shape, value.dtype)
         tensors = [literal(do.value)] if do.weight is None else [literal(do.value), literal(do.weight)]
-        attrs: dict[str, Any] = {"axis": do.axis, "units": tuple(do.units), "sources": (i,)}
+        attrs: dict[str, Any] = {"axis": do.axis, "units": tuple(do.units)}
         if do.weight is not None:
             attrs["parents"] = tuple(do.parents)
         earlier = [n.name for n in graph.nodes if n.op == "do" and n.name.startswith(f"{do.site}.do_")]
         source = earlier[-1] if earlier else do.site
-        node = Node("do", (source, *tensors), (made,), attrs)
+        node = Node("do", (source, *tensors), (made,), attrs, marks=Marks(sources=(i,)))
         nodes: list[Node] = []
         if source in {v.name for v in graph.inputs}:
             nodes.append(node)

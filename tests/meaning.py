@@ -52,7 +52,7 @@ def cost(graph: Graph, inputs: Mapping[str, Array]) -> Cost:
             macs += made.size * per
         elif node.op == "matmul":
             macs += made.size * values[str(node.inputs[0])].shape[-1]
-        if node.op != "do" and not node.attrs.get("addend"):
+        if node.op != "do" and not node.marks.addend:
             tensors = (o for o in node.inputs if isinstance(o, Tensor) and any(leaves_of(o)))
             parameters += sum(math.prod(t.shape) for t in tensors)
     return Cost(macs, parameters)

@@ -73,7 +73,7 @@ def fingerprint(graph: Graph) -> Fingerprint:
             o.name if isinstance(o, Leaf) else repr(o.array.tolist()) if isinstance(o, Literal) else o
             for o in node.inputs
         ]
-        attrs = sorted((k, v) for k, v in node.attrs.items() if k != "why")
+        attrs = [node.kind, *sorted(node.attrs.items())]
         shapes = [[n if isinstance(n, int) else "?" for n in v.shape] for v in node.outputs]
         wiring.update(repr((node.op, inputs, [v.name for v in node.outputs], shapes, attrs)).encode())
     weights = {name: _digest(leaf) for name, leaf in sorted(graph.leaves().items())}

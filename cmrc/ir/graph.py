@@ -24,7 +24,7 @@ The ops (`ir/ops.py` says what each means):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,8 +98,38 @@ Operand: TypeAlias = str | Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
+class Marks:
+    """What hosts and passes note about a node. Nothing here changes what the node computes."""
+
+    # by a host, when it reads a model
+    host_op: str = ""  # what the host calls an opaque op
+    why: str = ""  # why the host left it opaque
+    bodies: bool = False  # it holds graphs of its own (If, Loop, Scan)
+    effect: bool = False  # it does more than compute its results
+    shape_only: tuple[int, ...] | None = None  # it reads these sizes of its operand, and none of its numbers
+    takes_bias: bool = False  # the host's op has a place for a bias
+    square: bool = False  # attention whose values must be as wide as its queries
+    inside: str = ""  # the fused host op that this node is a step of, where the node's value stays inside it
+    shown: bool = False  # a value inside a fused op that other nodes read as well
+    separable: bool = False  # the host can write this fused op as separate nodes
+    # by a pass, when it rewrites
+    sources: tuple[int, ...] = ()  # the do's of the plan that this do comes from
+    like: str = ""  # an inserted node that the host writes like this node of its own
+    addend: bool = False  # an inserted sum that may be merged with the next
+    touched: bool = False  # a select of the host whose positions have changed
+    narrowed: bool = False  # attention that compares fewer units: its scale must be written out
+    vanishes: bool = False  # a copy: its readers read its operand instead
+
+
+NO_MARKS = Marks()
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """One step. `origin` names the host's node (empty if inserted), `path` the user's module where it is known."""
+    """One step. `origin` names the host's node (empty if inserted), `path` the user's module where it is known.
+
+    `attrs` are what the op means (`ir/ops.py` declares them), `marks` what the compiler notes about the node.
+    """
 
     op: str
     inputs: tuple[Operand, ...]
@@ -107,6 +137,7 @@ class Node:
     attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     origin: str = ""
     path: str = ""
+    marks: Marks = NO_MARKS
 
     @property
     def name(self) -> str:
@@ -124,17 +155,20 @@ class Node:
     @property
     def kind(self) -> str:
         """The op as a person calls it: `pointwise` and `along` are named by their function."""
-        return str(self.attrs.get("fn") or self.attrs.get("host_op") or self.op)
+        return str(self.attrs.get("fn") or self.marks.host_op or self.op)
 
     def values(self) -> list[str]:
         """The operands that are values of the graph."""
         return [operand for operand in self.inputs if isinstance(operand, str)]
 
     def with_attrs(self, **changes: Any) -> Node:
-        return Node(self.op, self.inputs, self.outputs, {**self.attrs, **changes}, self.origin, self.path)
+        return Node(self.op, self.inputs, self.outputs, {**self.attrs, **changes}, self.origin, self.path, self.marks)
+
+    def with_marks(self, **changes: Any) -> Node:
+        return replace(self, marks=replace(self.marks, **changes))
 
     def with_inputs(self, inputs: Iterable[Operand]) -> Node:
-        return Node(self.op, tuple(inputs), self.outputs, self.attrs, self.origin, self.path)
+        return Node(self.op, tuple(inputs), self.outputs, self.attrs, self.origin, self.path, self.marks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def _aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
     return array.reshape(shape)
 
 
-FUNCTION_ATTRS_EXCLUDED = {"fn", "align", "host_op", "rank", "addend", "like", "inside", "shown", "separable"}
+NOT_OPTIONS = {"fn", "align", "rank"}
 
 
 def _pointwise(attrs: Attrs, *operands: Array | None) -> Array:
@@ -271,7 +271,7 @@ def _pointwise(attrs: Attrs, *operands: Array | None) -> Array:
     free = [o.ndim for o, dims in zip(operands, align, strict=True) if o is not None and dims is None]
     rank = attrs.get("rank") or max(free)
     placed = [None if o is None else _aligned(o, dims, rank) for o, dims in zip(operands, align, strict=True)]
-    options = {k: v for k, v in attrs.items() if k not in FUNCTION_ATTRS_EXCLUDED}
+    options = {k: v for k, v in attrs.items() if k not in NOT_OPTIONS}
     with np.errstate(all="ignore"):
         return np.asarray(POINTWISE[attrs["fn"]](*placed, **options))
 

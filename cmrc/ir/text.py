@@ -5,7 +5,10 @@
     %d = do(%h, [0.1, 0.4]) {axis=1, units={3,7}} : float32[N,96]
     %s = select(%d) {axis=1, keep={0:3,4:7}} : float32[N,6]
 
+    %n = opaque(%x) {| host_op='Shape', shape_only=(0,)} : int64[1]
+
 `%` is a value, `@` a host parameter, `_` an operand that is absent, `; path <- origin` where the node comes from.
+In braces stand the attributes of the op and, behind `|`, what the compiler notes about the node (`Marks`).
 Index tuples are lists of positions and ranges in their own order: `{0:3,5}` is (0, 1, 2, 5). A tensor expression is
 written as it is applied: `select(@w: float32[8,4]){axis=0, keep={1,2}}: float32[2,4]`. Short arrays stand in place,
 float64 unless their type follows; long ones are called `#0` and listed at the end, in base64. Names that are not plain
@@ -18,19 +21,20 @@ import ast
 import base64
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from cmrc.errors import TextError
-from cmrc.ir.graph import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.ops import numpy_dtype
 
 WORD = re.compile(r"[\w.+\-*/$]+(?:::[\w.+\-*/$]+)*")
 TOKEN = re.compile(rf"\s*(?:(->|<-)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|({WORD.pattern})|([^\s\w]))")
 INDEX_ATTRS = {"units", "parents", "keep"}  # tuples of positions, printed as ranges
 INLINE = 16  # entries of an array that still stand in place
+MARKS = {mark.name: mark.default for mark in fields(Marks)}
 CONSTANTS = {"True": True, "False": False, "None": None}
 
 Item = TypeVar("Item")
@@ -84,8 +88,12 @@ def _index(index: Sequence[int]) -> str:
     return "{" + ",".join(parts) + "}"
 
 
-def _attrs(attrs: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{key}={_attr(value, key in INDEX_ATTRS)}" for key, value in attrs.items()) + "}"
+def _attrs(attrs: Mapping[str, Any], marks: Marks = NO_MARKS) -> str:
+    inside = [", ".join(f"{key}={_attr(value, key in INDEX_ATTRS)}" for key, value in attrs.items())]
+    if marks is not NO_MARKS:
+        noted = {key: getattr(marks, key) for key, usual in MARKS.items() if getattr(marks, key) != usual}
+        inside += ["|", ", ".join(f"{key}={_attr(value)}" for key, value in noted.items())] if noted else []
+    return "{" + " ".join(filter(None, inside)) + "}"
 
 
 def _attr(value: Any, index: bool = False) -> str:
@@ -108,7 +116,7 @@ class _Printer:
     def node(self, node: Node) -> str:
         names = ", ".join(f"%{_name(v.name)}" for v in node.outputs)
         types = ", ".join(_type(v.dtype, v.shape) for v in node.outputs)
-        attrs = f" {_attrs(node.attrs)}" if node.attrs else ""
+        attrs = f" {_attrs(node.attrs, node.marks)}" if node.attrs or node.marks != NO_MARKS else ""
         line = f"{names} = {node.op}({', '.join(map(self.operand, node.inputs))}){attrs} : {types}"
         path, origin = (_name(text) if text else "" for text in (node.path, node.origin))
         where = f"{path} <- {origin}".strip() if origin else path
@@ -252,7 +260,7 @@ class _Parser:
         op = self.word()
         self.take("(")
         inputs = self.items(self.operand, ")")
-        attrs = self.attrs() if self.next() == "{" else {}
+        attrs, marks = self.attrs_and_marks() if self.next() == "{" else ({}, NO_MARKS)
         self.take(":")
         types = [self.type()]
         while self.accept(","):
@@ -265,7 +273,7 @@ class _Parser:
             path = self.word() if self.next() != "<-" else ""
             origin = self.word() if self.accept("<-") else ""
         self.end()
-        return Node(op, tuple(inputs), outputs, attrs, origin, path)
+        return Node(op, tuple(inputs), outputs, attrs, origin, path, marks)
 
     def end(self) -> None:
         if self.tokens:
@@ -366,6 +374,21 @@ class _Parser:
     def attrs(self) -> dict[str, Any]:
         self.take("{")
         return dict(self.items(self.attr, "}"))
+
+    def attrs_and_marks(self) -> tuple[dict[str, Any], Marks]:
+        self.take("{")
+        attrs: dict[str, Any] = {}
+        while self.next() not in ("}", "|"):
+            attrs.update([self.attr()])
+            if self.next() not in ("}", "|"):
+                self.take(",")
+        if self.accept("}"):
+            return attrs, NO_MARKS
+        self.take("|")
+        noted = dict(self.items(self.attr, "}"))
+        if unknown := [key for key in noted if key not in MARKS]:
+            self.fail(f"'{unknown[0]}' is not a mark")
+        return attrs, Marks(**noted)
 
     def attr(self) -> tuple[str, Any]:
         key = self.word()

@@ -9,7 +9,7 @@ import numpy as np
 
 from cmrc.errors import GraphError
 from cmrc.ir.axes import Index
-from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.ops import as_dtype
 from cmrc.passes import pipeline as passes
 from cmrc.program.do import Do
@@ -70,12 +70,12 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
             if slab.ndim == 1:
                 slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
             slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
-            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units), "sources": (i,)}
+            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units)}
             inputs: tuple[Any, ...] = (name, literal(slab))
             if entry.weight is not None:
                 attrs["parents"] = entry.parents
                 inputs = (*inputs, literal(entry.weight))
-            nodes.append(Node("do", inputs, (output,), attrs, path=entry.site))
+            nodes.append(Node("do", inputs, (output,), attrs, path=entry.site, marks=Marks(sources=(i,))))
             name = output.name
         renamed[value.name] = name
 

@@ -177,7 +177,7 @@ def _readers(weave: Weave, strand: Strand) -> Iterator[str]:
     value, _ = strand
     onward = {target for target, _ in weave.strands.successors(strand)}
     for node in weave.sites.consumers[value]:
-        if node.name not in onward and not node.attrs.get("shape_only"):
+        if node.name not in onward and node.marks.shape_only is None:
             yield node.label
     if value in weave.sites.graph.outputs:
         yield "output"

@@ -55,7 +55,7 @@ class Sites:
     @cached_property
     def inside(self) -> frozenset[str]:
         """Values that the fused node which makes them goes on to read: they cannot be replaced."""
-        return frozenset(node.name for node in self.graph.nodes if "inside" in node.attrs)
+        return frozenset(node.name for node in self.graph.nodes if node.marks.inside)
 
     @cached_property
     def producers(self) -> dict[str, Node]:
@@ -122,7 +122,7 @@ class Sites:
         if not values:
             near = difflib.get_close_matches(pattern, list(names), n=5, cutoff=0.5)
             fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
-            within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.attrs.get("bodies")]
+            within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.marks.bodies]
             inside = f"; what lies inside the bodies of {', '.join(within)} is no site" if within else ""
             raise SiteError(f"no site is called {pattern!r}{inside}", at=at, fix=fix)
         single = len(values) == 1 and pattern in names
@@ -144,7 +144,7 @@ class Sites:
         known = self.values.get(value)
         if value in self.inside:
             maker = self.producers[value]
-            op = str(maker.attrs["inside"])
+            op = maker.marks.inside
             raise SiteError(
                 f"the node goes on to read {value!r} itself, so that it cannot be replaced",
                 node=maker.label,

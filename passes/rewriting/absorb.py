@@ -18,13 +18,14 @@ from dataclasses import replace
 import numpy as np
 
 from cmrc.ir.axes import spread
-from cmrc.ir.graph import Array, Node, Tensor, Value, literal
+from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Tensor, Value, literal
 from cmrc.ir.ops import apply, constant, conv_pads, take
 from cmrc.passes.rewriting.rewriter import Declined, Sweep, complement, resized
 
 # A plane of a fixed size is stored, unless it holds more than so many times the numbers of the weight it comes from, which would make
 # the model larger: then it is made from ones when the model runs. onnxruntime does that once, when it loads the model.
 STORED = 1
+ADDEND = Marks(addend=True)  # a sum that constant_fold merges with the next
 
 
 def position_free(slab: Array, axis: int) -> bool:
@@ -46,8 +47,8 @@ def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
     sweep.emit(node)
     out = node.output
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
-    attrs = {"fn": "add"} if isinstance(addend, str) else {"fn": "add", "addend": True}  # which constant_fold merges
-    sweep.emit(Node("pointwise", (out.name, addend), (total,), attrs, path=node.path))
+    marks = NO_MARKS if isinstance(addend, str) else ADDEND
+    sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=node.path, marks=marks))
     sweep.redirected[out.name] = total.name
 
 
@@ -74,7 +75,7 @@ def fold_into_linear(
         attrs = {"axis": w_in, "units": tuple(units)}
         vector = apply("weigh_columns", (weight, literal(values)), attrs, (outs,), weight.dtype)
         beta = node.attrs.get("beta", 1.0)
-        if node.attrs.get("takes_bias") and not isinstance(bias, str) and beta:
+        if node.marks.takes_bias and not isinstance(bias, str) and beta:
             summed = add_tensors(bias, vector, alpha / beta, weight.dtype)
             sweep.emit(smaller.with_inputs((*smaller.inputs[:2], summed)))
             return "constants into the bias"
@@ -106,9 +107,8 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
         return "nothing to add, the constants are 0"
     added = slab.sum(axis=axis, keepdims=not node.attrs.get("drop")) / (size if mean else 1)
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
-    attrs = {"fn": "add", "addend": True}
     addend = add_tensors(None, literal(added), dtype=out.dtype)
-    sweep.emit(Node("pointwise", (out.name, addend), (total,), attrs, path=node.path))
+    sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=node.path, marks=ADDEND))
     sweep.redirected[node.output.name] = total.name
     return "constants into an added number"
 
@@ -158,7 +158,7 @@ def fold_into_rows(
     sums = apply("weigh_columns", (table, values), attrs, flat, table.dtype)
     sums = apply("reshape", (sums,), {"shape": tuple(sizes)}, tuple(sizes), table.dtype)
     added = Value(sweep.fresh(node.name, "sums"), resized(rows.output.shape, axis, 1), rows.output.dtype)
-    sweep.emit(Node("embedding", (ids, sums), (added,), {**rows.attrs, "like": rows.name}, path=node.path))
+    sweep.emit(Node("embedding", (ids, sums), (added,), rows.attrs, path=node.path, marks=Marks(like=rows.name)))
     add_after(sweep, smaller, added.name)
     return "constants into a table of sums"
 

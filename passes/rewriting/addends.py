@@ -33,7 +33,7 @@ def merge_addends(sweep: Sweep, node: Node) -> Node:
     for i, operand in enumerate(node.inputs):
         made = sweep.producers.get(operand) if isinstance(operand, str) else None
         other = node.inputs[1 - i]
-        if made is None or not made.attrs.get("addend") or other is None or isinstance(other, str):
+        if made is None or not made.marks.addend or other is None or isinstance(other, str):
             continue
         y, addend = made.inputs
         assert isinstance(y, str) and addend is not None and not isinstance(addend, str)
@@ -83,7 +83,7 @@ def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor |
         rank = len(node.output.shape)
         return scale(addend, axis) if len(addend.shape) == rank and addend.shape[axis] == channels else None
     made = sweep.producers[addend] if isinstance(addend, str) else None
-    if made is None or made.op != "conv" or made.origin or made.attrs.get("like"):
+    if made is None or made.op != "conv" or made.origin or made.marks.like:
         return None
     plane, kernel, _ = made.inputs
     assert isinstance(kernel, Tensor)

@@ -68,7 +68,7 @@ def _shares(sweep: Sweep, node: Node) -> bool:
 def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """q kᵀ without the units that are 0 in q, or the same for every key in k."""
     last = len(node.output.shape) - 1
-    if node.attrs.get("square"):
+    if node.marks.square:
         return Declined("its values have the size of its queries")
     if any(fact.axis != last for fact in facts.values()):
         return Declined("queries or keys are replaced along another axis than their units")
@@ -91,7 +91,7 @@ def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         source = facts[position].source if position in facts else inputs[position]
         assert isinstance(source, str)
         inputs[position] = sweep.select(source, last, keep)
-    sweep.emit(node.with_inputs(inputs).with_attrs(narrowed=True))  # hosts write the scale out
+    sweep.emit(node.with_inputs(inputs).with_marks(narrowed=True))  # hosts write the scale out
     return "taken in, the scores are the same without these units"
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cmrc.ir.graph import Graph, Node, Value
+from cmrc.ir.graph import Graph, Marks, Node, Value
 
 Groups = dict[str, list[Node]]
 
 
 def fused(graph: Graph) -> Groups:
     """The nodes of every host node that is read as several which pass values inside it, by their origin."""
-    origins = {node.origin for node in graph.nodes if "inside" in node.attrs}
+    origins = {node.origin for node in graph.nodes if node.marks.inside}
     groups: Groups = {}
     for node in graph.nodes if origins else ():
         if node.origin in origins:
@@ -37,12 +37,12 @@ def torn(before: Graph, after: Graph) -> list[str]:
     found = {
         origin
         for origin, members in groups.items()
-        if not any("separable" in m.attrs for m in members)
+        if not any(m.marks.separable for m in members)
         and any(m.name in left for m in members)
         and differs(members, left)
     }
     for node in after.nodes:
-        copied = member_of.get(str(node.attrs.get("like", "")))
+        copied = member_of.get(node.marks.like)
         if copied is not None:
             found.add(copied)
     return [origin for origin in groups if origin in found]
@@ -94,12 +94,12 @@ def outer_values(members: Sequence[Node]) -> list[str]:
 
 def _opaque(members: Sequence[Node], reason: str) -> Node:
     last = members[-1]
-    kind = next(str(m.attrs["inside"]) for m in members if "inside" in m.attrs)
+    kind = next(m.marks.inside for m in members if m.marks.inside)
     inputs = tuple(outer_values(members))
-    return Node("opaque", inputs, _outputs(members), {"host_op": kind, "why": reason}, last.origin, last.path)
+    return Node("opaque", inputs, _outputs(members), {}, last.origin, last.path, Marks(host_op=kind, why=reason))
 
 
 def _outputs(members: Sequence[Node]) -> tuple[Value, ...]:
     """What leaves the node; the last part's result is what it is called by."""
-    shared = [member.output for member in members[:-1] if "shown" in member.attrs or "inside" not in member.attrs]
+    shared = [member.output for member in members[:-1] if member.marks.shown or not member.marks.inside]
     return (members[-1].output, *shared)

@@ -48,7 +48,7 @@ def known_of(node: Node) -> Known:
     source, value = node.inputs[:2]
     assert isinstance(source, str) and value is not None
     rank, attrs = len(node.output.shape), node.attrs
-    units, sources = Index.of(attrs["units"]), tuple(attrs.get("sources", ()))
+    units, sources = Index.of(attrs["units"]), node.marks.sources
     if isinstance(value, str):
         return Known(source, attrs["axis"], units, NOTHING, sources, value)
     assert isinstance(value, Tensor)

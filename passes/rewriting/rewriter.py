@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cmrc.ir.axes import Index, Keep, is_whole, product
 from cmrc.ir.axes import complement as remaining
-from cmrc.ir.graph import Array, Graph, Node, Operand, Shape, Value, literal
+from cmrc.ir.graph import Array, Graph, Marks, Node, Operand, Shape, Value, literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,9 @@ class Sweep:
     def do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> str:
         """The name of the value with units replaced by constants, or by another value."""
         output = Value(self.fresh(value.name, "do"), value.shape, value.dtype)
-        attrs = {"axis": axis, "units": Index.of(units), "sources": tuple(sources)}
-        self.emit(Node("do", (value.name, slab if isinstance(slab, str) else literal(slab)), (output,), attrs))
+        operand = slab if isinstance(slab, str) else literal(slab)
+        attrs, marks = {"axis": axis, "units": Index.of(units)}, Marks(sources=tuple(sources))
+        self.emit(Node("do", (value.name, operand), (output,), attrs, marks=marks))
         return output.name
 
     def put_do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> None:
@@ -156,7 +157,7 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
         if (
             not node.origin
             or first.name in needed
-            or node.attrs.get("effect")
+            or node.marks.effect
             or any(value.name in needed for value in others)
         ):
             needed.update(node.values())

@@ -38,7 +38,16 @@ Rule = Callable[[Sweep, Node, Facts], Declined | str]
 def twin(sweep: Sweep, node: Node, inputs: Sequence[Operand], shape: Shape, **attrs: object) -> str:
     """Emit the same op on other operands; the host makes it by copying its own node (`like`)."""
     output = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
-    sweep.emit(Node(node.op, tuple(inputs), (output,), {**node.attrs, **attrs, "like": node.name}, path=node.path))
+    sweep.emit(
+        Node(
+            node.op,
+            tuple(inputs),
+            (output,),
+            {**node.attrs, **attrs},
+            path=node.path,
+            marks=replace(node.marks, like=node.name),
+        )
+    )
     return output.name
 
 
@@ -277,7 +286,7 @@ def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
 
 
 def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
-    if node.attrs.get("shape_only"):
+    if node.marks.shape_only is not None:
         return read_shape_only(sweep, node, facts)
     return Declined(f"{node.kind} cannot take constants that exist only at run time")
 

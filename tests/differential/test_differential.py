@@ -91,7 +91,7 @@ def check_sizes(case: Case, lowered: cmrc.Lowered) -> None:
 
 def stored(graph: Graph) -> int:
     """Numbers in parameters; the planes that a fold adds at a border are not counted."""
-    nodes = [node for node in graph.nodes if not node.attrs.get("addend")]
+    nodes = [node for node in graph.nodes if not node.marks.addend]
     tensors = {o for node in nodes for o in node.inputs if isinstance(o, Tensor) and not isinstance(o, Literal)}
     return sum(math.prod(tensor.shape) for tensor in tensors)
 

@@ -8,7 +8,7 @@ from graphs import Net
 
 from cmrc.errors import CmrcError, GraphError
 from cmrc.ir.evaluate import evaluate
-from cmrc.ir.graph import Graph, Node, Value
+from cmrc.ir.graph import Graph, Marks, Node, Value
 
 
 def test_sizes_of_run_time_come_from_the_inputs_and_from_what_was_computed() -> None:
@@ -54,7 +54,7 @@ def test_a_result_of_another_shape_is_a_fault_of_the_graph() -> None:
 
 
 def test_what_only_a_host_can_run() -> None:
-    node = Node("opaque", ("x",), (Value("y", (2,)),), {"host_op": "sort"}, origin="sort_1")
+    node = Node("opaque", ("x",), (Value("y", (2,)),), origin="sort_1", marks=Marks(host_op="sort"))
     with pytest.raises(CmrcError) as error:
         evaluate(Graph((Value("x", (2,)),), (node,), ("y",)), {"x": np.zeros(2)})
     assert str(error.value) == "error: %sort_1 (sort): it has no meaning of its own: only its host can run it"

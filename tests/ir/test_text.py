@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmrc.errors import TextError
-from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Node, Operand, Value, literal
+from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Marks, Node, Operand, Value, literal
 from cmrc.ir.text import parse, to_text
 
 
@@ -38,7 +38,13 @@ def test_reads_like_the_docstring() -> None:
     nodes = (
         Node("linear", ("x", w, b), (Value("h", ("N", 8)),), {"axis": 1, "w_in": 1, "w_out": 0}, "linear_3", "fc1"),
         Node("pointwise", ("h",), (Value("a", ("N", 8)),), {"fn": "relu"}, path="act"),
-        Node("do", ("a", literal([0.1, 0.4])), (Value("d", ("N", 8)),), {"axis": 1, "units": (3, 7), "sources": (0,)}),
+        Node(
+            "do",
+            ("a", literal([0.1, 0.4])),
+            (Value("d", ("N", 8)),),
+            {"axis": 1, "units": (3, 7)},
+            marks=Marks(sources=(0,)),
+        ),
         Node("select", ("d",), (Value("s", ("N", 6)),), {"axis": 1, "keep": keep}),
         Node("linear", ("s", second, None), (Value("y", ("N", 3)),), {"axis": 1, "w_in": 1, "w_out": 0}, "linear_4"),
     )
@@ -49,7 +55,7 @@ def test_reads_like_the_docstring() -> None:
 graph(%x: float32[N,4]) -> (%y)
 %h = linear(%x, @fc1.weight: float32[8,4], @fc1.bias: float32[8]) {axis=1, w_in=1, w_out=0} : float32[N,8]   ; fc1 <- linear_3
 %a = pointwise(%h) {fn='relu'} : float32[N,8]   ; act
-%d = do(%a, [0.1, 0.4]) {axis=1, units={3,7}, sources=(0,)} : float32[N,8]
+%d = do(%a, [0.1, 0.4]) {axis=1, units={3,7} | sources=(0,)} : float32[N,8]
 %s = select(%d) {axis=1, keep={0:3,4:7}} : float32[N,6]
 %y = linear(%s, select(@fc2.weight: float32[3,8]){axis=1, keep={0:3,4:7}}: float32[3,6], _) \
 {axis=1, w_in=1, w_out=0} : float32[N,3]   ; <- linear_4
@@ -155,9 +161,9 @@ def test_any_name(value: str, parameter: str, path: str, origin: str, dim: str) 
 
 
 def test_several_results() -> None:
-    node = Node("opaque", ("x",), (Value("a", (2,)), Value("b", (), "int64")), {"host_op": "topk"})
+    node = Node("opaque", ("x",), (Value("a", (2,)), Value("b", (), "int64")), marks=Marks(host_op="topk"))
     graph = Graph((Value("x", (2,)),), (node,), ("a", "b"))
-    assert "%a, %b = opaque(%x) {host_op='topk'} : float32[2], int64[]\n" in to_text(graph)
+    assert "%a, %b = opaque(%x) {| host_op='topk'} : float32[2], int64[]\n" in to_text(graph)
     round_trip(graph)
 
 

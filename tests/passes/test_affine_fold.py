@@ -11,7 +11,7 @@ from rewrites.affine import AFFINE, affine
 from rewrites.start import MIX, TWO, done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
-from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import affine_fold
 from cmrc.passes.rewriting.rewriter import Log
@@ -291,14 +291,14 @@ def joined_blocks() -> Graph:
 
 def another_op() -> Graph:
     net, h = vector()
-    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), {"host_op": "sort"}, origin="sorted"))
+    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), origin="sorted", marks=Marks(host_op="sort")))
     return affine(net, h)
 
 
 def another_op_that_says_why() -> Graph:
     net, h = vector()
     net.nodes.append(
-        Node("opaque", (h,), (Value("odd", ("N", 4)),), {"host_op": "odd", "why": "it is odd"}, origin="odd")
+        Node("opaque", (h,), (Value("odd", ("N", 4)),), origin="odd", marks=Marks(host_op="odd", why="it is odd"))
     )
     return affine(net, h)
 
@@ -384,7 +384,7 @@ def test_every_reason_is_tested() -> None:
 
 def test_an_op_that_reads_sizes_does_not_see_a_replacement() -> None:
     net, h = vector()
-    net.nodes.append(Node("opaque", (h,), (Value("size", (), "int64"),), {"shape_only": (0,)}, origin="size"))
+    net.nodes.append(Node("opaque", (h,), (Value("size", (), "int64"),), origin="size", marks=Marks(shape_only=(0,))))
     net.output("size")
     after, changed = affine_fold.run(with_do(net.graph(), Do(h, 1, (2, 0), *TWO, **MIX)), Log())
     assert changed

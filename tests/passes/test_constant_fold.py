@@ -12,7 +12,7 @@ from rewrites.runtime import RUN_TIME, at_run_time, known_at_run_time
 from rewrites.start import TWO, done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
-from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import constant_fold
 from cmrc.passes.rewriting import absorb, runtime
@@ -278,7 +278,9 @@ def depthwise_positions_of_run_time() -> Graph:
 
 def another_op() -> Graph:
     net, h = sequence()
-    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 3, 4)),), {"host_op": "sort"}, origin="sorted"))
+    net.nodes.append(
+        Node("opaque", (h,), (Value("sorted", ("N", 3, 4)),), origin="sorted", marks=Marks(host_op="sort"))
+    )
     return on(h, net, axis=2)
 
 
@@ -286,7 +288,7 @@ def another_op_that_says_why() -> Graph:
     net, h = vector()
     why = "it drops at random: trace the model in eval mode"
     net.nodes.append(
-        Node("opaque", (h,), (Value("dropped", ("N", 4)),), {"host_op": "dropout", "why": why}, origin="dropped")
+        Node("opaque", (h,), (Value("dropped", ("N", 4)),), origin="dropped", marks=Marks(host_op="dropout", why=why))
     )
     return on(h, net)
 
@@ -360,7 +362,7 @@ def test_units_that_stay_in_one_operand_say_so() -> None:
 
 def test_an_op_that_reads_sizes_does_not_see_a_replacement() -> None:
     net, h = vector()
-    net.nodes.append(Node("opaque", (h,), (Value("size", (), "int64"),), {"shape_only": (0,)}, origin="size"))
+    net.nodes.append(Node("opaque", (h,), (Value("size", (), "int64"),), origin="size", marks=Marks(shape_only=(0,))))
     net.output("size")
     graph = with_do(net.graph(), Do(h, 1, (2, 0), *TWO))
     after, changed = constant_fold.run(graph, constant_fold.Log())

@@ -11,7 +11,7 @@ from rewrites.dead import DEAD, heads, read
 from rewrites.start import done, image, sequence, vector
 from rules import before_and_after, reasons, untested
 
-from cmrc.ir.graph import Graph, Node, Value, literal
+from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import dead_subgraph
 from cmrc.passes.pipeline import run
@@ -151,7 +151,7 @@ def values_as_wide_as_queries() -> Graph:
 
 def another_op() -> Graph:
     net, h = vector()
-    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), {"host_op": "sort"}, origin="sorted"))
+    net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), origin="sorted", marks=Marks(host_op="sort")))
     net.values["sorted"] = net.nodes[-1].output
     return read(net, "sorted", (1, 3))
 
@@ -159,7 +159,7 @@ def another_op() -> Graph:
 def another_op_that_says_why() -> Graph:
     net, h = vector()
     net.nodes.append(
-        Node("opaque", (h,), (Value("odd", ("N", 4)),), {"host_op": "odd", "why": "it is odd"}, origin="odd")
+        Node("opaque", (h,), (Value("odd", ("N", 4)),), origin="odd", marks=Marks(host_op="odd", why="it is odd"))
     )
     net.values["odd"] = net.nodes[-1].output
     return read(net, "odd", (1, 3))

@@ -12,8 +12,8 @@ from cmrc.passes.interchange import cut
 
 SOURCE = """
 graph(%x: float32[N,4]) -> (%y, %side)
-%n = opaque(%x) {host_op='Shape', shape_only=(0,)} : int64[1]
-%ones = opaque(%n) {host_op='Ones'} : float32[N,4]
+%n = opaque(%x) {| host_op='Shape', shape_only=(0,)} : int64[1]
+%ones = opaque(%n) {| host_op='Ones'} : float32[N,4]
 %h = linear(%x, @w1: float32[4,4]) {axis=1, w_in=1, w_out=0} : float32[N,4]
 %a = pointwise(%h) {fn='relu'} : float32[N,4]
 %side = pointwise(%h) {fn='tanh'} : float32[N,4]

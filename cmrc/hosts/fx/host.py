@@ -33,7 +33,7 @@ from cmrc.hosts.fx.clean import clean, copy_graph, with_plain_layouts
 from cmrc.hosts.fx.module import LoweredModule, argument_names, flat_codegen
 from cmrc.hosts.fx.ops import FACTORS, ROWS, TURNS, Arguments, Opaque, Read, opname, shape_of
 from cmrc.hosts.protocols import Host
-from cmrc.ir.graph import Array, Graph, Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import Array, Graph, Leaf, Literal, Marks, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ir.ops import ALONG, POINTWISE, apply
 
 if TYPE_CHECKING:
@@ -446,9 +446,9 @@ class Reading:
             if self._compute(node, read.op, operands, read.attrs):
                 return
             if _known(operands, read):
-                attrs = read.attrs if read.op != "opaque" else {**read.attrs, "host_op": opname(node)}
+                marks = read.marks if read.op != "opaque" else replace(read.marks, host_op=opname(node))
                 self.reads[node.name] = read
-                self._emit(node, Node(read.op, operands, (_value(node),), attrs, node.name, path_of(node)))
+                self._emit(node, Node(read.op, operands, (_value(node),), read.attrs, node.name, path_of(node), marks))
                 return
         self._opaque(node, read.why if isinstance(read, Opaque) else "")
 
@@ -516,12 +516,8 @@ class Reading:
             if not inputs and not isinstance(value, torch.Tensor):
                 return  # arithmetic on sizes
             outputs = (_value(node),)
-        attrs: dict[str, Any] = {"host_op": opname(node) or str(node.target)}
-        if why:
-            attrs["why"] = why
-        if node.is_impure():
-            attrs["effect"] = True
-        self._emit(node, Node("opaque", inputs, outputs, attrs, node.name, path_of(node)))
+        marks = Marks(host_op=opname(node) or str(node.target), why=why, effect=node.is_impure())
+        self._emit(node, Node("opaque", inputs, outputs, {}, node.name, path_of(node), marks))
 
     def _emit(self, node: fx.Node, made: Node) -> None:
         self.nodes.append(made)

@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from cmrc.ir.graph import Shape
+from cmrc.ir.graph import NO_MARKS, Marks, Shape
 
 aten = torch.ops.aten
+TAKES_BIAS = Marks(takes_bias=True)
 # The argument of each op that says whether the model trains; export bakes it in as a number.
 TRAINING_FLAGS = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
 # The argument that has the number of groups, and the one that has sizes: written anew when a value shrinks.
@@ -38,6 +39,7 @@ class Read:
     op: str
     args: tuple[Position, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
+    marks: Marks = NO_MARKS
     parts: tuple[dict[str, Any], ...] | None = None  # for ops with several results: the attributes of each
 
 
@@ -144,14 +146,14 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
 
 @row("linear")
 def _(a: Arguments) -> Read:
-    return Read("linear", (0, 1, 2), {"axis": a.rank() - 1, "w_in": 1, "w_out": 0, "takes_bias": True})
+    return Read("linear", (0, 1, 2), {"axis": a.rank() - 1, "w_in": 1, "w_out": 0}, TAKES_BIAS)
 
 
 @row("addmm")
 def _(a: Arguments) -> Read | None:
     if a[3] != 1 or a[4] != 1:
         return None
-    return Read("linear", (1, 2, 0), {"axis": 1, "w_in": 0, "w_out": 1, "takes_bias": True})
+    return Read("linear", (1, 2, 0), {"axis": 1, "w_in": 0, "w_out": 1}, TAKES_BIAS)
 
 
 @row("matmul", "mm", "bmm")
@@ -178,11 +180,10 @@ def _conv(
         "pad": pad,
         "dilation": spread,
         "groups": int(groups),
-        "takes_bias": True,
     }
     if transposed:
         attrs |= {"transposed": True, "output_padding": _tuple(more, rank)}
-    return Read("conv", (0, 1, 2), attrs)
+    return Read("conv", (0, 1, 2), attrs, TAKES_BIAS)
 
 
 @row("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding")
@@ -609,4 +610,4 @@ def _(a: Arguments) -> Read | None:
 
 @row("sym_size.int")
 def _(a: Arguments) -> Read:
-    return Read("opaque", (0,), {"shape_only": (a[1] % a.rank(),)})
+    return Read("opaque", (0,), marks=Marks(shape_only=(a[1] % a.rank(),)))

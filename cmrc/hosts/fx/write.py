@@ -252,10 +252,10 @@ class Writer:
         role = {1: "weight", 2: "bias"}.get(position) if node.op in ("linear", "conv") else None
         one_axis = sum(n > 1 for n in tensor.shape) <= 1
         if role is None:
-            role = "bias" if node.attrs.get("addend") and one_axis else "offset"
+            role = "bias" if node.marks.addend and one_axis else "offset"
         base = f"{node.path}.{role}" if node.path else f"{node.name.replace('.', '_')}_{role}"
         trained = role != "offset"
-        if role == "offset" and not node.attrs.get("addend"):
+        if role == "offset" and not node.marks.addend:
             base = own or base
             trained = any(isinstance(self.host.state[leaf.name], torch.nn.Parameter) for leaf in leaves_of(operand))
         made = self._constant(tensor, base, parameter=trained)
@@ -322,7 +322,7 @@ class Writer:
         if node.attrs.get("fn") == "rms_norm" and node.attrs["eps"] != before.attrs["eps"]:
             values[1], values[3] = [int(node.output.shape[-1])], node.attrs["eps"]
             return True
-        if node.op == "attention" and node.attrs.get("narrowed"):
+        if node.op == "attention" and node.marks.narrowed:
             values[6] = node.attrs["scale"]  # torch would take it from the width that is left
             return True
         if node.op == "conv" and node.attrs["groups"] != before.attrs["groups"]:
@@ -454,7 +454,7 @@ class Writer:
             ]
             device = next(iter(self.state.values())).device
             return self._call(aten.ones.default, [*([1] * (axis + 1)), *sizes], dtype=dtype, device=device)
-        if node.attrs.get("like"):
+        if node.marks.like:
             return self._emit_like(node, dtype)
         if node.op == "pointwise" and node.attrs["fn"] == "mul" and isinstance(factor := node.inputs[1], Literal):
             return self._call(aten.mul.Scalar, self.made[str(node.inputs[0])], factor.array.item())
@@ -478,7 +478,7 @@ class Writer:
 
     def _emit_like(self, node: Node, dtype: torch.dtype) -> fx.Node:
         """A copy of a node of the model on other operands."""
-        model = self.made[node.attrs["like"]]
+        model = self.made[node.marks.like]
         if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
             sizes = [n if isinstance(n, int) else -1 for n in node.output.shape]
             return self._call(aten.reshape.default, self.made[str(node.inputs[0])], sizes)

@@ -51,7 +51,7 @@ def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, value: str)
 
 def insert_like(patch: ModelPatch, node: Node) -> None:
     """A copy of a node of the model on other operands."""
-    like = node.attrs["like"]
+    like = node.marks.like
     onnx_node = patch.values[like].producer()
     assert onnx_node is not None
     if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
@@ -132,7 +132,7 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
     op = OPS.get(node.attrs["fn"])
     if op is None or (op == "Add" and node.attrs.get("alpha", 1.0) != 1.0) or node.attrs.get("align"):
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
-    maker = patch.makers.get(str(node.inputs[0])) if node.attrs.get("addend") else None
+    maker = patch.makers.get(str(node.inputs[0])) if node.marks.addend else None
     values: list[onnx_ir.Value | None] = []
     for operand in node.inputs:
         if isinstance(operand, Tensor):

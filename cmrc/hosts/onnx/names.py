@@ -40,7 +40,7 @@ def unique_origins(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, tuple[str, str]]:
 
 def name_values(graph: Graph, onnx_graph: onnx_ir.Graph) -> dict[str, list[str]]:
     """Every alias to the values it names."""
-    hidden = {node.name for node in graph.nodes if "inside" in node.attrs}
+    hidden = {node.name for node in graph.nodes if node.marks.inside}
     names: dict[str, list[str]] = {name: [name] for name in graph.values() if name not in hidden}
 
     def add(alias: str, values: Iterable[str]) -> None:

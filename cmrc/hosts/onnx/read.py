@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -23,7 +22,7 @@ from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
 from cmrc.hosts.onnx.shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx.sizes import Sizes
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Apply, Array, Dim, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.ops import POINTWISE, materialise
 
 OLDEST_OPSET = 9
@@ -179,13 +178,11 @@ class _Reader:
                 raise LeftWhole("it reads a value whose number of axes is not known")
             steps = row.read(view)
         except LeftWhole as left:
-            why = {"why": left.reason} if left.reason else {}
-            return self._opaque(view, origin, path, {**why, "bodies": True} if subgraphs(node) else why)
+            return self._opaque(view, origin, path, Marks(why=left.reason, bodies=bool(subgraphs(node))))
         inner: dict[str, str] = {}
-        apart = row.separable is not None and self.opset >= row.separable
-        more = {"separable": True} if apart and isinstance(steps, list) else {}
+        separable = row.separable is not None and self.opset >= row.separable and isinstance(steps, list)
         for step in steps if isinstance(steps, list) else [steps]:
-            self._emit(view, step, origin, path, inner, more)
+            self._emit(view, step, origin, path, inner, separable)
         return None
 
     def _evaluate(self, view: View) -> None:
@@ -194,17 +191,14 @@ class _Reader:
             raise LeftWhole("")
         self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
 
-    def _emit(
-        self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], more: Mapping[str, Any]
-    ) -> None:
-        """One IR node, with `more` attributes; `inner` are the values inside the ONNX node so far, by their keys."""
+    def _emit(self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], separable: bool) -> None:
+        """One IR node; `inner` are the values inside the ONNX node so far, by their keys."""
         name = view.node.outputs[step.output].name or "" if step.output < len(view.node.outputs) else ""
-        attrs = {**step.attrs, **more}
+        marks = replace(step.marks, separable=True) if separable else step.marks
         if step.key:
-            attrs["inside"] = view.node.op_type
-            if name and step.output:
-                attrs["shown"] = True
-            else:
+            shown = bool(name and step.output)
+            marks = replace(marks, inside=view.node.op_type, shown=shown)
+            if not shown:
                 last = view.node.outputs[0].name or ""
                 name = f"{last}::{step.key}"
                 self.inside[name] = last
@@ -226,9 +220,9 @@ class _Reader:
                 self.tensors[name] = folded
                 return
         self.slots[name] = step.slots
-        self.nodes.append(Node(step.op, operands, (value,), attrs, origin, path))
+        self.nodes.append(Node(step.op, operands, (value,), step.attrs, origin, path, marks))
 
-    def _opaque(self, view: View, origin: str, path: str, attrs: Mapping[str, Any]) -> None:
+    def _opaque(self, view: View, origin: str, path: str, marks: Marks = NO_MARKS) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
         known = OPAQUE.get(row_name(view.node))
         described = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
@@ -239,14 +233,15 @@ class _Reader:
         ]
         self.slots[outputs[0].name] = tuple(range(len(view.operands)))
         inputs = (*view.operands, *captured)
-        self.nodes.append(Node("opaque", inputs, tuple(outputs), {"host_op": view.node.op_type, **attrs}, origin, path))
+        marks = replace(marks, host_op=view.node.op_type)
+        self.nodes.append(Node("opaque", inputs, tuple(outputs), {}, origin, path, marks))
 
     def _constant_output(self, value: onnx_ir.Value) -> None:
         """The model returns a constant: an IR output must be a value."""
         name = value.name or ""
         tensor = self.tensors[name]
         output = self._value(name, tensor.shape, tensor.dtype)
-        self.nodes.append(Node("opaque", (tensor,), (output,), {"host_op": "Constant"}, origin=name))
+        self.nodes.append(Node("opaque", (tensor,), (output,), origin=name, marks=Marks(host_op="Constant")))
 
     # ------------------------------------------------------------ sizes that the model reads from itself
 
@@ -254,7 +249,7 @@ class _Reader:
         """Shape and Size: a tensor where all sizes are fixed, else an op that reads sizes and no values."""
         operand, shape = view.operand(0), view.shapes[0]
         if shape is None or operand is None:
-            return self._opaque(view, origin, path, {})
+            return self._opaque(view, origin, path)
         output = view.node.outputs[0]
         dims = tuple(range(len(shape)))[view.attr("start", 0) : view.attr("end", len(shape))]
         if view.node.op_type == "Shape":
@@ -262,16 +257,16 @@ class _Reader:
                 return self.sizes.fix(output.name or "", operand, shape, dims)
             self.sizes.follow(output, operand, dims)
             self.open_shapes.append((len(self.nodes), output, operand, dims))
-        return self._opaque(view, origin, path, {"shape_only": dims})
+        return self._opaque(view, origin, path, Marks(shape_only=dims))
 
     def _settle_shapes(self) -> None:
         """Now that all readers are known: which sizes a Shape really reads. One that reads none has no operand."""
         for at, output, source, dims in self.open_shapes:
             needed, node = self.sizes.needed(output, source, dims), self.nodes[at]
             if needed:
-                self.nodes[at] = node.with_attrs(shape_only=needed)
+                self.nodes[at] = node.with_marks(shape_only=needed)
             else:
-                self.nodes[at] = replace(node, inputs=(), attrs={"host_op": "Shape"})
+                self.nodes[at] = replace(node, inputs=(), marks=Marks(host_op="Shape"))
                 self.slots[node.name] = ()
 
 

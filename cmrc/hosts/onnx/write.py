@@ -68,7 +68,7 @@ def _write_nodes(patch: ModelPatch, before: ReadAs, now: ReadAs) -> None:
 
 
 def _insert(patch: ModelPatch, node: Node) -> None:
-    insert = insert_like if node.attrs.get("like") else INSERTED.get(node.op)
+    insert = insert_like if node.marks.like else INSERTED.get(node.op)
     if insert is None:
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
     patch.reason = f"{node.kind} {'for ' + node.path if node.path else ''}".strip()
@@ -76,7 +76,7 @@ def _insert(patch: ModelPatch, node: Node) -> None:
 
 
 def _write_changed(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
-    is_fused = any("inside" in node.attrs for node in before)
+    is_fused = any(node.marks.inside for node in before)
     if is_fused:
         rewire_fused(patch, onnx_node, nodes, before)
     row = ROWS.get(row_name(onnx_node))
@@ -92,7 +92,7 @@ def _separated(before: ReadAs, now: ReadAs) -> dict[str, onnx_ir.Node]:
     apart: dict[str, onnx_ir.Node] = {}
     for onnx_node, members in now.items():
         parts = before[onnx_node]
-        if any("separable" in node.attrs for node in parts) and differs(parts, {n.name: n for n in members}):
+        if any(node.marks.separable for node in parts) and differs(parts, {n.name: n for n in members}):
             apart.update((node.name, onnx_node) for node in members)
     return apart
 

@@ -13,7 +13,7 @@ import onnx_ir
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.ir.graph import Array, Graph, Node, Value, literal
+from cmrc.ir.graph import Array, Graph, Marks, Node, Value, literal
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import pipeline as passes
 
@@ -55,10 +55,10 @@ def put_do(
     if slab.ndim < len(value.shape):
         slab = slab.reshape([-1 if i == axis else 1 for i in range(len(value.shape))])
     inputs: tuple[Any, ...] = (name, literal(slab))
-    attrs: dict[str, Any] = {"axis": axis, "units": tuple(units), "sources": (0,)}
+    attrs: dict[str, Any] = {"axis": axis, "units": tuple(units)}
     if weight is not None:
         inputs, attrs["parents"] = (*inputs, literal(weight)), tuple(parents)
-    do = Node("do", inputs, (new,), attrs)
+    do = Node("do", inputs, (new,), attrs, marks=Marks(sources=(0,)))
     nodes = [do] if name in {v.name for v in graph.inputs} else []
     for node in graph.nodes:
         nodes.append(replace(node, inputs=tuple(new.name if o == name else o for o in node.inputs)))

@@ -602,4 +602,4 @@ def test_a_form_that_is_left_whole_says_why(name: str) -> None:
     feeds = {key: random(2, *shape) for key, shape in values.items()} | {"l": np.zeros(2, dtype=np.int32)}
     program = cmrc.trace(model(Case(text, "a", [], arrays, lambda n: feeds, {}, outputs="a", opset=23)))
     node = next(node for node in program.graph.nodes if "a" in {value.name for value in node.outputs})
-    assert (node.op, node.attrs["why"]) == ("opaque", reason)
+    assert (node.op, node.marks.why) == ("opaque", reason)

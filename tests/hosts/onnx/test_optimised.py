@@ -66,7 +66,7 @@ def head_sites(program: cmrc.Program) -> Iterator[tuple[cmrc.Site, int]]:
     """The results of attention, by heads, and how many units a head has there."""
     fused = {node.origin for node in program.graph.nodes if node.op == "attention"}
     for node in program.graph.nodes:
-        if node.origin in fused and "inside" not in node.attrs:
+        if node.origin in fused and not node.marks.inside:
             yield program.site_of(node.name, 2), SIZE
         elif node.op == "matmul" and len(node.output.shape) == 4:
             maker = program.producers[str(node.inputs[0])]

@@ -34,9 +34,7 @@ def test_an_unknown_op_is_opaque_and_says_why() -> None:
         """,
         {"x": ("N", 8)}, "y", k=ints(4), three=random(4),
     )  # fmt: skip
-    kinds = {
-        node.name: (node.op, node.kind, node.attrs.get("why", "")) for node in OnnxHost.from_model(made).graph.nodes
-    }
+    kinds = {node.name: (node.op, node.kind, node.marks.why) for node in OnnxHost.from_model(made).graph.nodes}
     assert kinds["v"] == ("opaque", "TopK", "")
     assert kinds["b"] == ("opaque", "MatMul", "one of its operands is a vector")
     assert kinds["t"] == ("opaque", "Unique", "")
@@ -50,7 +48,7 @@ def test_unknown_rank_makes_readers_opaque() -> None:
     graph = OnnxHost.from_model(made).graph
     verify_graph(graph)
     assert [node.op for node in graph.nodes] == ["opaque", "opaque"]
-    assert graph.nodes[0].attrs["why"] == "it reads a value whose number of axes is not known"
+    assert graph.nodes[0].marks.why == "it reads a value whose number of axes is not known"
 
 
 def test_constants_in_every_form_are_tensors() -> None:

@@ -37,7 +37,7 @@ def test_sizes_read_from_the_model_itself() -> None:
     )  # fmt: skip
     host = OnnxHost.from_model(made)
     shapes = [node for node in host.graph.nodes if node.kind == "Shape"]
-    assert [node.attrs["shape_only"] for node in shapes] == [(0,)]
+    assert [node.marks.shape_only for node in shapes] == [(0,)]
     assert host.graph.values()["y"].shape[1:] == (4, 8)
     lowered = lower(host, [random(3, 1, 5)], "a", 2, (0, 5), (1.5, 2.5))
     assert sizes_of(lowered)["w1"] == [5, 6]

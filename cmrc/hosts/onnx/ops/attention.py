@@ -12,8 +12,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from cmrc.hosts.onnx.ops.rows import TAKES_BIAS
 from cmrc.hosts.onnx.ops.view import LeftWhole, Slot, Step, View
-from cmrc.ir.graph import Dim, Shape
+from cmrc.ir.graph import Dim, Marks, Shape
 from cmrc.ir.ops import take
 
 UNKNOWN_HEADS = "the number or the size of its heads is not known"
@@ -128,8 +129,8 @@ def read_packed_attention(view: View) -> list[Step]:
     sizes = tuple(view.attr("qkv_hidden_sizes", (total // 3,) * 3))
     if sum(sizes) != total:
         raise LeftWhole(UNKNOWN_HEADS)
-    attrs = {"axis": 2, "w_in": 0, "w_out": 1, "takes_bias": True}
-    steps = [Step("linear", (0, 1, 2), attrs, (*shape[:2], total), key="qkv")]
+    attrs = {"axis": 2, "w_in": 0, "w_out": 1}
+    steps = [Step("linear", (0, 1, 2), attrs, (*shape[:2], total), key="qkv", marks=TAKES_BIAS)]
     start = 0
     for key, size in zip("qkv", sizes, strict=True):
         part = (*shape[:2], size)
@@ -197,11 +198,11 @@ def read_grouped_attention(view: View) -> list[Step]:
         cached = {past: (0, 1, 2, 3)} if view.operand(past) is not None else {}
         steps.append(_positioned("cache", (2,), names[key], {**cached, **lengths}, total, f"{key}.all", output))
         names[key] = f"{key}.all"
-    attrs: dict[str, Any] = {"host_only": True, "square": True, "causal": True}
+    attrs: dict[str, Any] = {"causal": True}
     extra = {10: None, 11: (1,)}
     given = {slot: dims for slot, dims in extra.items() if view.operand(slot) is not None}
     attrs["align"] = (None, None, None, *given.values())
-    y = Step("attention", (*names.values(), *given), attrs, (*q[:3], v[3]), key="y")
+    y = Step("attention", (*names.values(), *given), attrs, (*q[:3], v[3]), key="y", marks=Marks(square=True))
     return [*steps, y, *_merged(view, y.shape)]
 
 

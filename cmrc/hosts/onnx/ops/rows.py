@@ -9,8 +9,10 @@ import numpy as np
 import onnx_ir
 
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
-from cmrc.ir.graph import Dim, Tensor
+from cmrc.ir.graph import Dim, Marks, Tensor
 from cmrc.ir.ops import apply, conv_pads, materialise
+
+TAKES_BIAS = Marks(takes_bias=True)
 
 # ---------------------------------------------------------------- affine ops
 
@@ -42,7 +44,7 @@ def read_gemm(view: View) -> Step:
     if not isinstance(view.operand(0), str):
         raise LeftWhole("its input A is a constant")
     w_in, w_out = (1, 0) if view.attr("transB", 0) else (0, 1)
-    attrs: dict[str, Any] = {"axis": 1, "w_in": w_in, "w_out": w_out, "takes_bias": True}
+    attrs: dict[str, Any] = {"axis": 1, "w_in": w_in, "w_out": w_out}
     attrs |= {"alpha": float(view.attr("alpha", 1.0)), "beta": float(view.attr("beta", 1.0))}
     tensors: dict[int, Tensor] = {}
     if view.operand(2) is not None:
@@ -53,7 +55,7 @@ def read_gemm(view: View) -> Step:
         if bias.shape not in ((outs,), (1,), ()) or attrs["beta"] == 0.0:
             raise LeftWhole(f"its bias of shape {list(bias.shape)} is not one number an output")
     step = _linear(view, (0, 1, 2), attrs)
-    return Step(step.op, step.slots, step.attrs, step.shape, tensors=tensors)
+    return Step(step.op, step.slots, step.attrs, step.shape, tensors=tensors, marks=TAKES_BIAS)
 
 
 def _linear(view: View, slots: tuple[int, ...], attrs: dict[str, Any]) -> Step:
@@ -94,14 +96,13 @@ def _conv(view: View, *, transposed: bool) -> Step:
         "stride": tuple(view.attr("strides", (1,) * rank)),
         "pad": _padding(view, rank),
         "dilation": tuple(view.attr("dilations", (1,) * rank)),
-        "takes_bias": True,
     }
     if transposed:
         if isinstance(attrs["pad"], str) or view.attr("output_shape", None) is not None:
             raise LeftWhole("its padding follows from the size of its result")
         attrs |= {"transposed": True, "output_padding": tuple(view.attr("output_padding", (0,) * rank))}
     spatial = [_size_after(shape[2 + i], weight.shape[2 + i], attrs, i) for i in range(rank)]
-    return Step("conv", (0, 1, 2), attrs, view.out([shape[0], outs, *spatial]))
+    return Step("conv", (0, 1, 2), attrs, view.out([shape[0], outs, *spatial]), marks=TAKES_BIAS)
 
 
 def _size_after(size: Dim, kernel: int, attrs: Mapping[str, Any], i: int) -> Dim | None:

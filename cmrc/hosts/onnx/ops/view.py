@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Array, Dim, Operand, Shape, Tensor
+from cmrc.ir.graph import NO_MARKS, Array, Dim, Marks, Operand, Shape, Tensor
 from cmrc.ir.ops import materialise
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class Step:
     tensors: Mapping[int, Tensor] = field(default_factory=dict)
     """Operands that are read in another form than the input has (a bias without its leading axis), by slot."""
     key: str = ""
+    marks: Marks = NO_MARKS
 
 
 @dataclass(frozen=True, slots=True)

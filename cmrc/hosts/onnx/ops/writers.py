@@ -48,11 +48,9 @@ def write_concat(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], 
 
 def write_heads(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     """The number of heads that are left, and the sizes of what is packed together."""
-    parts = {node.name.rpartition("::")[2]: node for node in nodes if "inside" in node.attrs}
+    parts = {node.name.rpartition("::")[2]: node for node in nodes if node.marks.inside}
     attention = next((node for node in nodes if node.op == "attention"), None)
-    if attention is not None and attention.attrs.get(
-        "narrowed"
-    ):  # the default would follow from the width that is left
+    if attention is not None and attention.marks.narrowed:  # the default would follow from the width that is left
         onnx_node.attributes["scale"] = onnx_ir.AttrFloat32("scale", attention.attrs["scale"])
     if len(nodes) == 1:
         return rewire(patch, onnx_node, nodes[0], before[0])
