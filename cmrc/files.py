@@ -1,16 +1,30 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all.
+
+A writer works in a staging folder of its own, `.cmrc-*`, beside the file to come. What is finished and on the disk is moved
+into place by one rename. A staging folder is locked as long as its writer lives: one that a killed writer left is removed by
+the next. Renames and removals happen under a lock of the folder, so that two writers never remove each other's files.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: without locks, what a killed writer leaves stays until somebody removes it
+    fcntl = None  # type: ignore[assignment]
 
 from cmrc.errors import FileError
 
 PICTURES = (".png", ".svg", ".pdf")
+STAGING = ".cmrc-"
 
 
 def target(path: Path) -> Path:
@@ -39,21 +53,98 @@ def require_picture(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write to a temporary file in the same folder, then rename: a failure leaves what was there before."""
+    """Write to a staging folder, then rename: a failure leaves what was there before."""
     require_writable(path)
     path = target(path)
+    with writing(path), staging(path.parent) as folder:
+        staged = folder / path.name
+        staged.write_bytes(data)
+        publish(staged, path)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Report what the system refuses as an error about `path`."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        yield
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A new folder inside `folder` for files that are not finished yet; it is removed at the end, come what may."""
+    with locked(folder):
+        _remove_abandoned(folder)
+        place = Path(tempfile.mkdtemp(dir=folder, prefix=STAGING))
+        try:
+            handle = _lock(place)
+        except BaseException:
+            place.rmdir()
+            raise
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other writers from renaming and removing files in this folder."""
+    handle = _lock(folder)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def publish(staged: Path, path: Path) -> None:
+    """Move a finished file into place: it is on the disk before it has its name."""
+    if path.exists():
+        shutil.copymode(path, staged)
+    _sync(staged)
+    os.replace(staged, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    if fcntl is None and path.is_dir():  # Windows has no handles of folders
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock(folder: Path, *, wait: bool = True) -> int | None:
+    """The handle of a folder, locked until it is closed; `None` where there are no locks, or another has it."""
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another writer has it, or the file system knows no locks
+        os.close(handle)
+        return None
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Staging folders that nobody has locked: their writers were killed."""
+    for place in folder.glob(f"{STAGING}*"):
+        handle = None
+        with contextlib.suppress(OSError):
+            handle = _lock(place, wait=False)
+        if handle is not None:
+            shutil.rmtree(place, ignore_errors=True)
+            os.close(handle)
 
 
 def write_picture(figure: Any, path: Path) -> None:

@@ -21,5 +21,5 @@ def annotate(model: Model, plan: PlanFile, output: Output, force: Force = False,
     """Write the plan's do's onto the model's nodes, without lowering: `cmrc.lower` takes such a file as it is."""
     with reported(as_json):
         require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
-        trace(model).annotate(Plan.load(plan)).save(output)
+        trace(model).annotate(Plan.load(plan)).save(output, overwrite=force)
         print(json.dumps({"output": str(output)})) if as_json else terminal.out.print(f"wrote {output}", markup=False)

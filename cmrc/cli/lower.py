@@ -46,7 +46,7 @@ def lower_command(
                 terminal.err.print(f"; {name}\n{to_text(graph)}", markup=False, soft_wrap=True)
 
         lowered = lower(model, plan, residue=residue, watch=show)  # type: ignore[arg-type]
-        lowered.save(output)
+        lowered.save(output, overwrite=force)
         if as_json:
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
             return

@@ -66,5 +66,5 @@ class Host(Protocol):
     def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> Self:
         """A clone with plan entries (value name, JSON form) recorded on the nodes that make the values."""
 
-    def save(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Write the model to `path`, whole or not at all."""
+    def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+        """Write the model to `path`, whole or not at all; the file that it was loaded from only with `overwrite`."""

@@ -92,15 +92,19 @@ class Lowered:
 
         load_into(self, model)
 
-    def save(self, path: str | Path) -> None:
-        """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from.
+
+        The file that the model was loaded from is replaced only with `overwrite=True`; a symbolic link stays one, and the
+        file that it points to is replaced.
+        """
         fingerprint = self.program.fingerprint
         metadata = {
             "cmrc.version": __version__,
             "cmrc.source": fingerprint.digest,
             "cmrc.plan": plan_digest(self.plan),
         }
-        self.host.save(Path(path), metadata)
+        self.host.save(Path(path), metadata, overwrite=overwrite)
 
     @cached_property
     def clamped(self) -> Host:

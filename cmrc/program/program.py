@@ -132,6 +132,6 @@ class Program(Sites):
         """Run the model; an annotated one literally, with its units replaced."""
         return self._literal.run(inputs, taps)
 
-    def save(self, path: str | Path) -> None:
-        """Write the model, with its annotations, as ONNX."""
-        self.host.save(Path(path), {})
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the model, with its annotations, as ONNX; over the file that it was loaded from only with `overwrite`."""
+        self.host.save(Path(path), {}, overwrite=overwrite)

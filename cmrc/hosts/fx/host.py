@@ -224,12 +224,12 @@ class FxHost:
             constants={**{k: v for k, v in self.exported.constants.items() if k not in self.state}, **constants},
         )
 
-    def save(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
         from cmrc.hosts.onnx.host import OnnxHost
 
         host = OnnxHost.from_model(self.to_onnx())
         entries = [_carried(entry, host) for entry in self.annotations()]
-        (host.annotate(entries) if entries else host).save(path, metadata)
+        (host.annotate(entries) if entries else host).save(path, metadata, overwrite=overwrite)
 
     def to_onnx(self) -> Any:
         """The program as an onnx_ir model, by torch's own exporter."""

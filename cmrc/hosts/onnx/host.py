@@ -44,8 +44,11 @@ class OnnxHost:
         *,
         providers: Sequence[str] = CPU,
         source: onnx_ir.Model | None = None,
+        path: Path | None = None,
     ) -> None:
+        """`source` is the model that this one was made from, `path` the file that was loaded."""
         self.model = model
+        self.path = path
         self.providers = tuple(providers)
         self._source = source if source is not None else model  # keeps what is memory-mapped in sight of `save`
         self._sessions = Sessions(model, self.providers)
@@ -56,7 +59,7 @@ class OnnxHost:
         own = _load(Path(path))
         if not is_sorted(own.graph):
             raise TraceError(f"cannot read {path}: its nodes are out of order", fix=SORT)
-        return cls(own, providers=providers)
+        return cls(own, providers=providers, path=Path(path).absolute())
 
     @classmethod
     def from_model(cls, model: onnx.ModelProto | onnx_ir.Model, *, providers: Sequence[str] = CPU) -> Self:
@@ -109,12 +112,16 @@ class OnnxHost:
         """A clone with these do's, and no others, recorded on the nodes that make the values."""
         return self._another(annotate(self.model, entries))
 
-    def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
-        """Write the model, with entries added to its metadata, whole or not at all."""
-        save(self.model, Path(path), metadata, alive=(self.model, self._source))
+    def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+        """Write the model, with entries added to its metadata, whole or not at all.
+
+        The file that the model was loaded from is replaced only with `overwrite`.
+        """
+        alive = self.model, self._source
+        save(self.model, Path(path), metadata, alive=alive, source=self.path, overwrite=overwrite)
 
     def _another(self, model: onnx_ir.Model) -> Self:
-        return type(self)(model, providers=self.providers, source=self._source)
+        return type(self)(model, providers=self.providers, source=self._source, path=self.path)
 
 
 def _load(path: Path) -> onnx_ir.Model:

@@ -1,30 +1,36 @@
-"""Writing an ONNX model, whole or not at all.
+"""Writing an ONNX model: one rename decides whether the old model or the new one is there.
 
-Everything is first written to a folder of its own beside the target, checked there, and then renamed: the data file,
-then the model. Where the data file's name is that of a file which this process still reads weights from, the new data
-gets a name of its own, and the old file stays.
+Everything is first written to a staging folder beside the target and checked there. Weights that lie in a file of their own
+get a name by their content, `model.0123456789abcdef.onnx.data`, which no other weights have. That file is put in place first;
+the rename of the model that refers to it comes last. What only the replaced model used is removed afterwards.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import mmap
 import os
+import re
 import tempfile
-import uuid
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
 import onnx_ir
 
 from cmrc.errors import FileError, HostError
-from cmrc.files import require_writable, target
+from cmrc.files import locked, publish, require_writable, staging, target, writing
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
+WEIGHTS = "weights"  # what the data file is called until its content is known
 
 
 def tensors(model: onnx_ir.Model) -> list[onnx_ir.TensorProtocol]:
-    found = [value.const_value for value in model.graph.initializers.values()]
-    return [tensor for tensor in found if tensor is not None]
+    """The initializers of the main graph."""
+    values = [value.const_value for value in model.graph.initializers.values()]
+    return [tensor for tensor in values if tensor is not None]
 
 
 def is_large(model: onnx_ir.Model) -> bool:
@@ -36,26 +42,40 @@ def is_external(model: onnx_ir.Model) -> bool:
     return any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in tensors(model))
 
 
-def save(model: onnx_ir.Model, path: Path, metadata: Mapping[str, str], *, alive: Sequence[onnx_ir.Model]) -> None:
-    """Write `model` with `metadata` added; `alive` are the models whose external tensors may still be read."""
+def save(
+    model: onnx_ir.Model,
+    path: Path,
+    metadata: Mapping[str, str],
+    *,
+    alive: Sequence[onnx_ir.Model],
+    source: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write `model` with `metadata` added; `alive` are the models whose external tensors may still be read, the source last.
+
+    `source` is the file that the model was loaded from, which only `overwrite` lets go.
+    """
     require_writable(path)
-    path = target(path)
-    folder, data = path.parent, None
-    if is_large(model) or any(is_external(each) for each in alive):
-        data = f"{path.stem}.onnx.data"
-        if (folder / data).exists() and any(_reads(other, folder / data) for other in (*alive, model)):
-            data = f"{path.stem}.{uuid.uuid4().hex[:8]}.onnx.data"
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".cmrc-") as temporary:
-            written = Path(temporary) / path.name
-            onnx_ir.save(_described(model, metadata), written, format="protobuf", external_data=data)
-            _check(written, alive[-1])
-            held = None if data is None else Path(temporary) / data
-            if data is not None and held is not None and held.exists() and held.stat().st_size:
-                os.replace(held, folder / data)
-            os.replace(written, path)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
+    if source is not None and not overwrite and path.exists() and source.exists() and path.samefile(source):
+        raise FileError(
+            f"cannot write {path}: the model was loaded from it, and would be lost",
+            fix="write to another file, or overwrite it with overwrite=True",
+        )
+    place = target(path)
+    external = is_large(model) or any(is_external(each) for each in alive)
+    with writing(path), staging(place.parent) as folder:
+        staged = folder / place.name
+        described = _described(model, metadata)
+        onnx_ir.save(described, staged, format="protobuf", external_data=WEIGHTS if external else None)
+        data = _name_by_content(staged, folder / WEIGHTS, place.stem)
+        if data is not None and place.parent != path.parent.resolve():
+            raise FileError(
+                f"cannot write {path}: it is a link into another folder, and the model has its weights in a file beside it",
+                fix=f"write to {place}",
+            )
+        _check(staged, alive[-1])
+        with locked(place.parent):
+            _put(staged, data, place, alive)
 
 
 def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Model:
@@ -74,13 +94,103 @@ def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Mod
     )
 
 
+# ---------------------------------------------------------------- the data file
+
+
+def _name_by_content(staged: Path, weights: Path, stem: str) -> Path | None:
+    """Call the data file after what is in it, in the model too; `None` where the model has all its weights itself."""
+    if not weights.exists() or not weights.stat().st_size:
+        return None
+    with weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    data = weights.with_name(f"{stem}.{digest}.onnx.data")
+    weights.rename(data)
+    model = onnx.load(staged, load_external_data=False)
+    for entry in _locations(model.graph):
+        entry.value = data.name
+    staged.write_bytes(model.SerializeToString())
+    return data
+
+
+def _locations(graph: onnx.GraphProto) -> Iterator[onnx.StringStringEntryProto]:
+    """Where the external initializers of a graph, and of the graphs inside its nodes, say that their data lie."""
+    for tensor in graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield from (entry for entry in tensor.external_data if entry.key == "location")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _locations(inner)
+
+
+def _put(staged: Path, data: Path | None, path: Path, alive: Sequence[onnx_ir.Model]) -> None:
+    """The data file, then the model; afterwards nothing stays of what only the model before it used."""
+    files = _data_files(path)
+    try:
+        if data is not None:
+            publish(data, path.with_name(data.name))
+        publish(staged, path)
+    finally:  # whichever of the two models is there now
+        _remove_unused(files | _left_by_saves(path), alive)
+
+
+def _data_files(path: Path) -> set[Path]:
+    """The data files beside a model that bear its name; none where it cannot be read."""
+    if not path.is_file():
+        return set()
+    try:
+        names = {entry.value for entry in _locations(onnx.load(path, load_external_data=False).graph)}
+    except Exception:  # whatever lies there is no model: it refers to nothing
+        return set()
+    return {path.with_name(name) for name in names if name.startswith(f"{path.stem}.") and name == Path(name).name}
+
+
+def _left_by_saves(path: Path) -> set[Path]:
+    """Data files that bear the name of this model."""
+    pattern = re.compile(re.escape(path.stem) + r"(\.[0-9a-f]{16})?\.onnx\.data")
+    return {file for file in path.parent.iterdir() if pattern.fullmatch(file.name)}
+
+
+def _remove_unused(files: set[Path], alive: Sequence[onnx_ir.Model]) -> None:
+    """Remove data files that no file in the folder mentions; what this process still reads from, once it no longer does."""
+    for file in files:
+        with contextlib.suppress(OSError):  # the model is saved: a leftover is no reason to report a failure
+            if not file.is_file() or file.is_symlink() or _is_mentioned(file):
+                continue
+            if any(_reads(model, file) for model in alive):
+                weakref.finalize(alive[-1], _remove_later, file)
+            else:
+                file.unlink()
+
+
+def _remove_later(file: Path) -> None:
+    with contextlib.suppress(OSError), locked(file.parent):
+        _remove_unused({file}, ())
+
+
 def _reads(model: onnx_ir.Model, data: Path) -> bool:
     files = {Path(tensor.path) for tensor in tensors(model) if isinstance(tensor, onnx_ir.ExternalTensor)}
     return any(file.exists() and file.samefile(data) for file in files)
 
 
+def _is_mentioned(data: Path) -> bool:
+    others = [file for file in data.parent.iterdir() if file.suffix != ".data" and file.is_file()]
+    return any(_contains(file, data.name.encode()) for file in others)
+
+
+def _contains(file: Path, name: bytes) -> bool:
+    with file.open("rb") as content:
+        if not os.fstat(content.fileno()).st_size:
+            return False
+        with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return mapped.find(name) >= 0
+
+
+# ---------------------------------------------------------------- whether it is valid
+
+
 def _check(path: Path, source: onnx_ir.Model) -> None:
-    """onnx's own checker; a model that it refused from the start is not held against the result."""
+    """onnx's own checker; a model that it refused from the start is not blamed on the result."""
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,26 @@ from cmrc.hosts.onnx.host import OnnxHost
 from cmrc.passes import pipeline as passes
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def data_of(path: Path) -> str:
+    """The one data file that a model refers to."""
+    found = onnx.load(path, load_external_data=False).graph.initializer
+    (name,) = {e.value for tensor in found for e in tensor.external_data if e.key == "location"}
+    return str(name)
+
+
 def test_external_data_stays_external_and_mapped(tmp_path: Path) -> None:
     host = OnnxHost.load(external(tmp_path))
     assert isinstance(host.model.graph.initializers["w1"].const_value, onnx_ir.ExternalTensor)
     lowered = lower(host, [random(4, 50)], "a", 1, (3, 4), (5.0, 15.0))
     target = tmp_path / "small.onnx"
     lowered.save(target, {"cmrc.plan": "text"})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["big.onnx", "big.onnx.data", "small.onnx", "small.onnx.data"]
+    data = data_of(target)
+    assert names(tmp_path) == sorted(["big.onnx", "big.onnx.data", "small.onnx", data])
+    assert data == f"small.{hashlib.sha256((tmp_path / data).read_bytes()).hexdigest()[:16]}.onnx.data"
     again = OnnxHost.load(target)
     assert again.model.metadata_props["cmrc.plan"] == "text"
     np.testing.assert_array_equal(again.run([random(4, 50)])[0], lowered.run([random(4, 50)])[0])
@@ -42,11 +58,21 @@ def test_overwriting_the_model_that_is_being_read_is_safe(tmp_path: Path) -> Non
     host = OnnxHost.load(path)
     lowered = host.build(passes.run(put_do(host.graph, "a", 1, (3, 4), (5.0, 15.0))).graph)
     expected = OnnxHost.load(path).run([x])[0], OnnxHost.from_model(lowered.model).run([x])[0]
-    lowered.save(path, {})
+    with pytest.raises(FileError) as error:
+        lowered.save(path, {})
+    assert str(error.value) == (
+        f"file: cannot write {path}: the model was loaded from it, and would be lost\n"
+        "  fix: write to another file, or overwrite it with overwrite=True"
+    )
+    lowered.save(path, {}, overwrite=True)
+    assert names(tmp_path) == sorted(["big.onnx", "big.onnx.data", data_of(path)])  # it is still read here
     np.testing.assert_array_equal(OnnxHost.load(path).run([x])[0], expected[1])
     np.testing.assert_array_equal(host.run([x])[0], expected[0])
-    lowered.save(path, {})
+    lowered.save(path, {}, overwrite=True)
     np.testing.assert_array_equal(OnnxHost.load(path).run([x])[0], expected[1])
+    del host, lowered, error
+    gc.collect()
+    assert names(tmp_path) == sorted(["big.onnx", data_of(path)])
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +126,55 @@ def test_a_large_model_runs_and_saves_through_files(tmp_path: Path, monkeypatch:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx"]  # nothing in it is worth a file of its own
     big = OnnxHost.from_model(model("y = MatMul(x, w)", {"x": ("N", 50)}, "y", w=random(50, 80)))
     big.save(tmp_path / "b.onnx", {})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.onnx", "b.onnx.data", "m.onnx"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["b.onnx", data_of(tmp_path / "b.onnx"), "m.onnx"])
     x = random(4, 50)
     np.testing.assert_array_equal(OnnxHost.load(tmp_path / "b.onnx").run([x])[0], big.run([x])[0])
+
+
+def test_what_only_the_replaced_model_used_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    host = OnnxHost.load(external(tmp_path))
+    target = tmp_path / "small.onnx"
+    lower(host, [random(4, 50)], "a", 1, (3, 4), (5.0, 15.0)).save(target, {})
+    first = data_of(target)
+    shutil.copy(target, tmp_path / "copy.onnx")
+    others = ["big.onnx", "big.onnx.data", "copy.onnx"]
+    second = lower(host, [random(4, 50)], "a", 1, (5, 6), (5.0, 15.0))
+    second.save(target, {})
+    assert names(tmp_path) == sorted([*others, "small.onnx", first, data_of(target)])  # the copy reads the first data
+    (tmp_path / "copy.onnx").unlink()
+    (tmp_path / "small.other.onnx.data").write_bytes(b"not ours")
+    second.save(target, {})
+    assert names(tmp_path) == sorted(
+        ["big.onnx", "big.onnx.data", "small.onnx", data_of(target), "small.other.onnx.data"]
+    )
+    mlp().save(target, {})
+    assert names(tmp_path) == ["big.onnx", "big.onnx.data", "small.onnx", "small.other.onnx.data"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link, real = tmp_path / "link.onnx", tmp_path / "real" / "m.onnx"
+    link.symlink_to(real)
+    mlp().save(link, {})
+    assert link.is_symlink()
+    assert real.read_bytes() == link.read_bytes()
+    assert names(tmp_path) == ["link.onnx", "real"]
+    assert names(real.parent) == ["m.onnx"]
+    with pytest.raises(FileError, match="the model was loaded from it"):
+        OnnxHost.load(real).save(link, {})
+    big = OnnxHost.load(external(tmp_path))
+    with pytest.raises(FileError) as error:
+        big.save(link, {})
+    assert str(error.value) == (
+        f"file: cannot write {link}: it is a link into another folder, and the model has its weights in a file beside it\n"
+        f"  fix: write to {real}"
+    )
+    assert names(real.parent) == ["m.onnx"]
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    mlp().save(path, {})
+    path.chmod(0o640)
+    mlp().save(path, {"again": "1"})
+    assert path.stat().st_mode & 0o777 == 0o640
