@@ -79,7 +79,7 @@ class DoUnitsError(DoError):
 
 
 class DoValueError(DoError):
-    """NaN or infinite constants."""
+    """Numbers that are NaN or infinite, or become so in the precision of the model."""
 
     kind = "do-value"
 

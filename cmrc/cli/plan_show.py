@@ -10,7 +10,7 @@ from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, PlanFile
 from cmrc.cli.terminal import columns, reported, shortened
 from cmrc.program.plan import Plan
-from cmrc.program.plan_file import to_ranges
+from cmrc.program.plan_entry import to_ranges
 
 app = typer.Typer(add_completion=False)
 

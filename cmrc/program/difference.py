@@ -9,7 +9,7 @@ import numpy as np
 
 from cmrc.program.do import Do
 from cmrc.program.plan import Plan
-from cmrc.program.plan_file import to_ranges
+from cmrc.program.plan_entry import to_ranges
 
 
 def difference(first: Plan, second: Plan) -> list[dict[str, Any]]:

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError
 from cmrc.ir.axes import Index
 from cmrc.ir.graph import Array
+from cmrc.ir.ops import as_dtype, numpy_dtype
 from cmrc.program.sites import Site
 
 
@@ -62,8 +64,9 @@ def checked_do(
     _require_free(chosen, beside, where)
     if affine is None:
         assert constant is not None
-        values = _floats(constant, "constants", where)
-        return Do(site.name, site.value, axis, chosen, _slab(values, len(chosen), axis, site.shape, where))
+        values = _slab(_floats(constant, "constants", where), len(chosen), axis, site.shape, where)
+        _require_range(values, chosen, axis, "constant", site.dtype, where)
+        return Do(site.name, site.value, axis, chosen, values)
     parents = unit_index(affine.parents, size, where, what="parents")
     replaced = set(chosen).union(*(other.units for other in beside))
     gone = sorted(set(parents) & replaced)
@@ -79,6 +82,8 @@ def checked_do(
             fix=f"give weight as [units, parents] = [{len(chosen)}, {len(parents)}]",
         )
     bias = _slab(_floats(affine.bias, "biases", where), len(chosen), axis, site.shape, where, what="biases")
+    _require_range(weight, chosen, 0, "weight", site.dtype, where)
+    _require_range(bias, chosen, axis, "bias", site.dtype, where)
     return Do(site.name, site.value, axis, chosen, bias, parents, weight)
 
 
@@ -155,6 +160,22 @@ def _floats(values: npt.ArrayLike, what: str, where: dict[str, str]) -> Array:
     if bad:
         raise DoValueError(f"{bad} of the {what} are NaN or infinite", **where, fix="give finite numbers")
     return array
+
+
+def _require_range(values: Array, units: Index, axis: int, what: str, dtype: str, where: dict[str, str]) -> None:
+    """That numbers which are finite in float64 are finite where the model holds them."""
+    with np.errstate(over="ignore"):
+        lost = ~np.isfinite(as_dtype(values, dtype))
+    if not lost.any():
+        return
+    by_unit = (lost if lost.ndim == 1 else np.moveaxis(lost, axis, 0)).reshape(len(units), -1).any(axis=1)
+    largest = float(ml_dtypes.finfo(numpy_dtype(dtype)).max)  # type: ignore[no-untyped-call]
+    raise DoValueError(
+        f"the {what} {values[lost][0]:.3g} of unit {units[int(by_unit.argmax())]} is infinite in {dtype}, "
+        f"which ends at {largest:.3g}",
+        **where,
+        fix="give a smaller number, leave that unit out, or trace the model in a wider type",
+    )
 
 
 def _slab(

@@ -118,7 +118,7 @@ class Plan:
         return self.program
 
     def check(self, program: Model) -> None:
-        """Check every entry against a model: for a plan that was read from a file."""
+        """Check every entry against a model, and keep it as `do` would have made it: for a plan that was read from a file."""
         seen: list[Do] = []
         for i, entry in enumerate(self.entries):
             at = f"{self.source}: do[{i}]"
@@ -128,6 +128,7 @@ class Plan:
             seen.append(
                 checked_do(site, entry.units, constant=constant, affine=affine, axis=entry.axis, earlier=seen, at=at)
             )
+        self.entries[:] = seen
 
     def save(self, path: str | Path) -> None:
         """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all."""

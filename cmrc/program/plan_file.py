@@ -1,32 +1,37 @@
 """Plan files: `plan.json` holds what a person wants to read, and a file beside it the large arrays.
 
 Arrays of more than `INLINE` numbers lie in a safetensors file that is named by its content, so that a plan is never
-half-written and never needs pickle.
+half-written and never needs pickle. A plan file is somebody else's data: it is read strictly, its arrays only from beside
+it, and only if their content is what their name says.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
 from cmrc.errors import PlanError
-from cmrc.files import require_writable, write_whole
+from cmrc.files import require_writable, target, write_whole
 from cmrc.ir.fingerprint import Fingerprint
 from cmrc.ir.graph import Array
 from cmrc.program.do import Do
+from cmrc.program.plan_entry import INLINE, Pack, entry_from_json, entry_to_json, shape_of, unpack_lists
+from cmrc.strict_json import parse_json
 
 FORMAT = "cmrc-plan-1"
-INLINE = 64
-Pack = Callable[[str, Array], Any]
+LARGEST_FILE = 256 << 20  # bytes of plan.json, whose arrays lie elsewhere
+CHUNK = 1 << 20
+WRITTEN = "give a file that `Plan.save` wrote"
+BESIDE = "keep that file beside the plan, unchanged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +44,19 @@ class Contents:
     scores: Mapping[str, Array] = field(default_factory=dict)
 
 
+# ---------------------------------------------------------------- writing
+
+
 def write_plan(path: Path, contents: Contents) -> None:
     """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all."""
     require_writable(path)
+    path = target(path)
     large: dict[str, Array] = {}
 
     def pack(name: str, array: Array) -> Any:
-        if array.size <= INLINE:
+        if array.size <= INLINE and np.isfinite(array).all():  # JSON has no infinity
             return array.tolist()
-        large[name] = np.ascontiguousarray(array)
+        large[name] = np.ascontiguousarray(array, dtype=np.float64)
         return {"tensor": name, "shape": list(array.shape)}
 
     def packer(place: str) -> Pack:
@@ -61,113 +70,114 @@ def write_plan(path: Path, contents: Contents) -> None:
         document["made"] = contents.made
     if contents.scores:
         document["scores"] = {site: pack(f"scores[{site}]", array) for site, array in contents.scores.items()}
+    data = save(large) if large else b""
+    name = f"{path.stem}.{_digest(data)}.safetensors"
     if large:
-        data = save(large)
-        name = f"{path.stem}.{hashlib.sha256(data).hexdigest()[:12]}.safetensors"
         document["tensors"] = name
-        write_whole(path.parent / name, data)
     document["do"] = dos
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    try:
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlanError(
+            f"`made` cannot be written as JSON: {error}", at=str(path), fix="keep finite numbers, text and lists in it"
+        ) from error
+    if large:
+        write_whole(path.parent / name, data)
+    write_whole(path, text.encode())
 
 
-def entry_to_json(entry: Do, pack: Pack) -> dict[str, Any]:
-    """One do as JSON; `pack` decides how an array is written."""
-    document: dict[str, Any] = {
-        "site": entry.site,
-        "value": entry.value,
-        "axis": entry.axis,
-        "units": to_ranges(entry.units),
-    }
-    if entry.weight is None:
-        return {**document, "constant": pack("constant", entry.constant)}
-    weight, bias = pack("weight", entry.weight), pack("bias", entry.constant)
-    return {**document, "affine": {"parents": to_ranges(entry.parents), "weight": weight, "bias": bias}}
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+# ---------------------------------------------------------------- reading
 
 
 def read_plan(path: Path) -> Contents:
+    """A plan that is whole in itself, or a PlanError with the entry, the reason and the fix."""
+    from cmrc.program import plan_schema  # here, since only reading needs pydantic, and it is slow to load
+
+    document = _read_document(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise PlanError(f"is not a plan of format {FORMAT}", at=str(path), fix=WRITTEN)
+    record = plan_schema.validated(plan_schema.PlanRecord, document, what="the plan", at=str(path))
+    tensors = {} if record.tensors is None else _read_tensors(path, record.tensors)
+
+    def unpack(packed: Any) -> Array:
+        return _take(tensors, packed) if isinstance(packed, dict) else unpack_lists(packed)
+
+    entries = [entry_from_json(entry, unpack, f"{path.name}: do[{i}]") for i, entry in enumerate(record.do)]
+    scores = {site: _scores(site, packed, unpack, entries, path) for site, packed in record.scores.items()}
+    model = None if record.model is None else Fingerprint.from_json(document["model"])
+    return Contents(entries, model, record.made, scores)
+
+
+def _read_document(path: Path) -> Any:
+    data = b""
     try:
-        document = json.loads(path.read_text())
+        with path.open("rb") as file:
+            while len(data) <= LARGEST_FILE and (chunk := file.read(CHUNK)):
+                data += chunk
     except OSError as error:
         raise PlanError(
             f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a plan file"
         ) from error
-    except ValueError as error:
-        raise PlanError(f"is not JSON: {error}", at=str(path), fix="give a file that `Plan.save` wrote") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlanError(f"is not a plan of format {FORMAT}", at=str(path), fix="give a file that `Plan.save` wrote")
-    tensors: dict[str, Array] = {}
-    if "tensors" in document:
-        beside = path.parent / str(document["tensors"])
-        try:
-            tensors = load_file(beside)
-        except (OSError, SafetensorError) as error:
-            raise PlanError(
-                f"its arrays in {beside.name} cannot be read: {error}",
-                at=str(path),
-                fix="keep that file beside the plan, unchanged",
-            ) from error
-
-    def unpack(packed: Any) -> Array:
-        if isinstance(packed, dict):
-            return np.asarray(tensors[packed["tensor"]], dtype=np.float64)
-        return np.asarray(packed, dtype=np.float64)
-
-    dos = [entry_from_json(entry, unpack, f"{path.name}: do[{i}]") for i, entry in enumerate(document.get("do", []))]
-    model = document.get("model")
-    scores = {str(site): unpack(packed) for site, packed in document.get("scores", {}).items()}
-    known = Fingerprint.from_json(model) if model else None
-    return Contents(dos, known, dict(document.get("made", {})), scores)
-
-
-def entry_from_json(entry: Any, unpack: Callable[[Any], Array], at: str) -> Do:
+    if len(data) > LARGEST_FILE:
+        raise PlanError(f"is larger than {LARGEST_FILE:,} bytes", at=str(path), fix=WRITTEN)
     try:
-        site, value, axis = str(entry["site"]), str(entry.get("value", entry["site"])), int(entry["axis"])
-        units = from_ranges(entry["units"])
-        if "affine" not in entry:
-            return Do(site, value, axis, units, unpack(entry["constant"]))
-        affine = entry["affine"]
-        parents = from_ranges(affine["parents"])
-        return Do(site, value, axis, units, unpack(affine["bias"]), parents, unpack(affine["weight"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return parse_json(data)
+    except ValueError as error:
+        raise PlanError(f"is not JSON: {error}", at=str(path), fix=WRITTEN) from error
+
+
+def _read_tensors(path: Path, name: str) -> dict[str, Array]:
+    """The arrays beside a plan: from its own folder, and equal to the hash in their name."""
+    named = re.fullmatch(r"[^/\\\0]*\.([0-9a-f]{12})\.safetensors", name)
+    if named is None:
         raise PlanError(
-            f"an entry cannot be read: {error}", at=at, fix="compare it with the entries that `Plan.save` writes"
-        ) from error
+            f"`tensors` is {name!r}: that is not the name of an array file beside the plan", at=str(path), fix=BESIDE
+        )
+    folders = [path.parent, path.resolve().parent]  # a plan may be a symlink: its arrays lie beside either end
+    beside = next((folder / name for folder in folders if (folder / name).exists()), path.parent / name)
+    if beside.is_symlink() and beside.resolve().parent not in [folder.resolve() for folder in folders]:
+        raise PlanError(f"its arrays in {name} are a link out of the plan's folder", at=str(path), fix=BESIDE)
+    try:
+        data = beside.read_bytes()
+        if _digest(data) != named[1]:
+            raise PlanError(f"its arrays in {name} are not those that it was saved with", at=str(path), fix=BESIDE)
+        return {tensor: _tensor(tensor, parts) for tensor, parts in deserialize(data)}  # type: ignore[no-untyped-call]
+    except (OSError, SafetensorError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PlanError(f"its arrays in {name} cannot be read: {reason}", at=str(path), fix=BESIDE) from error
 
 
-def pack_text(name: str, array: Array) -> Any:
-    """An array as JSON on its own: for annotations, which have no file beside them."""
-    if array.size <= INLINE:
-        return array.tolist()
-    return {
-        "float64": base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode(),
-        "shape": list(array.shape),
-    }
+def _tensor(name: str, parts: Mapping[str, Any]) -> Array:
+    if parts["dtype"] != "F64":
+        raise ValueError(f"{name} is of type {parts['dtype']}, not F64")
+    return np.frombuffer(parts["data"], dtype="<f8").reshape(parts["shape"]).astype(np.float64)
 
 
-def unpack_text(packed: Any) -> Array:
-    if isinstance(packed, dict):
-        return np.frombuffer(base64.b64decode(packed["float64"]), dtype="<f8").reshape(packed["shape"])
-    return np.asarray(packed, dtype=np.float64)
+def _take(tensors: Mapping[str, Array], packed: Mapping[str, Any]) -> Array:
+    """The array that a reference names: {"tensor": name, "shape": [...]}."""
+    if packed.keys() != {"tensor", "shape"} or not isinstance(packed["tensor"], str):
+        raise ValueError("an array has other keys than `tensor` and `shape`")
+    name, shape = packed["tensor"], shape_of(packed["shape"])
+    if name not in tensors:
+        raise ValueError(f"the array {name!r} is not in the file beside the plan")
+    if tensors[name].shape != shape:
+        raise ValueError(f"the array {name!r} has shape {list(tensors[name].shape)}, not {list(shape)}")
+    return tensors[name]
 
 
-def to_ranges(index: Sequence[int]) -> str | list[int]:
-    """`0:3,7` for 0, 1, 2, 7; a list where the order is not ascending."""
-    if list(index) != sorted(set(index)):
-        return [int(i) for i in index]
-    runs: list[list[int]] = []
-    for i in index:
-        if runs and i == runs[-1][1]:
-            runs[-1][1] = i + 1
-        else:
-            runs.append([i, i + 1])
-    return ",".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in runs)
-
-
-def from_ranges(text: str | list[int]) -> tuple[int, ...]:
-    if isinstance(text, list):
-        return tuple(int(i) for i in text)
-    positions: list[int] = []
-    for part in text.split(",") if text else []:
-        first, _, last = part.partition(":")
-        positions.extend(range(int(first), int(last)) if last else [int(first)])
-    return tuple(positions)
+def _scores(site: str, packed: Any, unpack: Any, entries: list[Do], path: Path) -> Array:
+    """The scores of a site, which has a score for every unit that is replaced."""
+    try:
+        scores: Array = unpack(packed)
+        if scores.ndim != 1:
+            raise ValueError(f"they have shape {list(scores.shape)}, not one score per unit")
+        last = max((max(entry.units) for entry in entries if entry.site == site), default=-1)
+        if last >= len(scores):
+            raise ValueError(f"there are {len(scores)}, but unit {last} is replaced")
+    except ValueError as error:
+        raise PlanError(f"the scores of {site!r} cannot be read: {error}", at=str(path), fix=WRITTEN) from error
+    return scores

@@ -19,7 +19,7 @@ from cmrc.ir.verify import verify_graph
 from cmrc.program.dry_run import put_dos, try_site
 from cmrc.program.groups import Group, find_groups, try_group
 from cmrc.program.plan import Plan
-from cmrc.program.plan_file import entry_from_json, entry_to_json, pack_text, unpack_text
+from cmrc.program.plan_entry import entry_from_json, entry_to_json, pack_text, unpack_text
 from cmrc.program.sites import Site, Sites
 
 

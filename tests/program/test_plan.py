@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import cmrc
-from cmrc.program.plan_file import from_ranges, to_ranges
 
 
 class Net(nn.Module):
@@ -102,6 +101,26 @@ REFUSED = {
         ("act@0", {"units": [1], "affine": cmrc.Affine([0], [[np.inf]])}),
         "do-value: %act@0 (relu): 1 of the weights are NaN or infinite\n  at plan: do[0]\n  fix: give finite numbers",
     ),
+    "a constant beyond float32": (
+        ("act@0", {"units": [1, 2], "constant": [1.0, 1e39]}),
+        "do-value: %act@0 (relu): the constant 1e+39 of unit 2 is infinite in float32, which ends at 3.4e+38\n  at plan: do[0]\n"
+        "  fix: give a smaller number, leave that unit out, or trace the model in a wider type",
+    ),
+    "a constant beyond float32 at one position": (
+        ("act@0", {"units": [1, 2], "constant": [[1.0, 2.0], [-4e38, 1.0]]}),
+        "do-value: %act@0 (relu): the constant -4e+38 of unit 1 is infinite in float32, which ends at 3.4e+38\n  at plan: do[0]\n"
+        "  fix: give a smaller number, leave that unit out, or trace the model in a wider type",
+    ),
+    "an affine weight beyond float32": (
+        ("act@0", {"units": [1, 4], "affine": cmrc.Affine([0], [[1.0], [1e300]])}),
+        "do-value: %act@0 (relu): the weight 1e+300 of unit 4 is infinite in float32, which ends at 3.4e+38\n  at plan: do[0]\n"
+        "  fix: give a smaller number, leave that unit out, or trace the model in a wider type",
+    ),
+    "an affine bias beyond float32": (
+        ("act@0", {"units": [1, 4], "affine": cmrc.Affine([0], [[1.0], [1.0]], -1e39)}),
+        "do-value: %act@0 (relu): the bias -1e+39 of unit 1 is infinite in float32, which ends at 3.4e+38\n  at plan: do[0]\n"
+        "  fix: give a smaller number, leave that unit out, or trace the model in a wider type",
+    ),
     "parents that are replaced": (
         ("act@0", {"units": [1, 2], "affine": cmrc.Affine([2, 3], np.ones((2, 2)))}),
         "do-units: %act@0 (relu): parents 2 are themselves replaced\n  at plan: do[0]\n"
@@ -131,6 +150,21 @@ def test_what_do_refuses_and_says(program: cmrc.Program, case: str) -> None:
         plan.do(site, **arguments)
     assert text(error) == message
     assert len(plan) == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "shown"),
+    [(torch.float16, 65504.0, "6.55e+04"), (torch.bfloat16, 3.3895e38, "3.39e+38"), (torch.float64, 1.7e308, "")],
+)
+def test_constants_must_be_finite_in_the_precision_of_the_model(dtype: torch.dtype, largest: float, shown: str) -> None:
+    narrow = cmrc.trace(Net().to(dtype), (torch.ones(2, 4, dtype=dtype),))
+    cmrc.Plan(narrow).do("act@0", units=[3], constant=largest)
+    if not shown:
+        return
+    with pytest.raises(cmrc.CmrcError) as error:
+        cmrc.Plan(narrow).do("act@0", units=[3], constant=largest * 1.01)
+    name = str(dtype).removeprefix("torch.")
+    assert f"of unit 3 is infinite in {name}, which ends at {shown}" in text(error)
 
 
 def test_overlap_is_refused_and_names_the_entry(program: cmrc.Program) -> None:
@@ -193,7 +227,7 @@ def test_save_and_load_give_the_same_plan(program: cmrc.Program, tmp_path: Path)
     assert again.fingerprint == program.fingerprint
 
 
-def test_large_arrays_stay_binary_and_missing_ones_are_told(tmp_path: Path) -> None:
+def test_large_arrays_stay_binary(tmp_path: Path) -> None:
     wide = cmrc.trace(Net(200), (torch.ones(2, 4),))
     values = np.random.default_rng(0).normal(size=150)
     plan = cmrc.Plan(wide).do("act@0", units=range(150), constant=values)
@@ -202,28 +236,6 @@ def test_large_arrays_stay_binary_and_missing_ones_are_told(tmp_path: Path) -> N
     assert document["do"][0]["units"] == "0:150"
     assert document["do"][0]["constant"] == {"tensor": "do[0].constant", "shape": [150]}
     assert np.array_equal(cmrc.Plan.load(tmp_path / "plan.json").entries[0].constant, values)
-    (tmp_path / document["tensors"]).write_bytes(b"short")
-    with pytest.raises(cmrc.CmrcError, match=r"its arrays in .* cannot be read"):
-        cmrc.Plan.load(tmp_path / "plan.json")
-    (tmp_path / document["tensors"]).unlink()
-    with pytest.raises(cmrc.CmrcError, match=r"its arrays in .* cannot be read"):
-        cmrc.Plan.load(tmp_path / "plan.json")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "plan: is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[]", "plan: is not a plan of format cmrc-plan-1"),
-        ('{"format": "cmrc-plan-1", "do": [{"site": "a"}]}', "plan: an entry cannot be read: 'axis'"),
-        ('{"format": "cmrc-plan-1", "do": [3]}', "plan: an entry cannot be read: 'int' object is not subscriptable"),
-    ],
-)
-def test_files_that_are_no_plans(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "p.json").write_text(content)
-    with pytest.raises(cmrc.CmrcError) as error:
-        cmrc.Plan.load(tmp_path / "p.json")
-    assert text(error).splitlines()[0] == message
 
 
 def test_a_plan_for_another_model_says_what_differs(program: cmrc.Program, module: nn.Module) -> None:
@@ -276,8 +288,3 @@ def test_residue_is_an_error_that_names_node_entry_and_fix(program: cmrc.Program
     assert [(d.kind, d.site, d.node, d.reason) for d in kept.report.declined] == [
         ("do", "blocks.2", "output", "it is an output of the model")
     ]
-
-
-@pytest.mark.parametrize("index", [(), (0,), (0, 1, 2), (1, 5, 6, 9), (5, 1)])
-def test_ranges_round_trip(index: tuple[int, ...]) -> None:
-    assert from_ranges(to_ranges(index)) == index

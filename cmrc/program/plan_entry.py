@@ -1,0 +1,181 @@
+"""One do as JSON: in a plan file, and as an annotation on a model. Written for people, read strictly.
+
+    {"site": "act", "value": "relu", "axis": 1, "units": "0:3,7", "constant": [0.1, 0.2, 0.3, 0.4]}
+    {"site": "act", "value": "relu", "axis": 1, "units": "2", "affine": {"parents": "4,6", "weight": [[1, 2]], "bias": [0]}}
+
+An array is nested lists of numbers; a large one lies elsewhere, and whoever reads says where (`Unpack`).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import reprlib
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import PlanError
+from cmrc.ir.graph import Array
+from cmrc.program.do import Do
+
+INLINE = 64  # numbers of an array that are written as they are
+LARGEST_AXIS = 1 << 22  # units that one number may stand for
+LAST = 10**10  # position of an axis
+RANK = 16  # axes that a value can have
+Pack = Callable[[str, Array], Any]
+Unpack = Callable[[Any], Array]  # raises ValueError
+
+
+def entry_to_json(entry: Do, pack: Pack) -> dict[str, Any]:
+    """`pack` decides how an array is written."""
+    document: dict[str, Any] = {
+        "site": entry.site,
+        "value": entry.value,
+        "axis": entry.axis,
+        "units": to_ranges(entry.units),
+    }
+    if entry.weight is None:
+        return {**document, "constant": pack("constant", entry.constant)}
+    weight, bias = pack("weight", entry.weight), pack("bias", entry.constant)
+    return {**document, "affine": {"parents": to_ranges(entry.parents), "weight": weight, "bias": bias}}
+
+
+def entry_from_json(document: Any, unpack: Unpack, at: str) -> Do:
+    """A do that is whole in itself. Whether it fits a model is checked where it meets one."""
+    from cmrc.program import plan_schema  # here, since only reading needs pydantic, and it is slow to load
+
+    record = plan_schema.validated(plan_schema.DoRecord, document, what="the entry", at=at)
+    site, value = record.site, record.value or record.site
+    try:
+        if (record.constant is None) == (record.affine is None):
+            raise ValueError("it has neither or both of `constant` and `affine`")
+        if record.affine is None:
+            units, constant = _units_with(record.units, unpack(record.constant), record.axis, "constants")
+            return Do(site, value, record.axis, units, constant)
+        units, bias = _units_with(record.units, unpack(record.affine.bias), record.axis, "biases")
+        weight = unpack(record.affine.weight)
+        shape = (len(units), count_positions(record.affine.parents))
+        if weight.shape != shape:
+            raise ValueError(f"the affine weight has shape {list(weight.shape)} for units and parents {list(shape)}")
+        return Do(site, value, record.axis, units, bias, _positions(record.affine.parents, "parents"), weight)
+    except ValueError as error:
+        raise PlanError(str(error), at=at, fix=plan_schema.FIX) from error
+
+
+def _units_with(packed: Any, values: Array, axis: int, what: str) -> tuple[tuple[int, ...], Array]:
+    """The units and their numbers. Ranges are written out only when as many numbers are there."""
+    count = count_positions(packed)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{np.size(values) - np.count_nonzero(np.isfinite(values))} of the {what} are NaN or infinite")
+    if values.ndim == 0 and count <= LARGEST_AXIS:
+        values = np.full(count, float(values))
+    along = 0 if values.ndim == 1 else axis
+    if along >= values.ndim or values.shape[along] != count:
+        raise ValueError(f"it gives {list(values.shape) or 'one number'} as {what} for {count:,} units")
+    return _positions(packed, "units"), values
+
+
+def _positions(packed: Any, what: str) -> tuple[int, ...]:
+    positions = from_ranges(packed)
+    if not positions:
+        raise ValueError(f"it names no {what}")
+    if len(set(positions)) != len(positions):
+        raise ValueError(f"{what} are named twice")
+    return positions
+
+
+# ---------------------------------------------------------------- positions
+
+
+def to_ranges(index: Sequence[int]) -> str | list[int]:
+    """`0:3,7` for 0, 1, 2, 7; a list where the order is not ascending."""
+    if list(index) != sorted(set(index)):
+        return [int(i) for i in index]
+    runs: list[list[int]] = []
+    for i in index:
+        if runs and i == runs[-1][1]:
+            runs[-1][1] = i + 1
+        else:
+            runs.append([i, i + 1])
+    return ",".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in runs)
+
+
+def from_ranges(packed: Any) -> tuple[int, ...]:
+    """The positions that `to_ranges` wrote."""
+    return tuple(chain.from_iterable(_runs(packed)))
+
+
+def count_positions(packed: Any) -> int:
+    """How many they are, without writing them out."""
+    return sum(map(len, _runs(packed)))
+
+
+def _runs(packed: Any) -> list[range]:
+    if isinstance(packed, list) and all(type(i) is int and 0 <= i < LAST for i in packed):
+        return [range(i, i + 1) for i in packed]
+    if not isinstance(packed, str):
+        raise ValueError(f"{reprlib.repr(packed)} are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
+    runs = []
+    for part in packed.split(",") if packed else []:
+        match = re.fullmatch(r"([0-9]{1,11})(?::([0-9]{1,11}))?", part)
+        first = int(match[1]) if match else -1
+        last = int(match[2]) if match and match[2] else first + 1
+        if not 0 <= first < last <= LAST:
+            raise ValueError(f"{reprlib.repr(part)} is no range of positions, such as 7 or 0:3")
+        runs.append(range(first, last))
+    return runs
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def unpack_lists(packed: Any) -> Array:
+    """Nested lists of finite numbers as an array."""
+    _require_numbers(packed, RANK)
+    try:
+        array = np.asarray(packed, dtype=np.float64)
+    except (ValueError, OverflowError) as error:
+        raise ValueError("the lists of an array differ in length, or a number is too large") from error
+    if not np.isfinite(array).all():
+        raise ValueError("an array holds a number that is not finite")
+    return array
+
+
+def _require_numbers(packed: Any, depth: int) -> None:
+    if isinstance(packed, list) and depth:
+        for part in packed:
+            _require_numbers(part, depth - 1)
+    elif type(packed) not in (int, float):
+        raise ValueError(f"{reprlib.repr(packed)} is not a number, where an array of numbers should be")
+
+
+def shape_of(packed: Any) -> tuple[int, ...]:
+    """The shape that stands beside an array."""
+    if not isinstance(packed, list) or len(packed) > RANK or any(type(n) is not int or n < 0 for n in packed):
+        raise ValueError(f"{reprlib.repr(packed)} is not the shape of an array")
+    return tuple(packed)
+
+
+def pack_text(name: str, array: Array) -> Any:
+    """An array as JSON on its own: for annotations, which have no file beside them."""
+    if array.size <= INLINE:
+        return array.tolist()
+    data = base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode()
+    return {"float64": data, "shape": list(array.shape)}
+
+
+def unpack_text(packed: Any) -> Array:
+    """What `pack_text` wrote."""
+    if not isinstance(packed, dict):
+        return unpack_lists(packed)
+    if packed.keys() != {"float64", "shape"} or not isinstance(packed["float64"], str):
+        raise ValueError("an array has other keys than `float64` and `shape`")
+    shape = shape_of(packed["shape"])
+    data = base64.b64decode(packed["float64"].encode(), validate=True)
+    if len(data) != 8 * math.prod(shape):
+        raise ValueError(f"an array of {len(data)} bytes cannot have shape {list(shape)}")
+    return np.frombuffer(data, dtype="<f8").reshape(shape).astype(np.float64)

@@ -1,0 +1,49 @@
+"""JSON that means one thing only: for documents that somebody else wrote."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+DEEPEST = 64  # levels of lists and objects
+
+
+def parse_json(data: bytes | str) -> Any:
+    """A JSON document by the letter of the standard; ValueError says what is wrong with any other.
+
+    Python's own reader takes the last of two equal keys, NaN and Infinity, text that cannot be written again, and lists
+    so deep that whoever walks them fails.
+    """
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        document = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
+        _require_shallow(document)
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")  # 1e999, half of a surrogate pair
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise ValueError(f"it is not UTF-8: {error.reason}") from error
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
+    return document
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return document
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number of JSON")
+
+
+def _require_shallow(document: Any) -> None:
+    level = [document]
+    for _ in range(DEEPEST + 1):
+        containers = [part for part in level if isinstance(part, (dict, list))]
+        level = [part for c in containers for part in (c.values() if isinstance(c, dict) else c)]
+        if not level:
+            return
+    raise RecursionError
