@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cmrc.hosts.fx.ops import ROWS as ATEN
+from cmrc.hosts.fx.ops.table import ROWS as ATEN
 from cmrc.hosts.onnx.ops.table import ROWS as ONNX
 from cmrc.ir.ops import ALONG, CHECKS, POINTWISE
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph

@@ -11,11 +11,11 @@ from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, BatchSize, CalibrationData, Force, Model, Output, PositionsOption, SiteNames
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import bar, reported
+from cmrc.hosts.derivatives import LOSSES
 from cmrc.program.trace import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE
 from cmrc.statistics.calibrate import calibrate
-from cmrc.statistics.curvature import LOSSES
 from cmrc.statistics.stats import NEEDS
 
 app = typer.Typer(add_completion=False)

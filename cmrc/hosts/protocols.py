@@ -1,16 +1,19 @@
-"""A host is the model's own graph: `fx` (torch.export) or `onnx` (onnx_ir). The only places that know a framework.
+"""What a host must offer (`Host`), and what only some do: ask with `isinstance(host, Trainable)`, never by attribute.
 
-A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), runs it.
-`fx_ops.py` and `onnx_ops` are the tables, a row an op: what is peculiar to one op stands there.
+A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), and runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
+from cmrc.hosts.derivatives import Derivatives, DerivativesRequest
 from cmrc.ir.graph import Array, Graph
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Piece(Protocol):
@@ -68,3 +71,35 @@ class Host(Protocol):
 
     def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
         """Write the model to `path`, whole or not at all; the file that it was loaded from only with `overwrite`."""
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """A host whose model is also a torch module."""
+
+    def module(self) -> torch.nn.Module:
+        """The model as a trainable module under its own parameter names."""
+
+    def load_into(
+        self, model: torch.nn.Module, *, graph: Graph, original: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Write the parameters of this host, built as `graph` from `original`, into the user's own module.
+
+        The module is run on `args` and `kwargs`, and must then compute what this host computes.
+        """
+
+
+@runtime_checkable
+class Differentiable(Protocol):
+    """A host that can differentiate a loss by inner values."""
+
+    def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
+        """The derivatives at every value asked for, for one batch."""
+
+
+@runtime_checkable
+class ReportsUntied(Protocol):
+    """A host that knows which tied weights a patch had to separate."""
+
+    @property
+    def untied(self) -> tuple[str, ...]: ...

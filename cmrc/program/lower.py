@@ -13,7 +13,7 @@ import numpy as np
 
 from cmrc._version import __version__
 from cmrc.errors import CheckError, HostError, PlanError, ResidueError
-from cmrc.hosts.protocols import Host
+from cmrc.hosts.protocols import Host, ReportsUntied, Trainable
 from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
@@ -67,7 +67,7 @@ class Lowered:
     @cached_property
     def report(self) -> Report:
         """What was folded where, before and after, and what was left and why."""
-        untied = tuple(getattr(self.host, "untied", ()))
+        untied = self.host.untied if isinstance(self.host, ReportsUntied) else ()
         after = cost(self.graph)
         return make_report(self.program, self.plan, self.result, self.program.cost(), after, untied, self.seconds)
 
@@ -80,17 +80,16 @@ class Lowered:
 
         It lies in the model's own memory where nothing changed, until `module.train()`: call that before you train it.
         """
-        make = getattr(self.host, "module", None)
-        if make is None:
+        if not isinstance(self.host, Trainable):
             raise HostError("an ONNX model has no torch module", fix="trace the nn.Module, or train before exporting")
-        module: torch.nn.Module = make()
-        return module
+        return self.host.module()
 
     def load_into(self, model: torch.nn.Module) -> None:
         """Write the new parameters into the user's own module, where every change is a change of parameters."""
-        from cmrc.hosts.fx.load import load_into
-
-        load_into(self, model)
+        if not isinstance(self.host, Trainable):
+            raise HostError("an ONNX model cannot be written into an nn.Module", fix="trace the nn.Module itself")
+        kwargs = self.program.options.get("kwargs") or {}
+        self.host.load_into(model, graph=self.graph, original=self.program.host, args=self.program.args, kwargs=kwargs)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from.

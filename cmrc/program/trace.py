@@ -24,10 +24,11 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
 
         return Program(OnnxHost.load(model) if isinstance(model, (str, Path)) else OnnxHost.from_model(model))
     if "torch" in sys.modules:  # somebody who holds a torch model has imported torch
-        from cmrc.hosts.fx import host as fx
+        from cmrc.hosts.fx.trace import is_torch_model
+        from cmrc.hosts.fx.trace import trace as trace_torch
 
-        if fx.is_torch_model(model):
-            return Program(fx.trace(model, args, options), args, options)
+        if is_torch_model(model):
+            return Program(trace_torch(model, args, options), args, options)
     raise TraceError(
         f"cannot trace a {type(model).__name__}",
         fix="give a path to an ONNX file, an onnx(_ir) model, an nn.Module with example inputs, or an ExportedProgram",

@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cmrc.errors import SiteError, StatsError
+from cmrc.hosts.derivatives import Derivatives
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.program.reach import last_of_each_run
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import SIZE, Batch, as_array, batches, length
-from cmrc.statistics.curvature import Derivatives, derivatives
+from cmrc.statistics.curvature import Options, derivatives
 from cmrc.statistics.stats import NEEDS, Columns, SiteStats, Stats
 
 Positions = str | int
 Watch = Callable[[Iterable[Batch], int | None], Iterable[Batch]]
 CURVATURES = ("auto", "gauss-newton", "full", "monte-carlo")
 BY_DERIVATIVES = frozenset({"curvature", "coupling"})
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How derivatives are taken: see `curvature.derivatives`."""
-
-    loss: str = "cross-entropy"
-    curvature: str = "auto"
-    draws: int = 8
-    seed: int = 0
 
 
 def calibrate(

@@ -19,34 +19,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cmrc.errors import StatsError
-from cmrc.hosts.protocols import Host
+from cmrc.hosts.derivatives import LABELLED, LOSSES, Derivatives, DerivativesRequest
+from cmrc.hosts.protocols import Differentiable, Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch
 from cmrc.statistics.readers import closed_form
 from cmrc.statistics.stats import Columns
 
-if TYPE_CHECKING:
-    from cmrc.statistics.calibrate import Options
 
-LOSSES = ("cross-entropy", "kl", "logit", "squared-error")
-LABELLED = ("cross-entropy", "squared-error")
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How derivatives are taken: see `derivatives`."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Derivatives:
-    """Of one site and batch, all in the value's own shape. `factors` are the B of H = Σ BᵀB, if they were asked for."""
-
-    value: Array
-    gradient: Array
-    curvature: Array
-    factors: list[Array]
-    how: str
+    loss: str = "cross-entropy"
+    curvature: str = "auto"
+    draws: int = 8
+    seed: int = 0
 
 
 def derivatives(
@@ -69,16 +62,24 @@ def derivatives(
             for value, c, w in zip(arrays[-len(columns) :], columns, weights, strict=True)
             if w is not None
         ]
-    differentiate = getattr(host, "differentiate", None)
-    if differentiate is None:
+    if not isinstance(host, Differentiable):
         deep = next(c.name for c, w in zip(columns, weights, strict=True) if w is None)
         raise StatsError(
             "an ONNX model cannot be differentiated beyond the op that makes its output",
             node=deep,
             fix='trace the torch model, or use an objective without gradients: "logit", "variance", "reconstruction"',
         )
-    made: list[Derivatives] = differentiate(batch, columns, options, number, factors)
-    return made
+    request = DerivativesRequest(
+        batch.inputs,
+        batch.labels,
+        tuple(c.value for c in columns),
+        options.loss,
+        options.curvature,
+        options.draws,
+        options.seed * 1_000_003 + number,  # another one per batch
+        factors,
+    )
+    return host.differentiate(request)
 
 
 def softmax(logits: Array) -> Array:

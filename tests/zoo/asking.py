@@ -18,7 +18,7 @@ from inner import inner_units
 from models import DYNAMIC, Entry, randomise
 
 import cmrc
-from cmrc.hosts.fx.ops import opname
+from cmrc.hosts.fx.schema import opname
 from cmrc.hosts.protocols import Host
 from cmrc.program.sites import Site
 

@@ -1,7 +1,10 @@
 """The torch host: a model that torch.export has traced.
 
-host      FxHost: reading, building, running, saving         clean    the exported graph without guards and in-place ops
-ops       the table: one row per aten op                     write    a changed IR into a copy of the graph
-module    the result as a trainable GraphModule              load     the result into the user's own nn.Module
-piece     a part of the model between two cuts               gradient derivatives of a loss by inner values
+trace         an nn.Module into a host                       host         FxHost: what a host offers, put together
+lifted        the exported program                           clean        its graph without guards and in-place ops
+schema, ops/  aten calls by argument name; one row per op    read         the graph into the IR
+write         a changed IR into a copy of the graph, with    parameters, draft, patch, insert
+module        the result as a trainable GraphModule          load         the result into the user's own nn.Module
+piece         a part of the model between two cuts           gradient     derivatives of a loss by inner values
+memory        tensors and arrays                             annotations  a plan's do's on the nodes
 """

@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 from cmrc.errors import TraceError
-from cmrc.hosts.fx.ops import TRAINING_FLAGS, Arguments, opname
+from cmrc.hosts.fx.ops.pointwise import TRAINING_FLAGS
+from cmrc.hosts.fx.schema import Arguments, opname, parameters, positions
 
 aten = torch.ops.aten
 CHECKS_ONLY = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
@@ -35,18 +36,18 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     """
     copied = fx.Graph(tracer_cls=graph._tracer_cls)
     copied._codegen = copy.deepcopy(graph._codegen)
-    made: dict[fx.Node, fx.Node] = {}
+    nodes: dict[fx.Node, fx.Node] = {}
     names, table = copied._graph_namespace, copied._find_nodes_lookup_table
     for node in graph.nodes:
-        args = fx.map_arg(node.args, made.__getitem__) if node.args else ()
-        kwargs = fx.map_arg(node.kwargs, made.__getitem__) if node.kwargs else {}
-        new = made[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
+        args = fx.map_arg(node.args, nodes.__getitem__) if node.args else ()
+        kwargs = fx.map_arg(node.kwargs, nodes.__getitem__) if node.kwargs else {}
+        new = nodes[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
         new.meta.update(node.meta)
         names._used_names.add(node.name)
         names.associate_name_with_obj(node.name, new)
         copied._insert(new)
         table.insert(new)
-    copied._len = len(made)
+    copied._len = len(nodes)
     return copied
 
 
@@ -67,7 +68,9 @@ def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
     copied = copy_graph(graph)
     for node in list(copied.nodes):
         name = opname(node)
-        if name in TRAINING_FLAGS and (in_eval_mode or (name == "batch_norm" and node.args[3] is None)):
+        if name in TRAINING_FLAGS and (
+            in_eval_mode or (name == "batch_norm" and Arguments(node)["running_mean"] is None)
+        ):
             _fix_flag(node, TRAINING_FLAGS[name])
         if node.op == "call_module" or (node.op == "call_function" and any(c in str(node.target) for c in CHECKS_ONLY)):
             copied.erase_node(node)
@@ -81,12 +84,13 @@ def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
     return copied
 
 
-def _fix_flag(node: fx.Node, flag: int) -> None:
+def _fix_flag(node: fx.Node, flag: str) -> None:
     """Give a flag that is set by keyword, where `LoweredModule.train` leaves it alone."""
-    if len(node.args) > flag and node.args[flag]:
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-        node.kwargs = {**dict(zip(names[flag:], node.args[flag:], strict=False)), **node.kwargs}
-        node.args = node.args[:flag]
+    place = positions(node.target)[flag]
+    if len(node.args) > place and node.args[place]:
+        names = [parameter.name for parameter in parameters(node.target)]
+        node.kwargs = {**dict(zip(names[place:], node.args[place:], strict=False)), **node.kwargs}
+        node.args = node.args[:place]
 
 
 # ---------------------------------------------------------------- in place
@@ -127,9 +131,9 @@ def _same_memory(node: fx.Node) -> Iterator[fx.Node]:
         root = root.args[0]
     waiting = [root]
     while waiting:
-        found = waiting.pop()
-        yield found
-        waiting.extend(user for user in found.users if _may_alias(user) and user.args[0] is found)
+        alias = waiting.pop()
+        yield alias
+        waiting.extend(user for user in alias.users if _may_alias(user) and user.args[0] is alias)
 
 
 def _may_alias(node: fx.Node) -> bool:
@@ -144,13 +148,13 @@ def _may_alias(node: fx.Node) -> bool:
 def _call(before: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A call that belongs to the same module as `before`, with the shape that it gives."""
     with before.graph.inserting_before(before):
-        made = before.graph.call_function(target, args)
-    made.meta = {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace", "torch_fn")}
+        call = before.graph.call_function(target, args)
+    call.meta = {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace", "torch_fn")}
     values = fx.node.map_arg(args, lambda n: n.meta["val"])
     mode = before.meta["val"].fake_mode
     with mode:
-        made.meta["val"] = target(*values)
-    return made
+        call.meta["val"] = target(*values)
+    return call
 
 
 def _become(node: fx.Node, target: Any, *args: Any) -> None:
@@ -158,7 +162,7 @@ def _become(node: fx.Node, target: Any, *args: Any) -> None:
 
 
 def _spell_glu(a: Arguments) -> None:
-    x, axis = a[0], a.dims(1)[0]
+    x, axis = a["self"], a.axis("dim")
     size = a.shape(0)[axis]
     if not isinstance(size, int):
         return
@@ -168,18 +172,19 @@ def _spell_glu(a: Arguments) -> None:
 
 
 def _spell_stack(a: Arguments) -> None:
-    axis = int(a[1]) % len(a.out_shape())
-    _become(a.node, aten.cat.default, [_call(a.node, aten.unsqueeze.default, x, axis) for x in a[0]], axis)
+    axis = int(a["dim"]) % len(a.out_shape())
+    _become(a.node, aten.cat.default, [_call(a.node, aten.unsqueeze.default, x, axis) for x in a["tensors"]], axis)
 
 
 def _spell_weight_norm(a: Arguments) -> None:
-    v, g, axes = a[0], a[1], [d for d in range(a.rank()) if d != int(a[2]) % a.rank()]
+    v, g = a["v"], a["g"]
+    axes = [d for d in range(a.rank()) if d != int(a["dim"]) % a.rank()]
     squares = _call(a.node, aten.sum.dim_IntList, _call(a.node, aten.square.default, v), axes, True)
     _become(a.node, aten.mul.Tensor, v, _call(a.node, aten.div.Tensor, g, _call(a.node, aten.sqrt.default, squares)))
 
 
 def _spell_filled(a: Arguments) -> None:
-    a.node.args = (a[0], 0.0 if opname(a.node) == "zeros" else 1.0)
+    a.node.args = (a["size"], 0.0 if opname(a.node) == "zeros" else 1.0)
     a.node.target = aten.full.default
 
 

@@ -1,6 +1,6 @@
-"""Derivatives of a loss by inner values of a torch graph: see `cmrc/curvature.py` for what is computed and why.
+"""Derivatives of a loss by inner values of a torch graph: see `statistics/curvature.py` for what is computed and why.
 
-One forward pass with autograd on, one backward for g, and one vjp for each logit (or draw) that serves all sites together.
+One forward pass with autograd on, one backward for g, and one vjp for each logit (or draw) that serves all values together.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,23 +16,18 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import StatsError
+from cmrc.hosts.derivatives import Derivatives, DerivativesRequest
+from cmrc.hosts.fx.module import run_flat
+from cmrc.ir.graph import Graph, Node
 from cmrc.ir.ops import AFFINE_OPERANDS, constant
-from cmrc.statistics.batches import Batch
-from cmrc.statistics.curvature import LABELLED, Derivatives
-from cmrc.statistics.stats import Columns
-
-if TYPE_CHECKING:
-    from cmrc.hosts.fx.host import FxHost
-    from cmrc.ir.graph import Node
-    from cmrc.statistics.calibrate import Options
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
-BENDS = 1024  # inputs of smooth functions above all sites for which "auto" adds the terms of their second derivatives
+BENDS = 1024  # inputs of smooth functions above all values for which "auto" adds the terms of their second derivatives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bend:
-    """A smooth pointwise function above the sites: where it is read and made, and the weight ∂L/∂out · σ''(in)."""
+    """A smooth pointwise function above the values: where it is read and made, and the weight ∂L/∂out · σ''(in)."""
 
     node: Node
     before: torch.Tensor
@@ -40,36 +35,33 @@ class Bend:
 
 
 def differentiate(
-    host: FxHost, batch: Batch, columns: Sequence[Columns], options: Options, number: int, factors: bool
+    module: fx.GraphModule, args: Sequence[Any], graph: Graph, request: DerivativesRequest
 ) -> list[Derivatives]:
-    """g, h and the factors of H at every site, for one batch."""
-    taps = [c.value for c in columns]
-    seen, outputs = _run(host, batch, taps)
-    values, logits = [seen[name] for name in taps], outputs[0]
-    labelled = options.loss in LABELLED
-    loss = _loss(logits, batch, options) if labelled else logits.sum() * 0.0
+    """g, h and the factors of H at every value asked for, for one batch. `graph` is the IR of the module."""
+    seen, outputs = _run(module, args, request.values)
+    values, logits = [seen[name] for name in request.values], outputs[0]
+    loss = _loss(logits, request) if request.labelled else logits.sum() * 0.0
     gradients = _grad(loss, values)
     outs = logits[0].numel()
-    drawn = options.curvature == "monte-carlo" or (options.curvature == "auto" and outs > VJPS)
+    drawn = request.curvature == "monte-carlo" or (request.curvature == "auto" and outs > VJPS)
     curvatures = [torch.zeros_like(v) for v in values]
-    held: list[list[torch.Tensor]] = [[] for _ in values]
-    rows = _draws(logits, values, options, number) if drawn else _jacobian(logits, values, options)
-    for row in rows:
+    factors: list[list[torch.Tensor]] = [[] for _ in values]
+    for row in _draws(logits, values, request) if drawn else _jacobian(logits, values, request.loss):
         for i, b in enumerate(row):
             curvatures[i] += b**2
-            if factors:
-                held[i].append(b)
-    how = f"monte-carlo, {options.draws} draws" if drawn else "gauss-newton"
-    if labelled and not drawn and options.curvature != "gauss-newton":
-        bends = list(_bends(host, seen, loss))
-        if options.curvature == "full" or sum(bend.before[0].numel() for bend in bends) <= BENDS:
+            if request.factors:
+                factors[i].append(b)
+    how = f"monte-carlo, {request.draws} draws" if drawn else "gauss-newton"
+    if request.labelled and not drawn and request.curvature != "gauss-newton":
+        bends = list(_bends(module, graph, seen, loss))
+        if request.curvature == "full" or sum(bend.before[0].numel() for bend in bends) <= BENDS:
             for bend in bends:
-                for i, (c, value) in enumerate(zip(columns, values, strict=True)):
-                    curvatures[i] += _bent(host, bend, c, value)
+                for i, (name, value) in enumerate(zip(request.values, values, strict=True)):
+                    curvatures[i] += _bent(graph, bend, name, value)
             how = "gauss-newton and second derivatives" if bends else "gauss-newton"
     return [
         Derivatives(_out(v), _out(g), _out(h), [_out(b) for b in parts], how)
-        for v, g, h, parts in zip(values, gradients, curvatures, held, strict=True)
+        for v, g, h, parts in zip(values, gradients, curvatures, factors, strict=True)
     ]
 
 
@@ -77,8 +69,10 @@ def _out(tensor: torch.Tensor) -> Any:
     return tensor.detach().double().cpu().numpy()
 
 
-def _run(host: FxHost, batch: Batch, taps: Sequence[str]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Every float value of the run from the first site on, and the outputs, with autograd on."""
+def _run(
+    module: fx.GraphModule, args: Sequence[Any], taps: Sequence[str]
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Every float value of the run from the first tap on, and the outputs, with autograd on."""
     seen: dict[str, torch.Tensor] = {}
 
     class Watched(fx.Interpreter):
@@ -90,26 +84,23 @@ def _run(host: FxHost, batch: Batch, taps: Sequence[str]) -> tuple[dict[str, tor
                 seen[n.name] = result
             return result
 
-    module = host._runner
-    args = host._bind(batch.inputs)
     with torch.enable_grad(), _frozen(module):
-        result = Watched(module).run(*module.graph._codegen.process_inputs(*args), enable_io_processing=False)
-    outputs = [t for t in pytree.tree_leaves(module.graph._codegen.process_outputs(result)) if torch.is_tensor(t)]
-    return seen, outputs
+        result = run_flat(Watched(module), args)
+    return seen, [t for t in pytree.tree_leaves(result) if torch.is_tensor(t)]
 
 
 class _frozen:
-    """Parameters need no gradient here: only what lies above the sites is recorded."""
+    """Parameters need no gradient here: only what lies above the values is recorded."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.held = [(p, p.requires_grad) for p in module.parameters()]
+        self.before = [(p, p.requires_grad) for p in module.parameters()]
 
     def __enter__(self) -> None:
-        for parameter, _ in self.held:
+        for parameter, _ in self.before:
             parameter.requires_grad_(False)
 
     def __exit__(self, *_: object) -> None:
-        for parameter, needed in self.held:
+        for parameter, needed in self.before:
             parameter.requires_grad_(needed)
 
 
@@ -117,10 +108,10 @@ def _grad(of: torch.Tensor, by: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(torch.autograd.grad(of, list(by), retain_graph=True, allow_unused=True, materialize_grads=True))
 
 
-def _loss(logits: torch.Tensor, batch: Batch, options: Options) -> torch.Tensor:
+def _loss(logits: torch.Tensor, request: DerivativesRequest) -> torch.Tensor:
     """The sum over samples, and over positions where there are logits at each."""
-    labels = torch.as_tensor(batch.labels, device=logits.device)
-    if options.loss == "squared-error":
+    labels = torch.as_tensor(request.labels, device=logits.device)
+    if request.loss == "squared-error":
         return 0.5 * ((logits - labels.to(logits.dtype)) ** 2).sum()
     if tuple(labels.shape) != tuple(logits.shape[:-1]):
         raise StatsError(
@@ -131,11 +122,11 @@ def _loss(logits: torch.Tensor, batch: Batch, options: Options) -> torch.Tensor:
     return functional.cross_entropy(flat, labels.reshape(-1).long(), ignore_index=-100, reduction="sum")
 
 
-def _jacobian(logits: torch.Tensor, values: Sequence[torch.Tensor], options: Options) -> Iterator[list[torch.Tensor]]:
-    """The rows B: one vjp a logit, and for the softmax losses one for the mean that they are taken about."""
+def _jacobian(logits: torch.Tensor, values: Sequence[torch.Tensor], loss: str) -> Iterator[list[torch.Tensor]]:
+    """The rows B: one vjp per logit, and for the softmax losses one for the mean that they are taken about."""
     flat = logits.reshape(len(logits), -1)
-    if options.loss in ("logit", "squared-error"):
-        scale = math.sqrt(2.0) if options.loss == "logit" else 1.0
+    if loss in ("logit", "squared-error"):
+        scale = math.sqrt(2.0) if loss == "logit" else 1.0
         for k in range(flat.shape[1]):
             yield [scale * b for b in _grad(flat[:, k].sum(), values)]
         return
@@ -155,16 +146,16 @@ def _per_sample(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _draws(
-    logits: torch.Tensor, values: Sequence[torch.Tensor], options: Options, number: int
+    logits: torch.Tensor, values: Sequence[torch.Tensor], request: DerivativesRequest
 ) -> Iterator[list[torch.Tensor]]:
     """Rows B whose outer products have the mean JᵀMJ: gradients of drawn labels, or of random signs of the logits."""
-    generator = torch.Generator().manual_seed(options.seed * 1_000_003 + number)
+    generator = torch.Generator().manual_seed(request.seed)
     flat = logits.reshape(-1, logits.shape[-1])
-    scale = 1.0 / math.sqrt(options.draws)
-    for _ in range(options.draws):
-        if options.loss in ("logit", "squared-error"):
+    scale = 1.0 / math.sqrt(request.draws)
+    for _ in range(request.draws):
+        if request.loss in ("logit", "squared-error"):
             signs = torch.randint(0, 2, tuple(flat.shape), generator=generator).to(flat) * 2 - 1
-            drawn = (flat * signs).sum() * (math.sqrt(2.0) if options.loss == "logit" else 1.0)
+            drawn = (flat * signs).sum() * (math.sqrt(2.0) if request.loss == "logit" else 1.0)
         else:
             p = flat.detach().softmax(-1).double().cpu()
             labels = torch.multinomial(p, 1, generator=generator)[:, 0].to(flat.device)
@@ -172,9 +163,9 @@ def _draws(
         yield [scale * b for b in _grad(drawn, values)]
 
 
-def _bends(host: FxHost, seen: dict[str, torch.Tensor], loss: torch.Tensor) -> Iterator[Bend]:
-    nodes = {node.name: node for node in host._runner.graph.nodes}
-    for node in host.graph.nodes:
+def _bends(module: fx.GraphModule, graph: Graph, seen: dict[str, torch.Tensor], loss: torch.Tensor) -> Iterator[Bend]:
+    nodes = {node.name: node for node in module.graph.nodes}
+    for node in graph.nodes:
         before = node.inputs[0]
         if node.op != "pointwise" or len(list(node.values())) != 1 or not isinstance(before, str):
             continue
@@ -185,8 +176,8 @@ def _bends(host: FxHost, seen: dict[str, torch.Tensor], loss: torch.Tensor) -> I
         call = nodes[node.name]
         x = seen[before].detach().requires_grad_()
         with torch.enable_grad():
-            made = call.target(x, *_plain(call.args[1:]), **call.kwargs)
-            (first,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+            result = call.target(x, *_plain(call.args[1:]), **call.kwargs)
+            (first,) = torch.autograd.grad(result.sum(), x, create_graph=True)
             second = torch.autograd.grad(first.sum(), x, allow_unused=True)[0] if first.requires_grad else None
         if second is None or not second.any():
             continue
@@ -198,10 +189,10 @@ def _plain(args: Sequence[Any]) -> list[Any]:
     return [arg for arg in args if not isinstance(arg, fx.Node)]
 
 
-def _bent(host: FxHost, bend: Bend, columns: Columns, value: torch.Tensor) -> torch.Tensor:
-    """Σ_i w_i (∂z_i/∂a_j)²: through W² where z is that very affine function of the site, else by a vjp for each i."""
-    source = next((n for n in host.graph.nodes if n.name == bend.node.inputs[0]), None)
-    if source is not None and source.op == "linear" and source.inputs[0] == columns.value:
+def _bent(graph: Graph, bend: Bend, name: str, value: torch.Tensor) -> torch.Tensor:
+    """Σ_i w_i (∂z_i/∂a_j)²: through W² where z is that very affine function of the value, else by a vjp for each i."""
+    source = next((n for n in graph.nodes if n.name == bend.node.inputs[0]), None)
+    if source is not None and source.op == "linear" and source.inputs[0] == name:
         weight = constant(source.inputs[1])  # type: ignore[arg-type]
         matrix = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
         matrix = matrix if source.attrs["w_out"] == 0 else matrix.T

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import HostError
-from cmrc.hosts.fx.host import FxHost
-
-if TYPE_CHECKING:
-    from cmrc.program.lower import Lowered
+from cmrc.ir.graph import Graph
 
 # What a module says about its own sizes, as its weight tells it. Only attributes that the module has are set.
 SIZES: dict[str, Callable[[torch.Tensor, int], int]] = {
@@ -27,12 +24,17 @@ SIZES: dict[str, Callable[[torch.Tensor, int], int]] = {
 ALLOWED = 1e-5  # of the output's scale: the module must compute what the lowered graph computes
 
 
-def load_into(lowered: Lowered, model: torch.nn.Module) -> None:
-    """Set the parameters and compare the module with the lowered graph; if they differ, put it all back and say why."""
-    host = lowered.host
-    if not isinstance(host, FxHost) or not isinstance(lowered.program.host, FxHost):
-        raise HostError("an ONNX model cannot be written into an nn.Module", fix="trace the nn.Module itself")
-    inserted = [node for node in lowered.graph.nodes if not node.origin]
+def load_into(
+    model: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    before: Graph,
+    after: Graph,
+    reference: Callable[[], torch.nn.Module],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Set the tensors and compare the module with `reference`; if they differ, put it all back and say why."""
+    inserted = [node for node in after.nodes if not node.origin]
     if inserted:
         raise HostError(
             "the lowered graph has a node that the module does not run",
@@ -41,15 +43,15 @@ def load_into(lowered: Lowered, model: torch.nn.Module) -> None:
             fix="use lowered.module",
         )
     undo: list[Callable[[], None]] = []
+    now = {node.name: node for node in after.nodes}
     try:
-        for name, tensor in host.state.items():
-            if lowered.program.host.state.get(name) is not tensor:
-                _set_tensor(model, name, tensor, undo)
-        for before in lowered.program.graph.nodes:
-            now = next((n for n in lowered.graph.nodes if n.name == before.name), None)
-            if before.op == "conv" and now is not None and now.attrs["groups"] != before.attrs["groups"]:
-                _set_attribute(model.get_submodule(before.path), "groups", now.attrs["groups"], undo)
-        _compare(lowered, model)
+        for name, tensor in tensors.items():
+            _set_tensor(model, name, tensor, undo)
+        for node in before.nodes:
+            patched = now.get(node.name)
+            if node.op == "conv" and patched is not None and patched.attrs["groups"] != node.attrs["groups"]:
+                _set_attribute(model.get_submodule(node.path), "groups", patched.attrs["groups"], undo)
+        _compare(model, reference, args, kwargs)
     except BaseException:
         for step in reversed(undo):
             step()
@@ -90,9 +92,12 @@ def _set_attribute(owner: torch.nn.Module, name: str, value: int, undo: list[Cal
     setattr(owner, name, value)
 
 
-def _compare(lowered: Lowered, model: torch.nn.Module) -> None:
-    args = lowered.program.args
-    kwargs = lowered.program.options.get("kwargs") or {}
+def _compare(
+    model: torch.nn.Module,
+    reference: Callable[[], torch.nn.Module],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
     if not args and not kwargs:
         raise HostError(
             "there are no example inputs to check the module with", fix="trace the nn.Module with example inputs"
@@ -101,14 +106,16 @@ def _compare(lowered: Lowered, model: torch.nn.Module) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            found = pytree.tree_leaves(model(*args, **kwargs))
-            wanted = pytree.tree_leaves(lowered.module.eval()(*args, **kwargs))
+            results = pytree.tree_leaves(model(*args, **kwargs))
+            wanted = pytree.tree_leaves(reference().eval()(*args, **kwargs))
     except Exception as error:
-        told = str(error).strip().splitlines()[0]
-        raise HostError(f"the module bakes the old sizes into its forward: {told}", fix="use lowered.module") from error
+        reason = str(error).strip().splitlines()[0]
+        raise HostError(
+            f"the module bakes the old sizes into its forward: {reason}", fix="use lowered.module"
+        ) from error
     finally:
         model.train(training)
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(results, wanted, strict=True):
         if isinstance(want, torch.Tensor) and not torch.allclose(
             got, want, rtol=0.0, atol=ALLOWED * max(float(want.abs().max()), 1e-30)
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -12,14 +12,16 @@ from torch.export import ExportedProgram
 from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 
 from cmrc.hosts.fx.clean import copy_graph
-from cmrc.hosts.fx.ops import TRAINING_FLAGS, opname
+from cmrc.hosts.fx.lifted import LiftedProgram
+from cmrc.hosts.fx.ops.pointwise import TRAINING_FLAGS
+from cmrc.hosts.fx.schema import opname, positions
 
 
 class LoweredModule(fx.GraphModule):
     """A graph under the user's own parameter names.
 
     `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph, except
-    those that are given by keyword: they are the same in both (`fx_clean.py`).
+    those that are given by keyword: they are the same in both (`clean.py`).
 
     Modules that differ in parameters only share their graph and its code, until somebody asks one of them for its graph.
     Tensors lie where the model's own lie, as far as they did not change, until `.train()` copies them: training the result does
@@ -44,20 +46,20 @@ class LoweredModule(fx.GraphModule):
         kind.__name__ = type(template).__name__
         module: LoweredModule = object.__new__(kind)
         torch.nn.Module.__init__(module)
-        held = {name: value for name, value in vars(template).items() if name not in vars(module)}
-        vars(module).update({n: copy.copy(v) if isinstance(v, (list, dict)) else v for n, v in held.items()})
+        extra = {name: value for name, value in vars(template).items() if name not in vars(module)}
+        vars(module).update({n: copy.copy(v) if isinstance(v, (list, dict)) else v for n, v in extra.items()})
         module._modules.update(template._modules)
         module._shares_graph, module._shares_memory, module.training = True, True, False
         owners: dict[str, torch.nn.Module] = {"": module}
-        made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+        copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
         for name, tensor in tensors.items():
             path, _, last = name.rpartition(".")
             owner = owners.get(path) or _owner(owners, path)
-            own = made.get(id(tensor))
+            own = copies.get(id(tensor))
             if own is None:
-                own = made[id(tensor)] = tensor.detach()
+                own = copies[id(tensor)] = tensor.detach()
                 if isinstance(tensor, torch.nn.Parameter):
-                    own = made[id(tensor)] = torch.nn.Parameter(own, requires_grad=tensor.requires_grad)
+                    own = copies[id(tensor)] = torch.nn.Parameter(own, requires_grad=tensor.requires_grad)
             if isinstance(own, torch.nn.Parameter):
                 owner.register_parameter(last, own)
             else:
@@ -87,7 +89,7 @@ class LoweredModule(fx.GraphModule):
         if any(_is_other_mode(node, mode) for node in self._graph.nodes):
             for node in self.graph.nodes:
                 if _is_other_mode(node, mode):
-                    node.update_arg(TRAINING_FLAGS[opname(node)], mode)
+                    node.update_arg(positions(node.target)[TRAINING_FLAGS[opname(node)]], mode)
             self.recompile()
         return self
 
@@ -109,7 +111,10 @@ def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
 def _is_other_mode(node: fx.Node, mode: bool) -> bool:
     """Whether a flag of the node says that it trains where it does not, or the reverse."""
     flag = TRAINING_FLAGS.get(opname(node))
-    return flag is not None and len(node.args) > flag and bool(node.args[flag]) != mode
+    if flag is None:
+        return False
+    place = positions(node.target)[flag]
+    return len(node.args) > place and bool(node.args[place]) != mode
 
 
 def _revive(function: Callable[..., fx.GraphModule], args: tuple[Any, ...]) -> LoweredModule:
@@ -132,6 +137,31 @@ def _has(module: torch.nn.Module, path: str) -> bool:
     return True
 
 
+def run_flat(interpreter: fx.Interpreter, args: Sequence[Any]) -> Any:
+    """Run an interpreter of a module on the arguments of the user's own forward; what that would return."""
+    codegen = interpreter.graph._codegen  # torch has no public way to its handling of nested arguments
+    result = interpreter.run(*codegen.process_inputs(*args), enable_io_processing=False)
+    return codegen.process_outputs(result)
+
+
+def make_template(program: LiftedProgram) -> fx.GraphModule:
+    """The graph with its parameters read as attributes instead of inputs, and the code for it."""
+    graph = fx.Graph()
+    names = program.tensor_names()
+    nodes: dict[fx.Node, fx.Node] = {}
+    subgraphs: dict[str, Any] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            nodes[node] = graph.create_node("get_attr", names[node.name], name=node.name)
+            nodes[node].meta = copy.copy(node.meta)
+        else:
+            if node.op == "get_attr":
+                subgraphs[node.target] = program.subgraph(node.target)
+            nodes[node] = graph.node_copy(node, lambda n: nodes[n])
+    graph.set_codegen(flat_codegen(program.exported))
+    return LoweredModule.template(graph, program.state, subgraphs)
+
+
 def flat_codegen(exported: ExportedProgram) -> CodeGen:
     """Code that takes and returns what the user's own module does."""
     spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
@@ -144,6 +174,6 @@ def argument_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
     spec = exported.call_spec.in_spec
     count, by_keyword = spec.child(0).num_children, list(spec.child(1).context or [])
     signature = exported.module_call_graph[0].signature if exported.module_call_graph else None
-    told = list(signature.forward_arg_names or []) if signature is not None else []
-    names = told[:count] if told[count:] == by_keyword and all(name.isidentifier() for name in told) else []
+    known = list(signature.forward_arg_names or []) if signature is not None else []
+    names = known[:count] if known[count:] == by_keyword and all(name.isidentifier() for name in known) else []
     return names if len(names) == count else [f"arg_{i}" for i in range(count)], by_keyword

@@ -1,4 +1,4 @@
-"""A piece of the torch graph between two cuts, as a GraphModule of its own.
+"""A piece of the torch graph between two cuts, as a separate GraphModule.
 
 `torch.fx.Interpreter(initial_env=...)` would run the ancestors of the cut all the same; a module that holds only the nodes
 behind it cannot.
@@ -7,7 +7,6 @@ behind it cannot.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,10 @@ import torch
 from torch import fx
 
 from cmrc.errors import HostError
-from cmrc.hosts.fx.host import LIFTED, FxHost, from_numpy, to_numpy
+from cmrc.hosts.fx.lifted import LiftedProgram
+from cmrc.hosts.fx.memory import from_numpy, to_numpy
 from cmrc.hosts.fx.module import LoweredModule
-from cmrc.hosts.fx.ops import opname
+from cmrc.hosts.fx.schema import opname
 from cmrc.ir.graph import Array
 
 
@@ -36,17 +36,16 @@ class FxPiece:
         arguments = [from_numpy(feeds[name]).to(self.device) for name in (*self.inputs, *self.sizes)]
         try:
             with torch.no_grad():
-                made = self.module(*arguments)
+                results = self.module(*arguments)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            told = ", ".join(f"{name} {feeds[name].dtype.name}{list(feeds[name].shape)}" for name in self.inputs)
-            raise HostError(f"torch failed on {told}: {str(error).strip().splitlines()[0]}") from error
-        return {name: to_numpy(tensor) for name, tensor in zip(self.outputs, made, strict=True)}
+            given = ", ".join(f"{name} {feeds[name].dtype.name}{list(feeds[name].shape)}" for name in self.inputs)
+            raise HostError(f"torch failed on {given}: {str(error).strip().splitlines()[0]}") from error
+        return {name: to_numpy(tensor) for name, tensor in zip(self.outputs, results, strict=True)}
 
 
-def extract(host: FxHost, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> FxPiece:
+def extract(program: LiftedProgram, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> FxPiece:
     """The nodes between named values. A size of a value beyond the cut is read from a stand-in of its shape."""
-    nodes = {node.name: node for node in host.lifted.nodes}
-    specs = {spec.arg.name: spec for spec in host.specs}
+    nodes, parameters = {node.name: node for node in program.graph.nodes}, program.tensor_names()
     given, needed, sizes = set(inputs), set[str](), dict[str, None]()
     waiting = [nodes[name] for name in outputs]
     while waiting:
@@ -54,8 +53,7 @@ def extract(host: FxHost, inputs: Sequence[str], outputs: Sequence[str], beyond:
         if node.name in needed:
             continue
         needed.add(node.name)
-        spec = specs.get(node.name) if node.op == "placeholder" else None
-        if node.name in given or (spec is not None and spec.kind in LIFTED):
+        if node.name in given or node.name in parameters:
             continue
         if node.op == "placeholder":
             raise HostError("is read on both sides of the cut", node=node.name, op="input")
@@ -65,36 +63,29 @@ def extract(host: FxHost, inputs: Sequence[str], outputs: Sequence[str], beyond:
         else:
             waiting.extend(node.all_input_nodes)
     read = tuple(name for name in inputs if name in needed)
-    return FxPiece(
-        read, tuple(sizes), tuple(outputs), _module(host, read, tuple(sizes), outputs, needed), _device(host)
-    )
+    module = _module(program, (*read, *sizes), outputs, needed)
+    return FxPiece(read, tuple(sizes), tuple(outputs), module, program.device)
 
 
 def _module(
-    host: FxHost, inputs: tuple[str, ...], sizes: tuple[str, ...], outputs: Sequence[str], needed: set[str]
+    program: LiftedProgram, inputs: Sequence[str], outputs: Sequence[str], needed: Collection[str]
 ) -> fx.GraphModule:
-    graph = fx.Graph()
-    specs = {spec.arg.name: spec for spec in host.specs}
-    made = {name: graph.placeholder(f"given_{i}") for i, name in enumerate((*inputs, *sizes))}
+    graph, parameters = fx.Graph(), program.tensor_names()
+    nodes = {name: graph.placeholder(f"given_{i}") for i, name in enumerate(inputs)}
     attributes: dict[str, Any] = {}
-    for node in host.lifted.nodes:
-        if node.name not in needed or node.name in made:
+    for node in program.graph.nodes:
+        if node.name not in needed or node.name in nodes:
             continue
-        spec = specs.get(node.name)
         if node.op == "placeholder":
-            assert spec is not None and spec.target is not None
-            attributes[spec.target] = host.state[spec.target]
-            made[node.name] = graph.create_node("get_attr", spec.target)
-            made[node.name].meta = copy.copy(node.meta)
+            name = parameters[node.name]
+            attributes[name] = program.state[name]
+            nodes[node.name] = graph.create_node("get_attr", name)
+            nodes[node.name].meta = copy.copy(node.meta)
             continue
         if node.op == "get_attr":
-            attributes[node.target] = operator.attrgetter(node.target)(host.exported.graph_module)
-        made[node.name] = graph.node_copy(node, lambda n: made[n.name])
-    graph.output(tuple(made[name] for name in outputs))
+            attributes[node.target] = program.subgraph(node.target)
+        nodes[node.name] = graph.node_copy(node, lambda n: nodes[n.name])
+    graph.output(tuple(nodes[name] for name in outputs))
     module = LoweredModule(attributes, graph)
     module.eval()
     return module
-
-
-def _device(host: FxHost) -> torch.device:
-    return next((tensor.device for tensor in host.state.values()), torch.device("cpu"))

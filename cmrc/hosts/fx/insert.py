@@ -1,0 +1,176 @@
+"""Nodes that the passes insert, as calls of aten ops: one function per op of the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import fx
+
+from cmrc.errors import HostError
+from cmrc.hosts import clamp
+from cmrc.hosts.fx.draft import Draft
+from cmrc.hosts.fx.memory import torch_dtype
+from cmrc.hosts.fx.schema import Call
+from cmrc.ir.graph import Graph, Literal, Node, Tensor
+from cmrc.ir.ops import materialise
+
+aten = torch.ops.aten
+CONVOLUTIONS = {
+    (1, False): aten.conv1d.default,
+    (2, False): aten.conv2d.default,
+    (3, False): aten.conv3d.default,
+    (1, True): aten.conv_transpose1d.default,
+    (2, True): aten.conv_transpose2d.input,
+    (3, True): aten.conv_transpose3d.input,
+}
+
+
+def insert_nodes(draft: Draft, graph: Graph) -> None:
+    """Each inserted node right behind the nodes of the model that come before it."""
+    cursor = [node for node in draft.lifted.nodes if node.op == "placeholder"][-1]
+    for node in graph.nodes:
+        if node.origin:
+            cursor = max(cursor, draft.nodes[node.outputs[-1].name])
+            continue
+        with draft.lifted.inserting_after(cursor):
+            cursor = _emit(draft, node)
+        draft.nodes[node.output.name] = cursor
+
+
+def _emit(draft: Draft, node: Node) -> fx.Node:
+    if node.marks.like:
+        return _emit_like(draft, node)
+    emit = EMITTERS.get(node.op)
+    emitted = emit(draft, node) if emit is not None else None
+    if emitted is None:
+        raise HostError(f"the torch host cannot insert {node.kind}", node=node.label, op=node.op)
+    return emitted
+
+
+def _emit_like(draft: Draft, node: Node) -> fx.Node:
+    """A copy of a node of the model on other operands."""
+    if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
+        sizes = [n if isinstance(n, int) else -1 for n in node.output.shape]
+        return draft.call(aten.reshape.default, draft.nodes[str(node.inputs[0])], sizes)
+    model, dtype = draft.nodes[node.marks.like], torch_dtype(node.output.dtype)
+    call = Call(model)
+    for i, (position, given) in enumerate(zip(draft.reading.reads[model.name].args, node.inputs, strict=False)):
+        operand = draft.operand(given, node, i, dtype)
+        if isinstance(position, tuple):  # an entry of a list
+            entries = list(call[position[0]])
+            entries[position[1]] = operand
+            call[position[0]] = entries
+        else:
+            call[position] = operand
+    if node.op == "conv":
+        call["groups"] = node.attrs["groups"]
+    copied = draft.call(model.target, *model.args, **model.kwargs)
+    call.write(copied)
+    return copied
+
+
+def _emit_select(draft: Draft, node: Node) -> fx.Node:
+    x = draft.nodes[str(node.inputs[0])]
+    call = draft.call(aten.slice.Tensor, x)
+    draft.take(call, x, node.attrs["axis"], node.attrs["keep"])
+    return call
+
+
+def _emit_plane(draft: Draft, node: Node) -> fx.Node:
+    x = draft.nodes[str(node.inputs[0])]
+    axis, known = node.attrs["axis"], node.output.shape
+    sizes = [
+        known[d] if isinstance(known[d], int) else draft.call(aten.sym_size.int, x, d)
+        for d in range(axis + 1, len(known))
+    ]
+    device = draft.reading.program.device
+    return draft.call(
+        aten.ones.default, [*([1] * (axis + 1)), *sizes], dtype=torch_dtype(node.output.dtype), device=device
+    )
+
+
+def _emit_pointwise(draft: Draft, node: Node) -> fx.Node | None:
+    x, other = node.inputs[0], node.inputs[1]
+    if node.attrs["fn"] == "mul" and isinstance(other, Literal):
+        return draft.call(aten.mul.Scalar, draft.nodes[str(x)], other.array.item())
+    if node.attrs["fn"] != "add":
+        return None
+    dtype = torch_dtype(node.output.dtype)
+    return draft.call(aten.add.Tensor, *(draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)))
+
+
+def _emit_conv(draft: Draft, node: Node) -> fx.Node:
+    a, dtype = node.attrs, torch_dtype(node.output.dtype)
+    x, weight, bias = (*(draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)), None)[:3]
+    rank, transposed, pad = len(a["stride"]), bool(a.get("transposed")), list(a["pad"])
+    if any(low != high for low, high in pad):
+        flat = [p for low, high in reversed(pad) for p in (low, high)]
+        x, pad = draft.call(aten.constant_pad_nd.default, x, flat), [(0, 0)] * rank
+    head = (x, weight, bias, list(a["stride"]), [low for low, _ in pad])
+    target = CONVOLUTIONS[rank, transposed]
+    if transposed:
+        return draft.call(target, *head, list(a["output_padding"]), 1, list(a["dilation"]))
+    return draft.call(target, *head, list(a["dilation"]), 1)
+
+
+# ---------------------------------------------------------------- a do that stays
+
+
+def _emit_do(draft: Draft, node: Node) -> fx.Node:
+    """The literal meaning: where(mask, constants, x), or the parents' affine function copied into place."""
+    if isinstance(node.inputs[1], str):
+        return _emit_computed_do(draft, node)
+    return _emit_constant_do(draft, node) if len(node.inputs) == 2 else _emit_affine_do(draft, node)
+
+
+def _emit_constant_do(draft: Draft, node: Node) -> fx.Node:
+    base, dtype = node.name.replace(".", "_"), torch_dtype(node.output.dtype)
+    constants = draft.constant(torch.from_numpy(clamp.constants(node)).to(dtype), f"{base}_value")
+    mask = draft.constant(torch.from_numpy(clamp.mask(node)), f"{base}_mask")
+    return draft.call(aten.where.self, mask, constants, draft.nodes[str(node.inputs[0])])
+
+
+def _emit_computed_do(draft: Draft, node: Node) -> fx.Node:
+    """where(mask, value, x), the value's positions spread over the axis."""
+    base, value = node.name.replace(".", "_"), draft.nodes[str(node.inputs[1])]
+    mask = draft.constant(torch.from_numpy(clamp.mask(node)), f"{base}_mask")
+    index = draft.constant(torch.from_numpy(clamp.places(node)), f"{base}_places")
+    spread = draft.call(aten.index_select.default, value, node.attrs["axis"], index)
+    return draft.call(aten.where.self, mask, spread, draft.nodes[str(node.inputs[0])])
+
+
+def _emit_affine_do(draft: Draft, node: Node) -> fx.Node:
+    """x[units] := x[parents] Bᵀ + β along the axis; a matrix of fewer rows than units holds for blocks of units."""
+    x, axis, units = draft.nodes[str(node.inputs[0])], node.attrs["axis"], node.attrs["units"]
+    base, dtype, last = node.name.replace(".", "_"), torch_dtype(node.output.dtype), len(node.output.shape) - 1
+    mix = node.inputs[2]
+    assert isinstance(mix, Tensor)
+    matrix = torch.from_numpy(np.array(materialise(mix), dtype=np.float64)).to(dtype)
+    rows, columns = matrix.shape
+    repeat = len(units) // rows
+    parents = draft.constant(torch.tensor(node.attrs["parents"]), f"{base}_parents")
+    where = draft.constant(torch.tensor(units), f"{base}_units")
+    seen = draft.call(aten.transpose.int, draft.call(aten.index_select.default, x, axis, parents), axis, last)
+    weight = draft.constant(matrix, f"{base}_weight")
+    if repeat == 1:
+        rebuilt = draft.call(aten.linear.default, seen, weight)
+    else:
+        blocks = draft.call(aten.unflatten.int, seen, -1, [columns, repeat])
+        mixed = draft.call(aten.linear.default, draft.call(aten.transpose.int, blocks, -1, -2), weight)
+        rebuilt = draft.call(aten.flatten.using_ints, draft.call(aten.transpose.int, mixed, -1, -2), -2, -1)
+    rebuilt = draft.call(aten.transpose.int, rebuilt, axis, last)
+    offset = draft.constant(torch.from_numpy(np.array(clamp.slab(node))).to(dtype), f"{base}_bias")
+    return draft.call(aten.index_copy.default, x, axis, where, draft.call(aten.add.Tensor, rebuilt, offset))
+
+
+Emit: TypeAlias = Callable[[Draft, Node], fx.Node | None]
+EMITTERS: dict[str, Emit] = {
+    "do": _emit_do,
+    "select": _emit_select,
+    "plane": _emit_plane,
+    "pointwise": _emit_pointwise,
+    "conv": _emit_conv,
+}
