@@ -9,6 +9,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.bodies import inner_nodes, is_sorted
+from cmrc.hosts.onnx.defaults import defaults
 from cmrc.hosts.onnx.ops.targets import write_target
 from cmrc.hosts.onnx.patch import ModelPatch
 
@@ -98,8 +99,9 @@ def _remove_nodes(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
 
 
 def _remove_initializers(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
+    kept = defaults(patch.model)
     for name, value in list(patch.graph.initializers.items()):
-        if value in used and not value.uses() and not value.is_graph_output():
+        if name not in kept and value in used and not value.uses() and not value.is_graph_output():
             if value.is_graph_input():
                 patch.graph.inputs.remove(value)
             del patch.graph.initializers[name]

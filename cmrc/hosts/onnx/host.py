@@ -20,17 +20,16 @@ import onnx_ir
 
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx.annotations import annotate, read_annotations
-from cmrc.hosts.onnx.bodies import is_sorted
+from cmrc.hosts.onnx.load import last_line, load
 from cmrc.hosts.onnx.piece import OnnxPiece, extract
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save
 from cmrc.hosts.onnx.session import Sessions
+from cmrc.hosts.onnx.sound import SORT, require_sound
 from cmrc.hosts.onnx.write import build
 from cmrc.ir.graph import Array, Graph
 
 CPU = ("CPUExecutionProvider",)
-
-SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
 
 
 class OnnxHost:
@@ -56,20 +55,16 @@ class OnnxHost:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, providers: Sequence[str] = CPU) -> Self:
         """A host for a file. Weights in external files stay there until they are used."""
-        own = _load(Path(path))
-        if not is_sorted(own.graph):
-            raise TraceError(f"cannot read {path}: its nodes are out of order", fix=SORT)
-        return cls(own, providers=providers, path=Path(path).absolute())
+        return cls(load(Path(path)), providers=providers, path=Path(path).absolute())
 
     @classmethod
     def from_model(cls, model: onnx.ModelProto | onnx_ir.Model, *, providers: Sequence[str] = CPU) -> Self:
         """A host for a model in memory, which is not changed."""
         try:
             own = onnx_ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
-            if not is_sorted(own.graph):
-                raise ValueError("its nodes are out of order")
         except Exception as error:  # onnx_ir reports a graph out of order, or an odd field, in many ways
-            raise TraceError(f"the model cannot be read: {_last_line(error)}", fix=SORT) from error
+            raise TraceError(f"the model cannot be read: {last_line(error)}", fix=SORT) from error
+        require_sound(own)
         return cls(own, providers=providers)
 
     @cached_property
@@ -122,37 +117,3 @@ class OnnxHost:
 
     def _another(self, model: onnx_ir.Model) -> Self:
         return type(self)(model, providers=self.providers, source=self._source, path=self.path)
-
-
-def _load(path: Path) -> onnx_ir.Model:
-    if not path.is_file():
-        what = "it is a folder" if path.is_dir() else "there is no such file"
-        raise TraceError(f"cannot read {path}: {what}", fix="give the path of an .onnx file")
-    fix = "export or download it again; an .onnx file is a serialised ModelProto"
-    try:
-        model = onnx_ir.load(path, format="protobuf")
-    except Exception as error:  # protobuf's DecodeError, or whatever a broken file sets off inside onnx_ir
-        broken = type(error).__name__ == "DecodeError"
-        why = "it is not an ONNX model, or it is cut off" if broken else _last_line(error)
-        raise TraceError(f"cannot read {path}: {why}", fix=fix) from error
-    if not model.graph.outputs or not model.opset_imports:
-        raise TraceError(f"cannot read {path}: it is not an ONNX model, or it is cut off", fix=fix)
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, onnx_ir.ExternalTensor):
-            file, end = Path(tensor.path), (tensor.offset or 0) + tensor.nbytes
-            size = file.stat().st_size if file.is_file() else -1
-            if size < end:
-                problem = "does not exist" if size < 0 else f"is cut off: {size} bytes, {end} are needed"
-                raise TraceError(
-                    f"its external data file {file} {problem}", node=value.name or "", op="initializer",
-                    fix="put the data file beside the model",
-                )  # fmt: skip
-    return model
-
-
-def _last_line(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__

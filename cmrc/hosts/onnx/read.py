@@ -14,13 +14,15 @@ from functools import partial
 import numpy as np
 import onnx_ir
 
-from cmrc.errors import TraceError
+from cmrc.errors import CmrcError, TraceError
 from cmrc.hosts.onnx.bodies import captured_by, subgraphs
+from cmrc.hosts.onnx.defaults import defaults, reason
 from cmrc.hosts.onnx.names import name_values, unique_origins
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
 from cmrc.hosts.onnx.shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx.sizes import Sizes
+from cmrc.hosts.onnx.sound import CHECK
 from cmrc.ir.axes import product
 from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.ops import POINTWISE, materialise
@@ -61,6 +63,7 @@ class _Reader:
     inside: dict[str, str] = field(default_factory=dict)
     bound: dict[str, int] = field(default_factory=dict)
     open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
+    defaults: Mapping[str, onnx_ir.Value] = field(default_factory=dict)
     contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     sizes: Sizes = field(init=False)
 
@@ -74,24 +77,24 @@ class _Reader:
             )
         self.known = infer(self.model, self.symbols)
         self.sizes = Sizes(self.opset, self.tensors, self.shapes)
+        self.defaults = defaults(self.model)
         for name, value in graph.initializers.items():
-            self._add_leaf(name, value.const_value)
+            if name in self.defaults:
+                self._add_default(name, value)
+            else:
+                self._add_leaf(name, value.const_value)
         for node in graph:
             if node.op_type == "Constant" and not node.domain:
                 self._add_leaf(node.outputs[0].name or "", onnx_ir.convenience.get_const_tensor(node.outputs[0]))
         inputs = []
         for value in graph.inputs:
             name = value.name or ""
-            if name not in self.tensors:
+            if name not in self.tensors and name not in self.defaults:
                 inputs.append(self._value(name, self.known[name][0]))
         origins = unique_origins(graph)
         for node in graph:
             if any(output.name not in self.tensors for output in node.outputs):
-                view = self._view(node)
-                self._read_node(view, *origins[node])
-                for output, content in zip(node.outputs, contents_of(view), strict=False):
-                    if content is not None:
-                        self.contents[output.name or ""] = content
+                self._read_whole(node, *origins[node])
         for value in graph.outputs:
             if value.name in self.tensors:
                 self._constant_output(value)
@@ -102,6 +105,27 @@ class _Reader:
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
         return ModelReading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors, self.inside)
+
+    def _read_whole(self, node: onnx_ir.Node, origin: str, path: str) -> None:
+        """A node, and the sizes that its outputs hold."""
+        try:
+            view = self._view(node)
+            self._read_node(view, origin, path)
+            for output, content in zip(node.outputs, contents_of(view), strict=False):
+                if content is not None:
+                    self.contents[output.name or ""] = content
+        except CmrcError:
+            raise
+        except Exception as error:  # a malformed node can go wrong in any row, in any way
+            problem = f"it cannot be read: {type(error).__name__}: {error}"
+            raise TraceError(problem, node=origin, op=node.op_type, fix=CHECK) from error
+
+    def _add_default(self, name: str, value: onnx_ir.Value) -> None:
+        """A value that is known only at run time, whose default is a tensor."""
+        self._add_leaf(name, value.const_value)
+        tensor = self.tensors.pop(name)
+        output = self._value(name, self.known[name][0], tensor.dtype)
+        self.nodes.append(Node("opaque", (tensor,), (output,), origin=name, marks=Marks(host_op="default")))
 
     def _add_leaf(self, name: str, tensor: onnx_ir.TensorProtocol | None) -> None:
         if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
@@ -172,6 +196,9 @@ class _Reader:
                 return None
             if not node.domain and node.op_type in EVALUATED:
                 return self._evaluate(view)
+            for operand in view.operands:
+                if isinstance(operand, str) and operand in self.defaults:
+                    raise LeftWhole(reason(operand))
             if row is None or captured_by(node):
                 raise LeftWhole("")
             if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
+from cmrc.hosts.onnx.defaults import defaults
 from cmrc.hosts.onnx.save import is_large
 from cmrc.ir.graph import Array
 
@@ -55,8 +56,9 @@ class Sessions:
                 takes = f"the model takes {len(declared)}: {', '.join(declared)}"
                 raise HostError(f"{len(inputs)} inputs were given, {takes}")
             given = dict(zip(declared, inputs, strict=True))
-        if set(given) != set(declared):
-            missing, odd = sorted(set(declared) - set(given)), sorted(set(given) - set(declared))
+        missing = sorted(set(declared) - set(given))
+        odd = sorted(set(given) - set(declared) - set(defaults(self.model)))
+        if missing or odd:
             said = [f"input {', '.join(missing)} is missing"] if missing else []
             said += [f"the model has no input {', '.join(odd)}"] if odd else []
             raise HostError("; ".join(said), fix=f"give its inputs: {', '.join(declared)}")

@@ -249,10 +249,18 @@ def filled(view: View) -> Array:
     """ConstantOfShape of a shape that is known."""
     shape = view.contents[0]
     sizes = [n for n in shape if isinstance(n, int)] if shape is not None else None
-    if sizes is None or shape is None or len(sizes) != len(shape) or int(np.prod(sizes)) > LARGEST:
+    if sizes is None or shape is None or len(sizes) != len(shape) or math.prod(sizes) > LARGEST:
         raise LeftWhole("")
     value = view.node.attributes.get("value")
     return np.full(sizes, np.float32(0) if value is None else value.as_tensor().numpy().reshape(()))
+
+
+def counted_up(view: View) -> Array:
+    """Range between numbers that are known."""
+    start, limit, step = (number(view, slot) for slot in range(3))
+    if not step or (limit - start) / step > LARGEST:
+        raise LeftWhole("")
+    return np.arange(start, limit, step)
 
 
 def number(view: View, slot: int) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir
 
 from cmrc.hosts.onnx.ops import attention, fused, layout, rows
@@ -159,8 +158,8 @@ def _cumsum(view: View) -> Step:
 
 EVALUATED: dict[str, Callable[[View], Array]] = {
     # constants that are made from constants
-    "ConstantOfShape": lambda view: layout.filled(view),
-    "Range": lambda view: np.arange(*(layout.number(view, i) for i in range(3))),
+    "ConstantOfShape": layout.filled,
+    "Range": layout.counted_up,
 }
 
 OPAQUE: dict[str, Callable[[View], list[tuple[Shape | None, str]]]] = {

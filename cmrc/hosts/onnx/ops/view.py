@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir
 
+from cmrc.errors import TraceError
+from cmrc.hosts.onnx.sound import CHECK, label
 from cmrc.ir.axes import product
 from cmrc.ir.graph import NO_MARKS, Array, Dim, Marks, Operand, Shape, Tensor
 from cmrc.ir.ops import materialise
@@ -76,6 +78,10 @@ class View:
         if attribute is None or attribute.is_ref():
             return default
         value = attribute.value
+        whole = isinstance(default, float) and isinstance(value, int)
+        if default is not None and not isinstance(value, type(default)) and not whole:
+            reason = f"its attribute {name!r} is of type {attribute.type.name}"
+            raise TraceError(reason, node=label(self.node), op=self.node.op_type, fix=CHECK)
         return value  # type: ignore[no-any-return]
 
     def operand(self, slot: int) -> Operand:
