@@ -24,6 +24,7 @@ FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"size": "--bat
 
 # What only Python has, and what stands for it on the command line.
 PHRASES = {
+    "overwrite=True": "--force",
     "`cmrc inspect` or program.sites()": "`cmrc inspect`",
     "program.annotate(plan)": "`cmrc annotate` the model",
     "`Plan.save`": "`cmrc plan`",

@@ -44,11 +44,11 @@ def _require_known_versions(model: onnx_ir.Model) -> None:
         reason = (
             f"the model has IR version {model.ir_version}, and the installed onnx knows those up to {onnx.IR_VERSION}"
         )
-        raise TraceError(reason, fix="pip install --upgrade onnx, or export the model again")
+        raise TraceError(reason, fix="pip install -U onnx, or export the model again")
     opset = model.opset_imports.get("", 0)
     if opset > newest:
         reason = f"the model has opset {opset}, and the installed onnx knows those up to {newest}"
-        raise TraceError(reason, fix="pip install --upgrade onnx, or export the model again")
+        raise TraceError(reason, fix="pip install -U onnx, or export the model again")
 
 
 # ---------------------------------------------------------------- values

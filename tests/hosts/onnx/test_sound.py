@@ -58,7 +58,7 @@ def set_weight(proto: onnx.ModelProto, **fields: object) -> None:
 
 
 NEWEST, OPSET = onnx.IR_VERSION, onnx.defs.onnx_opset_version()
-UPGRADE = "\n  fix: pip install --upgrade onnx, or export the model again"
+UPGRADE = "\n  fix: pip install -U onnx, or export the model again"
 CASES: dict[str, tuple[Change, str]] = {
     "ir version": (
         lambda m: setattr(m, "ir_version", 999),
