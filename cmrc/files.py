@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ def require_writable(path: Path) -> None:
 
 
 def require_picture(path: Path) -> None:
-    """That a picture can appear there."""
+    """That a picture can appear there, and that matplotlib is there to draw it."""
     require_writable(path)
+    if find_spec("matplotlib") is None:
+        raise FileError(f"cannot draw {path}: matplotlib is not installed", fix="pip install 'cmrc[plot]'")
     if path.suffix.lower() not in PICTURES:
         raise FileError(f"cannot draw {path}", fix=f"give a path that ends in {', '.join(PICTURES)}")
 

@@ -56,7 +56,7 @@ def test_help_and_version_load_nothing_heavy(arguments: tuple[str, ...]) -> None
     script = f"""
 import sys
 sys.argv = ["cmrc", *{arguments!r}]
-from cmrc.cli.app import main
+from cmrc.__main__ import main
 try:
     main()
 finally:

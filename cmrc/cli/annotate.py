@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 
-import typer
-
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Force, Model, Output, PlanFile
+from cmrc.cli.options import AsJson, Force, Model, Output, PlanFile, Quiet, Verbose, examples, new_app
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.program.plan import Plan
 from cmrc.program.trace import trace
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command()
-def annotate(model: Model, plan: PlanFile, output: Output, force: Force = False, as_json: AsJson = False) -> None:
-    """Write the plan's do's onto the model's nodes, without lowering: `cmrc.lower` takes such a file as it is."""
+@app.command(
+    epilog=examples("cmrc annotate model.onnx plan.json -o annotated.onnx", "cmrc lower annotated.onnx -o small.onnx")
+)
+def annotate(
+    model: Model,
+    plan: PlanFile,
+    output: Output,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a plan onto the nodes of a model, without lowering it.
+
+    `cmrc lower` takes such a file as it is.
+    """
     with reported(as_json):
         require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
         trace(model).annotate(Plan.load(plan)).save(output, overwrite=force)

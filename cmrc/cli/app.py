@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 it holds, 1 it does not (a check fails, a replacement stays), 2 the input is bad."""
+"""The command line: all commands, and how they start.
+
+Exit codes: 0: it holds; 1: it does not (a check fails, a replacement stays); 2: invalid input; 130: interrupted.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,44 @@ from typing import Annotated, ClassVar
 import typer
 
 from cmrc._version import __version__
-from cmrc.cli import process
 from cmrc.cli.lazy import Entry, LazyGroup
+from cmrc.cli.options import examples
 
 
 class Commands(LazyGroup):
     """All of them, in the order of a first round."""
 
     entries: ClassVar = {
-        "inspect": Entry("cmrc.cli.inspect", "List the sites of a model, or its groups of coupled units."),
+        "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, and the units that can be replaced."),
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
-        "check": Entry("cmrc.cli.check", "Compare a lowered model with the original, its units literally replaced."),
+        "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
-        "annotate": Entry("cmrc.cli.annotate", "Write the plan's do's onto the model's nodes, without lowering."),
+        "annotate": Entry("cmrc.cli.annotate", "Write a plan onto the nodes of a model, without lowering it."),
     }
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=(
-    "Causal mechanism reduction compiler: fold do(unit := constant or affine function of others) into a smaller model."
-    "\n\nA first round:  cmrc inspect MODEL.onnx;  "
-    "cmrc plan MODEL.onnx --data DIR --keep 0.5 -o plan.json (or write one in Python: cmrc.Plan);  "
-    "cmrc lower MODEL.onnx plan.json -o small.onnx;  "
-    "cmrc check MODEL.onnx small.onnx plan.json;  "
-    "cmrc verify MODEL.onnx small.onnx plan.json --data held-out.npz"
-))  # fmt: skip
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=(
+        "Make a trained network smaller: replace units by constants or by functions of other units, and fold that into the "
+        "weights. The result is a plain, dense ONNX file."
+    ),
+    epilog=examples(
+        "cmrc inspect model.onnx",
+        "cmrc plan model.onnx --data train.npz --preset joint --keep 0.5 -o plan.json",
+        "cmrc lower model.onnx plan.json -o small.onnx",
+        "cmrc check model.onnx small.onnx plan.json",
+        "cmrc verify model.onnx small.onnx plan.json --data held-out.npz",
+    )
+    + "\n\nExit codes: 0: it holds; 1: it does not hold; 2: invalid input; 130: interrupted.",
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -41,13 +55,3 @@ def main_options(version: Annotated[bool, typer.Option("--version", help="Print 
     if version:
         print(__version__)
         raise typer.Exit
-
-
-def main() -> None:
-    process.accept_every_character()
-    with process.stoppable():
-        app(prog_name="cmrc")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,9 +8,23 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, BatchSize, CalibrationData, Force, Model, Output, PositionsOption, SiteNames
+from cmrc.cli.options import (
+    AsJson,
+    BatchSize,
+    CalibrationData,
+    Force,
+    Model,
+    Output,
+    Quiet,
+    Seed,
+    SiteNames,
+    Verbose,
+    as_position,
+    examples,
+    new_app,
+)
 from cmrc.cli.outputs import require_output
-from cmrc.cli.terminal import bar, reported
+from cmrc.cli.terminal import progress, reported
 from cmrc.hosts.derivatives import LOSSES
 from cmrc.program.trace import trace
 from cmrc.statistics import distributed
@@ -18,31 +32,48 @@ from cmrc.statistics.batches import SIZE
 from cmrc.statistics.calibrate import calibrate
 from cmrc.statistics.stats import NEEDS
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command("calibrate")
+@app.command(
+    "calibrate",
+    epilog=examples(
+        "cmrc calibrate model.onnx --data images.npy -o stats.safetensors",
+        "cmrc calibrate model.onnx --data folder/ --sites 'blocks.*' --need scatter -o stats.safetensors",
+    ),
+)
 def calibrate_command(
     model: Model,
     data: CalibrationData,
     output: Output,
     sites: SiteNames = None,
     need: Annotated[
-        list[str] | None, typer.Option(help=f"Any of {', '.join(NEEDS)}; means and variances are always there.")
+        list[str] | None,
+        typer.Option(metavar="WHAT", help=f"Beside means and variances: any of {', '.join(NEEDS)}; repeatable."),
     ] = None,
-    positions: PositionsOption = "all",
-    loss: Annotated[str, typer.Option(help=f"What curvature is of: {', '.join(LOSSES)}.")] = "cross-entropy",
+    positions: Annotated[
+        str,
+        typer.Option(metavar="WHICH", help="Which positions are samples: all, each, a number, or a mask in the data."),
+    ] = "all",
+    loss: Annotated[
+        str, typer.Option(metavar="NAME", help=f"The loss for curvature: {', '.join(LOSSES)}.")
+    ] = "cross-entropy",
     batch: BatchSize = SIZE,
-    seed: Annotated[int, typer.Option(min=0, help="For what is drawn.")] = 0,
+    seed: Seed = 0,
     force: Force = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Run a model over data and write the statistics of its sites. Under torchrun every process takes its share."""
+    """Run a model over data and write the statistics of its sites.
+
+    Several plans can then be made without the data. Under torchrun every process takes its share.
+    """
     with reported(as_json), distributed.group():
         require_output(output, "a file of statistics", ".safetensors", reads=[model, data], force=force)
         stats = calibrate(
             trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
-            loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=bar,
+            loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=progress,
         )  # fmt: skip
         stats = distributed.all_merge(stats)
         if distributed.shard()[0]:
@@ -59,7 +90,3 @@ def calibrate_command(
         terminal.out.print(
             f"wrote {output}: {len(stats.sites)} sites, {stats.samples} samples, data {stats.digest}", markup=False
         )
-
-
-def as_position(text: str) -> str | int:
-    return int(text) if text.lstrip("-").isdigit() else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,40 +11,58 @@ import numpy as np
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Data, Model, PlanFile, Sizes, parse_sizes
-from cmrc.cli.terminal import fail, reported
-from cmrc.errors import InputError
+from cmrc.cli.options import NPY, AsJson, Model, PlanFile, Quiet, Seed, Sizes, Verbose, examples, new_app, parse_sizes
+from cmrc.cli.terminal import fail, progress, reported
 from cmrc.hosts.inputs import random_inputs, require_known
-from cmrc.program.lower import compare
+from cmrc.program.lower import Check, compare
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.trace import trace
-from cmrc.statistics.batches import read_arrays
+from cmrc.statistics.batches import SIZE, batches
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "cmrc check model.onnx small.onnx plan.json", "cmrc check model.onnx small.onnx plan.json --data images.npy"
+    )
+)
 def check(
     model: Model,
-    lowered: Annotated[Path, typer.Argument(help="The lowered model.", show_default=False)],
+    lowered: Annotated[Path, typer.Argument(metavar="LOWERED", help="The lowered model.", show_default=False)],
     plan: PlanFile,
-    data: Data = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DATA", help=f"Inputs: {NPY}.", show_default="random inputs")
+    ] = None,
     size: Sizes = None,
-    seed: Annotated[int, typer.Option(min=0, help="For random inputs.")] = 0,
+    seed: Seed = 0,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="Allowed difference, of the output's scale. By the outputs' precision if absent."),
+        typer.Option(
+            min=0,
+            metavar="NUMBER",
+            help="Allowed difference, relative to the largest output.",
+            show_default="by precision",
+        ),
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Compare a lowered model with the original, its units literally replaced. Exit code 0 only if they are equal."""
+    """Check a lowered model against the original with units replaced.
+
+    The exit code is 0 only if they are equal, up to rounding.
+    """
     with reported(as_json):
         program, small = trace(model), trace(lowered)
         loaded = Plan.load(plan)
         program.require(loaded)
-        inputs = read_inputs(program, data) if data else draw_inputs(program, parse_sizes(size or []), seed)
-        result = compare(program.host, program.clamped(loaded), small.host, inputs, tolerance)
+        clamped = program.clamped(loaded)
+        inputs = read_inputs(program, data) if data else [draw_inputs(program, parse_sizes(size or []), seed)]
+        result = worst(
+            compare(program.host, clamped, small.host, batch, tolerance) for batch in progress(inputs, None, "batches")
+        )
         if as_json:
             print(
                 json.dumps(
@@ -68,14 +86,20 @@ def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> dict[s
     return random_inputs(program.graph.inputs, sizes, seed)
 
 
-def read_inputs(program: Program, path: Path) -> dict[str, Any]:
+def read_inputs(program: Program, path: Path) -> Iterator[dict[str, Any]]:
+    """The data in batches; a model of a fixed batch gets that many rows each time, the last ones repeated."""
     names = [value.name for value in program.graph.inputs]
-    loaded = read_arrays(path)
-    if isinstance(loaded, np.ndarray):
-        return {names[0]: loaded}
-    missing = [name for name in names if name not in loaded]
-    if missing:
-        raise InputError(
-            f"there is no array for input {missing[0]!r}", at=str(path), fix=f"name the arrays {', '.join(names)}"
-        )
-    return {name: loaded[name] for name in names}
+    fixed = {value.shape[0] for value in program.graph.inputs if value.shape and isinstance(value.shape[0], int)}
+    rows = int(fixed.pop()) if len(fixed) == 1 else None
+    for batch in batches(path, names, size=rows or SIZE):
+        if rows is None or len(batch) == rows:
+            yield batch.inputs
+        else:
+            again = np.minimum(np.arange(rows), len(batch) - 1)
+            yield {name: array[again] for name, array in batch.inputs.items()}
+
+
+def worst(checks: Iterable[Check]) -> Check:
+    """Of several batches: the largest difference, and the largest move."""
+    results = list(checks)
+    return Check(max(check.error for check in results), results[0].tolerance, max(check.moved for check in results))

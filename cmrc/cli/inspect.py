@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Model
-from cmrc.cli.terminal import bar, columns, listed, reported, shortened
+from cmrc.cli.options import AsJson, Model, Quiet, Verbose, examples, new_app
+from cmrc.cli.terminal import columns, listed, progress, reported, shortened
 from cmrc.ir.graph import Value
 from cmrc.ir.text import to_text
 from cmrc.program.program import Program
@@ -21,16 +21,18 @@ from cmrc.program.reach import last_of_each_run, reach
 from cmrc.program.sites import Site
 from cmrc.program.trace import trace
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 SHOWN = 20  # sites, unless more are asked for
 WIDTH = 100  # characters of a cell
 
 
-@app.command()
+@app.command(epilog=examples("cmrc inspect model.onnx", "cmrc inspect model.onnx --groups --sites 'layer2*'"))
 def inspect(
     model: Model,
-    sites: Annotated[str, typer.Option(help="Only sites (or groups) whose name matches this glob.")] = "*",
+    sites: Annotated[
+        str, typer.Option(metavar="GLOB", help="Only sites (or groups) whose name matches this glob.")
+    ] = "*",
     foldable: Annotated[
         bool, typer.Option("--foldable", help="List every site that folds, not only the best.")
     ] = False,
@@ -43,8 +45,14 @@ def inspect(
         bool, typer.Option(help="Find out for every site how a replaced unit folds (a dry run each).")
     ] = True,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """List the sites of a model, or its groups of coupled units: who reads them, how a replaced unit folds."""
+    """Show a model: inputs, sizes, and the units that can be replaced.
+
+    A site is a value of the model with an axis of units (channels, neurons, heads). "reach" is the share of the parameters in
+    the ops that make or read its units. A unit that folds leaves nothing behind at run time.
+    """
     with reported(as_json):
         program = trace(model)
         if ir:
@@ -55,7 +63,7 @@ def inspect(
             return
         every = program.sites(sites, folds=False)
         if folds:
-            every = [program.describe(site) for site in bar(every, len(every), "dry runs")]
+            every = [program.describe(site) for site in progress(every, len(every), "dry runs")]
         if as_json:
             print(json.dumps(document(program, model, [s for s in every if does_fold(s) or not foldable]), indent=1))
             return

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Force, Model, Output
+from cmrc.cli.options import AsJson, Force, Model, Output, Quiet, Verbose, examples, new_app
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.errors import CmrcError
@@ -17,25 +17,37 @@ from cmrc.ir.graph import Graph
 from cmrc.ir.text import to_text
 from cmrc.program.lower import lower
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command("lower")
+@app.command(
+    "lower",
+    epilog=examples(
+        "cmrc lower model.onnx plan.json -o small.onnx", "cmrc lower annotated.onnx -o small.onnx --residue keep"
+    ),
+)
 def lower_command(
     model: Model,
     output: Output,
     plan: Annotated[
-        Path | None, typer.Argument(help="A plan file; the plan that is annotated on the model if absent.")
+        Path | None, typer.Argument(metavar="PLAN", help="A plan file.", show_default="the plan on the model")
     ] = None,
     residue: Annotated[
         str,
-        typer.Option(help="What to do with a replacement that cannot be folded: 'error', or 'keep' it at run time."),
+        typer.Option(
+            metavar="error|keep", help="What to do where a replacement cannot be folded: stop, or keep it at run time."
+        ),
     ] = "error",
     print_passes: Annotated[bool, typer.Option("--print-passes", help="Print the IR after every pass.")] = False,
     force: Force = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Lower a model by a plan and write the smaller one."""
+    """Lower a model by a plan and write the smaller one.
+
+    The result computes exactly what the model computes with those units replaced. Check it with `cmrc check`.
+    """
     with reported(as_json):
         if residue not in ("error", "keep"):
             raise CmrcError(f"--residue is {residue!r}", fix="write --residue error or --residue keep")
@@ -51,4 +63,7 @@ def lower_command(
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
             return
         terminal.out.print(str(lowered.report), markup=False)
+        if terminal.verbose:
+            stages = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in lowered.report.seconds.items())
+            terminal.out.print(f"\n{stages}", markup=False)
         terminal.out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)", markup=False)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands have, and the texts that their help shares."""
 
 from __future__ import annotations
 
@@ -8,37 +8,62 @@ from typing import Annotated
 
 import typer
 
+from cmrc.cli import terminal
 from cmrc.errors import InputError
 
-Model = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
-PlanFile = Annotated[Path, typer.Argument(help="A plan file, as Plan.save writes it.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+NPY = "a .npy file, a .npz file with one array per input name, or a folder of them; `labels` beside the inputs"
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 Output = Annotated[
-    Path, typer.Option("-o", "--output", help="Where to write; appears whole or not at all.", show_default=False)
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Inputs: .npz with an array per input name, or .npy for a single input. Random if absent."),
-]
-Sizes = Annotated[
-    list[str] | None,
-    typer.Option("--size", help="A size known only at run time, for random inputs: batch=4. 2 if absent."),
-]
-CalibrationData = Annotated[
     Path,
     typer.Option(
-        "--data", help="A folder of .npy or .npz files, or one file; .npz arrays by input name, and `labels`.",
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Where to write. The file appears whole or not at all.",
         show_default=False,
     ),
-]  # fmt: skip
-SiteNames = Annotated[
-    list[str] | None, typer.Option("--sites", help="A site, or a glob of them; all that fold if absent.")
 ]
-PositionsOption = Annotated[
-    str, typer.Option(help="Which positions are samples: all, each, a number, or the name of a mask in the data.")
-]
-BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Samples that are run at a time.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even where it is one of the inputs.")]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size", metavar="NAME=NUMBER", help="A dynamic size of the random inputs: batch=4.", show_default="2"
+    ),
+]
+CalibrationData = Annotated[
+    Path, typer.Option("--data", metavar="DATA", help=f"Calibration data: {NPY}.", show_default=False)
+]
+SiteNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sites", metavar="NAME", help="A site, or a glob of them; repeatable.", show_default="all that fold"
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.")]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, metavar="NUMBER", help="Samples per run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("-q", "--quiet", callback=terminal.set_quiet, help="Print errors only; the exit code tells the rest."),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "-v", "--verbose", callback=terminal.set_verbose, help="Also print times, and where an error comes from."
+    ),
+]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def new_app() -> typer.Typer:
+    """A command of its own. Plain help: it is read in pipes and pagers too."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
@@ -50,3 +75,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
             raise InputError(f"--size {text!r} is not understood", fix="write it as name=4")
         sizes[name] = int(number)
     return sizes
+
+
+def as_position(text: str) -> str | int:
+    return int(text) if text.lstrip("-").isdigit() else text

@@ -28,6 +28,7 @@ app = typer.Typer(
     cls=MakeOrRead,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     help="Make a plan: `cmrc plan MODEL ...`; or read one.",
 )
 

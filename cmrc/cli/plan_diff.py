@@ -9,21 +9,28 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, PlanFile
+from cmrc.cli.options import AsJson, PlanFile, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import columns, fail, reported, shortened
 from cmrc.program.difference import difference
 from cmrc.program.plan import Plan
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command("diff")
+@app.command(
+    "diff", epilog=examples("cmrc plan diff first.json second.json", "cmrc plan diff first.json second.json --json")
+)
 def plan_diff(
     first: PlanFile,
-    second: Annotated[Path, typer.Argument(help="Another plan.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="OTHER", help="Another plan.", show_default=False)],
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Compare two plans: units that one replaces and the other does not. Exit code 1 if they differ."""
+    """Compare two plans: units that one replaces and the other does not.
+
+    The exit code is 1 if they differ.
+    """
     with reported(as_json):
         rows = difference(Plan.load(first), Plan.load(second))
         if as_json:

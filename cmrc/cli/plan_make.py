@@ -10,58 +10,124 @@ from typing import Annotated, Any
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Force, Model, Output, SiteNames
+from cmrc.cli.options import (
+    NPY,
+    AsJson,
+    Force,
+    Model,
+    Output,
+    Quiet,
+    SiteNames,
+    Verbose,
+    as_position,
+    examples,
+    new_app,
+)
 from cmrc.cli.outputs import require_output
 from cmrc.cli.plan_show import show_made
-from cmrc.cli.terminal import bar, reported
+from cmrc.cli.terminal import progress, reported
 from cmrc.errors import RecipeError
 from cmrc.files import require_picture
+from cmrc.hosts.derivatives import LOSSES
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
-from cmrc.planning.recipe import PRESETS
+from cmrc.planning.recipe import PRESETS, Recipe
 from cmrc.program.trace import trace
 from cmrc.statistics.stats import Stats
 
-app = typer.Typer(add_completion=False)
+app = new_app()
+
+DEFAULTS = Recipe()
 
 
-@app.command("make")
+@app.command(
+    "make",
+    epilog=examples(
+        "cmrc plan model.onnx --data images.npy --preset joint --keep 0.5 -o plan.json",
+        "cmrc plan model.onnx --stats stats.safetensors --preset joint --budget macs=0.7 -o plan.json",
+        "cmrc plan model.onnx --data train/ --certify 'iia>=0.95' --held-out test.npz -o plan.json",
+    ),
+)
 def plan_make(
     model: Model,
     output: Output,
-    data: Annotated[
-        Path | None, typer.Option(help="Calibration data: a folder of .npy or .npz files, or one file.")
+    data: Annotated[Path | None, typer.Option(metavar="DATA", help=f"Calibration data: {NPY}.")] = None,
+    stats: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Statistics that `cmrc calibrate` wrote, instead of data.")
     ] = None,
-    stats: Annotated[Path | None, typer.Option(help="Statistics that `cmrc calibrate` wrote, instead of data.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="A recipe (YAML). What is said here besides overrides it.")
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(PRESETS)}.", show_default=DEFAULTS.preset)
     ] = None,
-    preset: Annotated[str | None, typer.Option(help=f"One of {', '.join(PRESETS)}.")] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(help="What stays: 0.5 or 64, or by site or glob: 'blocks.*=0.5'.")
+        list[str] | None,
+        typer.Option(
+            metavar="AMOUNT",
+            help="Units to keep: a part (0.5) or a number (64); by site: 'blocks.*=0.5'.",
+            show_default="0.5",
+        ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Instead of keep, for the whole model: parameters=0.5, macs, bytes or latency.")
+        str | None,
+        typer.Option(
+            metavar="WHAT=AMOUNT", help="Instead of --keep, for the whole model: parameters, macs, bytes or latency."
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recipe (YAML). Options given here take precedence over it.")
     ] = None,
     sites: SiteNames = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="For what is drawn.")] = None,
     certify: Annotated[
-        str | None, typer.Option(help="Instead of keep: the smallest plan of which this is certified, 'iia>=0.95'.")
+        str | None,
+        typer.Option(
+            metavar="TARGET", help="Instead of --keep: the smallest plan for which this is certified, 'iia>=0.95'."
+        ),
     ] = None,
-    held_out: Annotated[Path | None, typer.Option(help="Data to certify on, apart from those of calibration.")] = None,
-    delta: Annotated[float, typer.Option(help="The certificate may fail with this probability.")] = 0.05,
+    held_out: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Data to certify on, apart from the calibration data.")
+    ] = None,
+    delta: Annotated[
+        float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")
+    ] = 0.05,
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHICH",
+            help="Which positions are samples: all, each, a number, or a mask in the data.",
+            show_default="all",
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"The loss for curvature: {', '.join(LOSSES)}.", show_default=DEFAULTS.loss),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Samples per run.", show_default=str(DEFAULTS.batch))
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.", show_default="0"),
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the scores of every site, with the cut, to this file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the scores of every site, with the cut: .png, .svg or .pdf."),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Make a plan from a model, data (or statistics) and a recipe. The word `make` may be left out."""
+    """Make a plan from a model, data (or statistics) and a recipe.
+
+    The plan says which units are replaced, and by what. The word `make` may be left out.
+    """
     with reported(as_json):
         require_output(output, "a plan", ".json", reads=[model, data, stats, recipe, held_out], force=force)
         if plot is not None:
             require_picture(plot)
-        options: dict[str, Any] = {"preset": preset, "sites": sites, "seed": seed}
+        options: dict[str, Any] = {
+            "preset": preset, "sites": sites, "seed": seed, "batch": batch, "loss": loss,
+            "positions": None if positions is None else as_position(positions),
+        }  # fmt: skip
         program = trace(model)
         if keep:
             options["keep"] = pairs(keep)
@@ -73,7 +139,7 @@ def plan_make(
         options = {name: value for name, value in options.items() if value is not None}
         known = Stats.load(stats) if stats is not None else None
         made = make_plan(
-            program, known, data=data, recipe=recipe, watch=bar, certify=certify, held_out=held_out, delta=delta,
+            program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
             **options,
         )  # fmt: skip
         made.save(output)

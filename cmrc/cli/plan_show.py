@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 
-import typer
-
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, PlanFile
+from cmrc.cli.options import AsJson, PlanFile, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import columns, reported, shortened
 from cmrc.program.plan import Plan
 from cmrc.program.plan_entry import to_ranges
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command("show")
-def plan_show(plan: PlanFile, as_json: AsJson = False) -> None:
-    """Show a plan: every do with its site, units and constants, and the model it was made for."""
+@app.command("show", epilog=examples("cmrc plan show plan.json", "cmrc plan show plan.json --json"))
+def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """Show a plan: every do with its site, units and constants.
+
+    Beside them, the model that the plan was made for and how it was made.
+    """
     with reported(as_json):
         loaded = Plan.load(plan)
         rows = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,6 +21,21 @@ from cmrc.errors import CheckError, CmrcError, ResidueError, message
 WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
 err = Console(stderr=True, highlight=False)
+EVERY = 5.0  # seconds between lines of progress in a pipe: shorter work is silent
+verbose = False
+
+
+def set_quiet(value: bool) -> bool:
+    """-q: nothing but errors and the exit code, and JSON where it is asked for."""
+    out.quiet = value
+    return value
+
+
+def set_verbose(value: bool) -> bool:
+    """-v: also how long steps took, and where an error comes from."""
+    global verbose
+    verbose = value
+    return value
 
 
 @contextmanager
@@ -32,24 +49,41 @@ def reported(as_json: bool) -> Iterator[None]:
             print(json.dumps({"error": parts}, indent=1))
         else:
             err.print(message(**parts), markup=False, soft_wrap=True)
+        if verbose:
+            traceback.print_exception(error)
         raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
 
 
 def columns(*names: str) -> Table:
     """A table whose cells are folded where the window is narrow, and never cut."""
-    made = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
     for name in names:
-        made.add_column(name, overflow="fold")
-    return made
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def fail(code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def bar(found: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
-    """A progress bar, where somebody watches."""
-    return track(found, what, total=count, console=err, transient=True, disable=not err.is_terminal)
+def progress(items: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
+    """The items, with a bar where somebody watches, and a line now and then where the output goes to a file."""
+    if out.quiet:
+        return items
+    if err.is_terminal:
+        return track(items, what, total=count, console=err, transient=True)
+    return _with_lines(items, count, what)
+
+
+def _with_lines(items: Iterable[Any], count: int | None, what: str) -> Iterator[Any]:
+    begin = last = time.monotonic()
+    for number, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - last >= EVERY and number != count:
+            last = now
+            left = f" of {count}, about {(now - begin) / number * (count - number):.0f} s left" if count else ""
+            err.print(f"{what}: {number}{left}", markup=False)
 
 
 def shortened(text: str, width: int = 40) -> str:

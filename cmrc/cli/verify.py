@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Model
+from cmrc.cli.options import AsJson, Model, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import fail, reported
 from cmrc.errors import CmrcError
 from cmrc.files import require_picture
@@ -18,10 +18,16 @@ from cmrc.program.trace import trace
 from cmrc.verification.result import Verification, draw_plans
 from cmrc.verification.verifier import verify
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
-@app.command("verify")
+@app.command(
+    "verify",
+    epilog=examples(
+        "cmrc verify model.onnx small.onnx plan.json --data held-out.npz",
+        "cmrc verify model.onnx small.onnx plan.json --data held-out.npz --until 'iia>=0.95'",
+    ),
+)
 def verify_command(
     model: Model,
     reduced: Annotated[
@@ -49,6 +55,8 @@ def verify_command(
     counted: Annotated[str | None, typer.Option(help="The array of the data that says which tokens count.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw IIA and KL of all plans against the units kept.")] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Verify lowered models under interchange interventions. Exit code 1 if the target of --until is not met."""
     with reported(as_json):

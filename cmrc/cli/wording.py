@@ -24,9 +24,9 @@ FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"size": "--bat
 
 # What only Python has, and what stands for it on the command line.
 PHRASES = {
-    "overwrite=True": "--force",
     "`cmrc inspect` or program.sites()": "`cmrc inspect`",
     "program.annotate(plan)": "`cmrc annotate` the model",
+    "overwrite=True": "--force",
     "`Plan.save`": "`cmrc plan`",
     "`Stats.save`": "`cmrc calibrate`",
     "cmrc.plan": "`cmrc plan`",
@@ -41,8 +41,8 @@ def in_flags(text: str) -> str:
     """A fix with flags instead of keywords. One that names flags already was written for the command line."""
     if "--" in text:
         return text
-    for phrase, command in PHRASES.items():
-        text = text.replace(phrase, command)
+    for phrase, words in PHRASES.items():
+        text = text.replace(phrase, words)
     return _KEYWORD.sub(_flag, _SIZES.sub(r"--size \2=\3", text))
 
 

@@ -2,7 +2,7 @@
 
     an iterable of arrays or tensors            one input
     an iterable of tuples                       the inputs in order, then the labels if there is one more
-    an iterable of mappings                     inputs by name; `labels` or `label`; masks by their names
+    an iterable of mappings                     inputs by name (a single one by any); `labels` or `label`; masks by their names
     a folder of .npy or .npz files, or one file the same, a file at a time, in pieces of `size`
 
 A torch DataLoader is such an iterable. Nothing is read before it is needed.
@@ -126,6 +126,8 @@ def _files(path: Path, size: int) -> Iterator[Any]:
 
 def _batch(item: Any, names: Sequence[str]) -> Batch:
     if isinstance(item, Mapping):
+        if len(names) == 1 and names[0] not in item and len(only := [key for key in item if key not in LABELS]) == 1:
+            item = {names[0]: item[only[0]], **{key: item[key] for key in item if key in LABELS}}  # needs no name
         missing = [name for name in names if name not in item]
         if missing:
             raise StatsError(

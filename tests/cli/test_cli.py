@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from command import cli
 from rich.console import Console
 
 import cmrc
+from cmrc.cli import terminal
 from cmrc.cli.app import Commands
 from cmrc.cli.lazy import LazyGroup, load
 from cmrc.cli.plan import MakeOrRead
@@ -261,10 +264,84 @@ def test_check_refuses_inputs_that_cannot_be_read(folder: Path, content: bytes, 
     shown = cli("check", "model.onnx", "model.onnx", "plan.json", "--data", "bad.npz", "--json")
     assert shown.exit_code == 2
     assert json.loads(shown.stdout)["error"]["reason"] == told
-    np.savez("bad.npz", other=np.zeros((1, 1, 8, 8), np.float32))
-    shown = cli("check", "model.onnx", "model.onnx", "plan.json", "--data", "bad.npz")
-    assert shown.exit_code == 2
-    assert shown.stderr == "input: there is no array for input 'image'\n  at bad.npz\n  fix: name the arrays image\n"
+
+
+def test_a_single_input_needs_no_name(folder: Path) -> None:
+    images = np.random.default_rng(0).normal(size=(5, 1, 8, 8)).astype(np.float32)
+    np.savez("data.npz", pictures=images, labels=np.zeros(5, np.int64))
+    cli("lower", "model.onnx", "plan.json", "-o", "small.onnx")
+    assert cli("check", "model.onnx", "small.onnx", "plan.json", "--data", "data.npz").exit_code == 0
+    assert cli("plan", "model.onnx", "--data", "data.npz", "--keep", "0.5", "-o", "new.json").exit_code == 0
+    np.savez("data.npz", pictures=images, others=images)
+    shown = cli("check", "model.onnx", "small.onnx", "plan.json", "--data", "data.npz")
+    assert (shown.exit_code, shown.stderr) == (
+        2,
+        "stats: a batch has no 'image'\n  fix: the model's inputs are image; it has pictures, others\n",
+    )
+
+
+def test_check_gives_a_model_of_a_fixed_batch_the_rows_that_it_takes(folder: Path) -> None:
+    """Seven rows, three at a time: the last batch repeats its last row."""
+    import onnx
+
+    model = onnx.load("model.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    onnx.save(model, "fixed.onnx")
+    cmrc.Plan(cmrc.trace("fixed.onnx")).do("act3", units=[0, 5], constant=0.25).save("fixed.json")
+    assert cli("lower", "fixed.onnx", "fixed.json", "-o", "small.onnx").exit_code == 0
+    images = np.random.default_rng(0).normal(size=(7, 1, 8, 8)).astype(np.float32)
+    np.save("images.npy", images)
+    call = ("check", "fixed.onnx", "small.onnx", "fixed.json", "--data")
+    assert cli(*call, "images.npy").exit_code == 0
+    shown = json.loads(cli(*call, "images.npy", "--json").stdout)
+    np.save("last.npy", images[[4, 5, 6, 6]][1:])
+    assert shown["moved"] >= json.loads(cli(*call, "last.npy", "--json").stdout)["moved"]
+
+
+def test_quiet_and_verbose(folder: Path) -> None:
+    loud = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx", "-v")
+    assert "constant_fold" in loud.stdout
+    quiet = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx", "-q")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    assert cli("check", "model.onnx", "small.onnx", "plan.json", "--quiet").output == ""
+    assert json.loads(cli("check", "model.onnx", "small.onnx", "plan.json", "-q", "--json").stdout)["holds"]
+    failed = cli("inspect", "nope.onnx", "-v")
+    assert "trace: cannot read nope.onnx: there is no such file" in failed.stderr
+    assert "Traceback" in failed.stderr
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "err", Console(stderr=True, width=80))
+    assert list(terminal.progress(range(3), 3, "sessions")) == [0, 1, 2]
+    assert capsys.readouterr().err == ""  # it was quick
+    monkeypatch.setattr(terminal, "EVERY", 0.0)
+    assert list(terminal.progress(range(3), 3, "sessions")) == [0, 1, 2]
+    assert capsys.readouterr().err == "sessions: 1 of 3, about 0 s left\nsessions: 2 of 3, about 0 s left\n"
+    assert list(terminal.progress(range(2), None, "batches")) == [0, 1]
+    assert capsys.readouterr().err == "batches: 1\nbatches: 2\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "model.onnx", "--data", "x.npy", "-o", "new.json"),
+        ("verify", "model.onnx", "-", "plan.json", "--data", "x.npy"),
+    ],
+    ids=["plan", "verify"],
+)
+def test_a_picture_without_matplotlib_is_refused_before_the_work(
+    folder: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("cmrc.files.find_spec", lambda name: None)
+    shown = cli(*command, "--plot", "scores.png")
+    assert (shown.exit_code, shown.stderr) == (
+        2,
+        "file: cannot draw scores.png: matplotlib is not installed\n  fix: pip install 'cmrc[plot]'\n",
+    )
+    assert not Path("new.json").exists()
 
 
 OUTPUTS = {
@@ -317,6 +394,25 @@ def test_help_and_version() -> None:
         shown = cli(*command, "--help")
         assert shown.exit_code == 0
         assert "Usage" in shown.stdout
+
+
+@pytest.mark.parametrize("group", [Commands, MakeOrRead])
+def test_every_command_has_two_examples_that_parse(group: type[LazyGroup]) -> None:
+    """The examples of the help are commands with options that exist."""
+    for name, entry in group.entries.items():
+        if name == "plan":
+            continue
+        lines = re.findall(r"^  cmrc (.+)$", load(entry).epilog, re.MULTILINE)
+        assert len(lines) >= 2, name
+        for line in lines:
+            word, *rest = shlex.split(line)
+            entries = Commands.entries
+            if word == "plan":
+                word = rest.pop(0) if rest[0] in MakeOrRead.entries else "make"
+                entries = MakeOrRead.entries
+            command = load(entries[word])
+            context = command.make_context(word, list(rest), resilient_parsing=False)
+            assert context.params
 
 
 @pytest.fixture

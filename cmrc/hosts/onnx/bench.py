@@ -51,7 +51,7 @@ class Timed:
         return float(np.median(self.seconds))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bench:
     """Several files on the same inputs."""
 
@@ -63,6 +63,30 @@ class Bench:
     def ratio(self, file: Timed) -> tuple[float, float, float]:
         """How the first file's time compares with this one's, from low to high: above 1 the file is faster than the first."""
         return median_ratio(np.stack([self.files[0].seconds, file.seconds], axis=-1))
+
+    def __str__(self) -> str:
+        names = [file.path.name for file in self.files]
+        rows = [("file", "ms per run", "samples/s", "speed-up", "MB", "peak MB", "ran on")]
+        for file, row in zip(self.files, self.to_json()["files"], strict=True):
+            faster = row["faster_than_first"]
+            rows.append((
+                file.path.name if names.count(file.path.name) == 1 else str(file.path),
+                f"{1e3 * file.median:.3g} ({1e3 * row['low']:.3g}-{1e3 * row['high']:.3g})",
+                f"{row['samples_per_second']:,.4g}",
+                f"{faster['ratio']:.2f} ({faster['low']:.2f}-{faster['high']:.2f})",
+                f"{file.bytes / 1e6:.4g}",
+                "" if file.memory is None else f"{file.memory / 1e6:.4g}",
+                file.providers[0].removesuffix("ExecutionProvider"),
+            ))  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        sessions, rounds = self.files[0].seconds.shape
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return "\n".join([
+            *lines,
+            f"batch {self.samples}, {threads}; medians of {sessions} sessions of {rounds} runs, with 95 % intervals; "
+            f"{self.clock}; speed-up over the first file",
+        ])  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         rows = []

@@ -143,7 +143,7 @@ def test_the_command_compares_a_model_with_its_lowered_one(tmp_path: Path) -> No
     shown = cli("bench", str(DIGITS), str(small), *options)
     assert shown.exit_code == 0
     assert "small.onnx" in shown.stdout
-    assert "batch 4, 1 thread(s); medians of 2 sessions of 3 runs" in shown.stdout
+    assert "batch 4, 1 thread; medians of 2 sessions of 3 runs" in shown.stdout
     wrong = cli("bench", str(DIGITS), "--size", "batch")
     assert wrong.exit_code == 2
     assert "--size 'batch' is not understood" in wrong.stderr
