@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.axes import compress, count_by_group, members, move, move_slab, spread
+from cmrc.ir.axes import compress, count_by_group, join, members, move, move_slab, spread
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ir.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
 from cmrc.passes.rewriting import runtime
@@ -226,7 +226,7 @@ def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
 
 def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     """Along the units: positions shift. Along another axis: every part must be known in the same units."""
-    along, rank = node.attrs["axis"], len(node.output.shape)
+    along = node.attrs["axis"]
     axes = {fact.axis for fact in facts.values()}
     if len(axes) > 1:
         return Declined("its operands are replaced along different axes")
@@ -242,9 +242,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
             if not isinstance(size, int):
                 return Declined("a part has a size known only at run time")
             offset += size
-        shape = [max(s.shape[d] for s in slabs) for d in range(rank)]
-        parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(rank)]) for s in slabs]
-        return sink(sweep, node, facts, axis, units, np.concatenate(parts, axis=axis))
+        return sink(sweep, node, facts, axis, units, join(slabs, axis))
     tensors = {i: o for i, o in enumerate(node.inputs) if o is not None and not isinstance(o, str)}
     if len(facts) + len(tensors) < len(node.inputs):
         return Declined("another part of the concatenation is not replaced")
@@ -259,13 +257,8 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
         return sink(sweep, node, facts, axis, common, slabs[0])
     if not all(isinstance(n, int) for n in sizes):
         return Declined("the constants differ between parts whose sizes are known only at run time")
-    shape = [max(s.shape[d] for s in slabs) for d in range(rank)]
-    full = []
-    for slab, n in zip(slabs, sizes, strict=True):
-        target = list(shape)
-        target[along] = int(n)
-        full.append(np.broadcast_to(slab, target))
-    return sink(sweep, node, facts, axis, common, np.concatenate(full, axis=along))
+    full = [spread(slab, along, int(n)) for slab, n in zip(slabs, sizes, strict=True)]
+    return sink(sweep, node, facts, axis, common, join(full, along))
 
 
 def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -299,10 +292,8 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         marks = replace(node.marks, sources=tuple(sorted({*fact.sources, *later.sources})))
         slab = later.slab
         if first:
-            slabs = [fact.at(first), later.full()]
-            shape = [max(s.shape[d] for s in slabs) for d in range(slab.ndim)]
-            parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(s.ndim)]) for s in slabs]
-            slab, attrs["units"] = compress(np.concatenate(parts, axis=axis), axis), (*first, *later.units)
+            slab = compress(join([fact.at(first), later.full()], axis), axis)
+            attrs["units"] = (*first, *later.units)
         sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path, marks))
         return "joined with the next do"
     if set(node.attrs["parents"]) & set(fact.units):

@@ -277,7 +277,7 @@ def rise_through_concat(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
             inputs.append(rise.select(operand, axis, share))
         offset += size
     smaller = _shrunk(node, inputs, axis, keep)
-    alone = len(inputs) == 1 and isinstance(inputs[0], str)
+    alone = len(inputs) == 1 and isinstance(inputs[0], str) and rise.shape(inputs[0]) == smaller.output.shape
     return _copy(smaller.inputs, smaller.outputs) if alone else smaller
 
 
@@ -494,7 +494,7 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             rise.settle(node)
             continue
         axis, keep, readers = need
-        outcome = RULES.get(node.op, stop)(rise, node, axis, keep)
+        outcome = _of_known_sizes(rise, RULES.get(node.op, stop)(rise, node, axis, keep))
         if isinstance(outcome, Declined):
             for reader in readers:
                 log.reasons[name, reader.name] = outcome.reason
@@ -516,6 +516,15 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             if rise.settled[user].op == "select":
                 log.reasons.setdefault((value.name, user), "it is an input of the model")
     return rise.result(), rise.changed
+
+
+def _of_known_sizes(rise: Rise, outcome: Declined | Node) -> Declined | Node:
+    """A rule's outcome, declined where it would select from an operand of dynamic size, which may be broadcast as well."""
+    for select in rise.pending:
+        size = rise.shape(select.inputs[0])[select.attrs["axis"]]
+        if not isinstance(size, int) and "period" not in select.attrs:
+            return Declined(f"the size of axis {select.attrs['axis']} of its operand is dynamic ({size})")
+    return outcome
 
 
 def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:

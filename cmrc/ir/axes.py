@@ -149,6 +149,8 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
         return Moved(segment.after[0], Index.of(index), segment, period)
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
     first = segment.before[0]
+    if 0 in before:
+        return f"{list(before)} has no elements"
     if old is None or new is None or math.prod(old) != math.prod(new):
         return _move_repeated(before, after, axis, index, period, segment)
     mask = np.zeros(old, dtype=bool)
@@ -278,6 +280,15 @@ def spread(slab: Array, axis: int, count: int) -> Array:
     """A slab with so many positions along an axis, where it had one for all or has them already."""
     shape = (*slab.shape[:axis], count, *slab.shape[axis + 1 :])
     return slab if slab.shape == shape else np.broadcast_to(slab, shape)
+
+
+def join(slabs: Sequence[Array], axis: int) -> Array:
+    """Slabs one after the other along an axis, broadcast along the others."""
+    rank = slabs[0].ndim
+    others = [(*s.shape[:axis], 1, *s.shape[axis + 1 :]) for s in slabs]
+    shape = np.broadcast_shapes(*others)
+    parts = [np.broadcast_to(s, [s.shape[d] if d == axis else shape[d] for d in range(rank)]) for s in slabs]
+    return np.concatenate(parts, axis=axis)
 
 
 def members(groups: Array, each: int) -> Index:

@@ -40,6 +40,8 @@ def merge_addends(sweep: Sweep, node: Node) -> Node:
         if len(node.output.shape) != len(made.output.shape):
             continue
         total = add_tensors(other, addend, dtype=other.dtype)
+        if node.marks.inside and total.shape != other.shape:  # a fused node takes a parameter of that shape only
+            continue
         sweep.changed = True
         return replace(node, inputs=(y, total) if i == 0 else (total, y))
     return node

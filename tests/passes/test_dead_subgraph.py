@@ -149,6 +149,12 @@ def values_as_wide_as_queries() -> Graph:
     return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7, square=True), (1,), axis=3)
 
 
+def operand_of_dynamic_size() -> Graph:
+    """4 units of which one operand has M, which may be 4 or 1."""
+    net, h = vector()
+    return read(net, net.node("pointwise", (h, net.input("M", name="y")), ("N", 4), fn="add"), (1, 3))
+
+
 def another_op() -> Graph:
     net, h = vector()
     net.nodes.append(Node("opaque", (h,), (Value("sorted", ("N", 4)),), origin="sorted", marks=Marks(host_op="sort")))
@@ -187,6 +193,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (uneven_copies, "query heads that share a key-value head go together, or equally many of every such group"),
     (causal_queries, "it counts positions from the first query"),
     (values_as_wide_as_queries, "its values have the size of its queries"),
+    (operand_of_dynamic_size, "the size of axis 0 of its operand is dynamic (M)"),
     (another_op, "sort makes all of its units at once"),
     (another_op_that_says_why, "it is odd"),
     (input_of_the_model, "it is an input of the model"),

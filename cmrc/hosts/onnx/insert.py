@@ -37,6 +37,10 @@ def insert_do(patch: ModelPatch, node: Node) -> None:
     if len(node.inputs) > 2:
         return _insert_affine(patch, node, x, clamp.slab(node))
     constants = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
+    if node.output.dtype == "bool":  # onnxruntime has no Where of truth values
+        others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
+        patch.insert("Or", [others, constants], node.output)
+        return None
     patch.insert("Where", [patch.array(clamp.mask(node)), constants, x], node.output)
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept, times
+from cmrc.ir.axes import product
 from cmrc.ir.graph import Array, Dim, Shape
 
 # ---------------------------------------------------------------- indexing
@@ -174,14 +175,22 @@ def read_reshape(view: View) -> Step:
             raise LeftWhole("its shape copies an axis that its input does not have")
         dims.append(shape[i] if copied else None if n == -1 else n)
     others = [d for d in dims if d is not None]
-    return Step("reshape", (0,), {}, view.out([times(shape, others) if d is None else d for d in dims]))
+    return _reshape(view, [times(shape, others) if d is None else d for d in dims])
+
+
+def _reshape(view: View, computed: Sequence[Dim | None]) -> Step:
+    """The same elements in another shape. Where inference got the input's wrong, the two do not agree."""
+    before, after = product(view.shape()), product(shape := view.out(computed))
+    if before[0] != after[0] and not before[1] and not after[1]:
+        raise LeftWhole(f"{list(view.shape())}, which shape inference gives for its input, cannot become {list(shape)}")
+    return Step("reshape", (0,), {}, shape)
 
 
 def read_flatten(view: View) -> Step:
     shape = view.shape()
     axis = view.attr("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
-    return Step("reshape", (0,), {}, view.out([times(shape[:axis]), times(shape[axis:])]))
+    return _reshape(view, [times(shape[:axis]), times(shape[axis:])])
 
 
 def read_squeeze(view: View) -> Step:
@@ -190,7 +199,7 @@ def read_squeeze(view: View) -> Step:
     if axes is None and not all(isinstance(n, int) for n in shape):
         raise LeftWhole("which axes it drops is known only at run time")
     gone = {i for i, n in enumerate(shape) if n == 1} if axes is None else {view.axis(a) for a in axes}
-    return Step("reshape", (0,), {}, view.out([n for i, n in enumerate(shape) if i not in gone]))
+    return _reshape(view, [n for i, n in enumerate(shape) if i not in gone])
 
 
 def read_unsqueeze(view: View) -> Step:
@@ -198,7 +207,7 @@ def read_unsqueeze(view: View) -> Step:
     rank = len(view.shape()) + len(axes)
     new = {a % rank for a in axes}
     old = iter(view.shape())
-    return Step("reshape", (0,), {}, view.out([1 if i in new else next(old) for i in range(rank)]))
+    return _reshape(view, [1 if i in new else next(old) for i in range(rank)])
 
 
 def read_transpose(view: View) -> Step:
@@ -217,6 +226,9 @@ def read_concat(view: View) -> Step:
         if i == axis:
             dims.append(sum(known) if len(known) == len(sizes) else None)
         else:
+            for named in sizes if known else ():  # the others must have that size, too
+                if isinstance(named, str) and "*" not in named:
+                    view.bind(named, known[0])
             dims.append(known[0] if known else sizes[0])
     return Step("concat", tuple(range(len(shapes))), {"axis": axis}, view.out(dims))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,8 +101,19 @@ def _conv(view: View, *, transposed: bool) -> Step:
         if isinstance(attrs["pad"], str) or view.attr("output_shape", None) is not None:
             raise LeftWhole("its padding follows from the size of its result")
         attrs |= {"transposed": True, "output_padding": tuple(view.attr("output_padding", (0,) * rank))}
+    if not transposed:
+        _require_whole_windows(shape[2:], weight.shape[2:], attrs)
     spatial = [_size_after(shape[2 + i], weight.shape[2 + i], attrs, i) for i in range(rank)]
     return Step("conv", (0, 1, 2), attrs, view.out([shape[0], outs, *spatial]), marks=TAKES_BIAS)
+
+
+def _require_whole_windows(sizes: Sequence[Dim], kernel: Sequence[int], attrs: Mapping[str, Any]) -> None:
+    """A window that does not fit even once: what comes out then differs from runtime to runtime."""
+    if isinstance(attrs["pad"], str):
+        return
+    for size, length, pad, dilation in zip(sizes, kernel, attrs["pad"], attrs["dilation"], strict=True):
+        if isinstance(size, int) and size + sum(pad) < dilation * (length - 1) + 1:
+            raise LeftWhole(f"its window of {length} is larger than its input of {size}, padding included")
 
 
 def _size_after(size: Dim, kernel: int, attrs: Mapping[str, Any], i: int) -> Dim | None:
@@ -186,6 +197,7 @@ def read_pool(view: View, fn: str) -> Step:
     sizes = [n for n in shape[2:] if isinstance(n, int)]
     if len(sizes) == rank:
         attrs["pad"] = conv_pads(attrs, sizes, attrs["kernel"])
+    _require_whole_windows(shape[2:], attrs["kernel"], attrs)
     if fn == "avg_pool":
         attrs["include_pad"] = bool(view.attr("count_include_pad", 0))
     if attrs["ceil"]:

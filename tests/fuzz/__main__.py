@@ -1,0 +1,211 @@
+"""python -m tests.fuzz: run cases by seed, in processes of their own, into a record that resumes.
+
+    python -m tests.fuzz --cases 50000 --processes 2 --record record.json
+    python -m tests.fuzz --first 170 --cases 1 --show
+
+A process that dies or takes longer than a minute over one case is replaced; a case that kills or hangs it while cmrc works is
+a failure, one that does so while the graph is still being made says something about onnxruntime only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import sys
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import worker
+from tests.fuzz.judge import Outcome
+
+CHUNK = 25
+PATIENCE = 60.0
+MINIMISING = 60.0
+
+
+class Process:
+    """One child and what it is at."""
+
+    def __init__(self, failures: Path | None, folder: Path | None) -> None:
+        self.failures, self.folder = failures, folder
+        self.left: list[int] = []
+        self.at: tuple[int, str] = (-1, "")
+        self.since = time.monotonic()
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.child = context.Process(target=worker.serve, args=(other, self.failures, self.folder), daemon=True)
+        self.child.start()
+        other.close()
+
+    def give(self, seeds: list[int]) -> None:
+        self.left, self.since = list(seeds), time.monotonic()
+        self.pipe.send(seeds)
+
+    def replaced(self, kind: str) -> worker.Told:
+        """The case that the child died or hung over; another child goes on behind it."""
+        seed, stage = self.at
+        if seed < 0:
+            raise RuntimeError("a process of the fuzzer dies before its first case")
+        self.child.kill()
+        self.child.join()
+        self.pipe.close()
+        self._start()
+        self.left = [s for s in self.left if s > seed]
+        if self.left:
+            self.pipe.send(self.left)
+        self.since = time.monotonic()
+        outcome = (
+            Outcome("no graph", f"{kind} in onnxruntime") if stage == "generate" else Outcome(kind, f"during {stage}")
+        )
+        return worker.Told(seed, outcome)
+
+
+class Record:
+    """Counts, kept in a file."""
+
+    def __init__(self, path: Path | None, first: int) -> None:
+        self.path = path
+        self.data: dict[str, Any] = {
+            "first": first, "next": first, "seconds": 0.0, "graphs": 0, "folded": 0, "folded_and_seen": 0, "kept": 0,
+            "refused": 0, "undecided": 0, "without_site": 0, "no_graph": 0, "grown": 0, "plans_refused": 0, "second_look": 0, "worst": 0.0, "reasons": {},
+            "opsets": {}, "ops": {}, "failures": [],
+        }  # fmt: skip
+        if path is not None and path.is_file():
+            self.data.update(json.loads(path.read_text()))
+        self.before = float(self.data["seconds"])
+        self.start = time.monotonic()
+
+    def add(self, told: worker.Told) -> None:
+        data, outcome = self.data, told.outcome
+        if outcome.kind == "no graph":
+            data["no_graph"] += 1
+            return
+        data["graphs"] += 1
+        data["second_look"] += outcome.slow
+        for table, counts in (("opsets", {str(told.opset): 1}), ("ops", told.ops)):
+            for name, count in counts.items():
+                data[table][name] = data[table].get(name, 0) + count
+        if outcome.kind == "equal":
+            data["folded"] += 1
+            data["folded_and_seen"] += outcome.moved
+            data["grown"] += outcome.grown
+            data["worst"] = max(data["worst"], round(outcome.error, 3))
+        elif outcome.kind == "no site":
+            data["without_site"] += 1
+        elif outcome.failed:
+            data["failures"].append(
+                {"seed": told.seed, "kind": outcome.kind, "detail": outcome.detail, "file": told.file}
+            )
+        else:
+            data[outcome.kind] += 1
+        for detail in [*told.refused, *([outcome.detail] if outcome.kind == "undecided" else [])]:
+            reason = re.sub(r"'[^']*'|\[[^]]*\]| \(and \d+ more\)|[\d.]+", "#", detail)[:120]
+            data["reasons"][reason] = data["reasons"].get(reason, 0) + 1
+        data["plans_refused"] += len(told.refused)
+
+    def save(self) -> None:
+        self.data["seconds"] = round(self.before + time.monotonic() - self.start, 1)
+        if self.path is not None:
+            ordered = {**self.data}
+            for key in ("reasons", "ops", "opsets"):
+                ordered[key] = dict(sorted(self.data[key].items(), key=lambda item: (-item[1], item[0])))
+            partial = self.path.with_suffix(".part")
+            partial.write_text(json.dumps(ordered, indent=1) + "\n")
+            partial.replace(self.path)
+
+    def line(self) -> str:
+        data = self.data
+        spent = max(time.monotonic() - self.start, 1e-9)
+        return (
+            f"{data['graphs']} graphs, {data['folded']} folded cleanly ({data['folded_and_seen']} of them moved an output), "
+            f"{data['kept']} kept, {data['refused']} refused, {data['undecided']} undecided, "
+            f"{len(data['failures'])} failures, next seed {data['next']}, {spent:.0f} s"
+        )
+
+
+def campaign(
+    record: Record, last: int, *, minutes: float, processes: int, failures: Path | None, folder: Path | None, say: Any
+) -> None:
+    """Run seeds up to `last`, or until the time is over."""
+    until = time.monotonic() + 60 * minutes
+    crew = [Process(failures, folder) for _ in range(processes)]
+    following, chunk_of = int(record.data["next"]), {}
+    said = time.monotonic()
+    try:
+        while True:
+            for process in crew:
+                if not process.left and following < last and time.monotonic() < until:
+                    seeds = list(range(following, min(following + CHUNK, last)))
+                    following = seeds[-1] + 1
+                    chunk_of[process] = seeds
+                    process.give(seeds)
+            busy = [process for process in crew if process.left]
+            if not busy:
+                break
+            ready = wait([process.pipe for process in busy], timeout=1.0)
+            for process in busy:
+                if process.pipe in ready:
+                    try:
+                        message = process.pipe.recv()
+                    except (EOFError, OSError):
+                        record.add(process.replaced("crash"))
+                        continue
+                    process.since = time.monotonic()
+                    if isinstance(message, tuple):
+                        process.at = message
+                    elif message is not None:
+                        record.add(message)
+                        if message.outcome.failed:
+                            say(f"seed {message.seed}: {message.outcome.kind}: {message.outcome.detail[:300]}")
+                        process.left = [s for s in process.left if s > message.seed]
+                elif time.monotonic() - process.since > (
+                    PATIENCE if process.at[1] != "minimise" else PATIENCE + MINIMISING
+                ):
+                    record.add(process.replaced("hang"))
+            record.data["next"] = min([following, *(p.left[0] for p in crew if p.left)])
+            if time.monotonic() - said > 30:
+                said = time.monotonic()
+                record.save()
+                say(record.line())
+    finally:
+        for process in crew:
+            process.child.kill()
+            process.child.join()
+        record.save()
+        say(record.line())
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--cases", type=int, default=1000, help="how many seeds")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--record", type=Path, help="a JSON file; goes on where it stopped")
+    parser.add_argument("--failures", type=Path, help="a folder for failures, made small")
+    parser.add_argument("--folder", type=Path, help="where models are written while they are compared")
+    chosen = parser.parse_args(arguments)
+    if chosen.failures is not None:
+        chosen.failures.mkdir(parents=True, exist_ok=True)
+
+    def say(line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+    record = Record(chosen.record, chosen.first)
+    last = int(record.data["first"]) + chosen.cases
+    campaign(
+        record, last, minutes=chosen.minutes, processes=chosen.processes, failures=chosen.failures,
+        folder=chosen.folder, say=say,
+    )  # fmt: skip
+    return 1 if record.data["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

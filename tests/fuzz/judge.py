@@ -1,0 +1,361 @@
+"""One case to one outcome: lower, save, run under onnxruntime, and compare with the clamp.
+
+How close is equal follows from the reference itself. First a few units of rounding of the output's own scale; where that is
+not met, the clamped model is run again with every weight and every value in it disturbed by a unit of rounding, and the
+result may differ by a small multiple of what that moves. A wrong fold is off by far more (test_fuzz.py seeds some).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, helper, numpy_helper
+
+import cmrc
+from cmrc.errors import CmrcError, GraphError
+from tests.fuzz.builder import FLOATS
+from tests.fuzz.clamp import Replacement, clamp
+from tests.fuzz.graphs import Feed
+from tests.fuzz.plans import Request
+from tests.fuzz.session import USUAL, Array, Refused, outputs_of, run, start
+
+FAILURES = ("wrong", "raw", "fault", "unloadable", "hang", "crash")
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+AT_ONCE = 24  # units of rounding, of the largest number around, that are equal without a second look
+NOISES = 5
+MULTIPLE = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, its inputs, the do's, and what becomes of a residue."""
+
+    model: onnx.ModelProto
+    feeds: Mapping[str, Feed]
+    requests: Sequence[Request]
+    residue: str = "error"
+    seed: int = 0
+
+    def arrays(self, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0) -> dict[str, Array]:
+        arrays = {}
+        for number, (name, feed) in enumerate(self.feeds.items()):
+            other = feed if shapes is None else Feed(tuple(shapes[name]), feed.dtype, feed.declared, feed.below)
+            arrays[name] = other.array(1000 * self.seed + number + 7919 * seed)
+        return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    kind: str
+    detail: str = ""
+    error: float = 0.0  # over what is allowed
+    moved: bool = False  # whether the replacement moves an output by more than rounding could
+    slow: bool = False  # whether equality took a second look
+    grown: bool = False  # whether more numbers are held than before
+
+    @property
+    def failed(self) -> bool:
+        return self.kind in FAILURES
+
+
+class Undecided(Exception):
+    """The reference itself is not finite, or jumps when it is disturbed: the case tells nothing."""
+
+
+def judge(
+    case: Case, *, program: cmrc.Program | None = None, folder: Path | None = None, thorough: bool = False
+) -> Outcome:
+    """The outcome of a case; a raw exception is one, too. `program` is its model, traced already."""
+    try:
+        program = cmrc.trace(case.model) if program is None else program
+        plan = cmrc.Plan(program)
+        if not case.requests:  # what a user sees before there is a plan
+            program.sites()
+            program.groups()
+            return Outcome("no site")
+        for request in case.requests:
+            request.add_to(plan)
+        lowered = cmrc.lower(program, plan, residue=case.residue)  # type: ignore[arg-type]
+    except GraphError as error:
+        return Outcome("fault", str(error))
+    except CmrcError as error:
+        if "fault of cmrc" in str(error):
+            return Outcome("fault", str(error))
+        return Outcome("refused", f"{error.kind}: {error.reason}")
+    except Exception as error:
+        return raw(error)
+    try:
+        return _compare(case, program, plan, lowered, folder, thorough)
+    except Undecided as error:
+        return Outcome("undecided", str(error))
+
+
+def _compare(
+    case: Case, program: cmrc.Program, plan: cmrc.Plan, lowered: cmrc.Lowered, folder: Path | None, thorough: bool
+) -> Outcome:
+    feeds = case.arrays()
+    replacements = _replacements(case, program, plan)
+    facts = {r.value: _facts(program, r) for r in replacements}
+    clamped = clamp(case.model, replacements, facts)
+    try:
+        reference = start(clamped.SerializeToString())
+        expected = run(reference, feeds)
+    except Refused as error:  # onnxruntime lacks Where or MatMul in this dtype
+        raise Undecided(f"the reference does not run: {error}") from error
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            path = Path(place) / "lowered.onnx"
+            lowered.save(path)
+            saved = path.read_bytes()
+    except CmrcError as error:
+        return Outcome("refused", f"save: {error.kind}: {error.reason}")
+    except Exception as error:
+        return raw(error)
+    kept = bool(lowered.result.residue)
+    try:
+        session = start(saved)
+        actual = run(session, feeds)
+    except Refused as error:
+        return Outcome("unloadable", str(error))
+    noise = Noise(clamped, feeds)
+    verdict = close(expected, actual, noise)
+    if verdict.problem:
+        return Outcome("wrong", verdict.problem, verdict.error)
+    original = outputs_of(case.model, feeds)
+    moved = any(_moved(a, b) for a, b in zip(original, expected, strict=True))
+    for number, shapes in enumerate(other_sizes(case)):
+        again = case.arrays(shapes, seed=number + 1)
+        try:
+            outputs_of(case.model, again)
+            wanted = run(reference, again)
+        except Refused:
+            continue  # the original takes no such sizes
+        try:
+            got = run(session, again)
+        except Refused as error:
+            return Outcome("unloadable", f"at sizes {shapes}: {error}")
+        more = close(wanted, got, Noise(clamped, again))
+        if more.problem:
+            return Outcome("wrong", f"at sizes {shapes}: {more.problem}", more.error)
+    if thorough:
+        try:
+            outputs_of(case.model, feeds, level=USUAL)
+            usual = run(start(saved, level=USUAL), feeds)
+        except Refused as error:
+            if _loads(case.model, feeds):
+                return Outcome("unloadable", f"with optimisations: {error}")
+        else:
+            more = close(expected, usual, noise)
+            if more.problem and not close(expected, outputs_of(clamped, feeds, level=USUAL), noise).problem:
+                return Outcome("wrong", f"with optimisations: {more.problem}", more.error)
+    grown = not kept and numbers_in(onnx.load_model_from_string(saved)) > numbers_in(case.model)
+    return Outcome("kept" if kept else "equal", "", verdict.error, moved, verdict.slow, grown)
+
+
+def _loads(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> bool:
+    try:
+        outputs_of(model, feeds, level=USUAL)
+    except Refused:
+        return False
+    return True
+
+
+def _replacements(case: Case, program: cmrc.Program, plan: cmrc.Plan) -> list[Replacement]:
+    if any(request.group for request in case.requests):  # what a group asks of each writer is the plan's own account
+        return [
+            Replacement(e.value, e.axis, tuple(e.units), e.constant, tuple(e.parents), e.weight) for e in plan.entries
+        ]
+    placed = []
+    for request in case.requests:
+        rank = len(program.values[request.site].shape)
+        axis = request.axis if request.axis is not None else program.axes[request.site]
+        placed.append(request.replacement(axis % rank))
+    return placed
+
+
+def _facts(program: cmrc.Program, one: Replacement) -> tuple[int, np.dtype[Any], int]:
+    value = program.values[one.value]
+    from cmrc.ir.ops import numpy_dtype
+
+    return len(value.shape), numpy_dtype(value.dtype), int(value.shape[one.axis])
+
+
+def other_sizes(case: Case) -> list[dict[str, list[int]]]:
+    """The inputs at other sizes of their dynamic axes: axes that were equally long stay so, or those of one name do."""
+    dynamic = sorted(
+        {feed.shape[i] for feed in case.feeds.values() for i, n in enumerate(feed.declared) if not isinstance(n, int)}
+    )
+    if not dynamic:
+        return []
+    together = {size: size + 1 + position for position, size in enumerate(dynamic)}
+    changes: list[Callable[[int, int | str | None], int]] = [lambda size, name: together[size]]
+    named = sorted({str(n) for feed in case.feeds.values() for n in feed.declared if isinstance(n, str)})
+    if len(named) > 1:
+        changes.append(lambda size, name: size + (named.index(name) if isinstance(name, str) else 0))
+    return [
+        {
+            name: [
+                change(n, d) if not isinstance(d, int) else n for n, d in zip(feed.shape, feed.declared, strict=True)
+            ]
+            for name, feed in case.feeds.items()
+        }
+        for change in changes
+    ]
+
+
+# ---------------------------------------------------------------- how close is equal
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    problem: str = ""
+    error: float = 0.0
+    slow: bool = False
+
+
+def close(expected: Sequence[Array], actual: Sequence[Array], noise: Noise | None) -> Verdict:
+    if len(expected) != len(actual):
+        return Verdict(f"{len(actual)} outputs instead of {len(expected)}", np.inf)
+    worst, slow = 0.0, False
+    for i, (want, got) in enumerate(zip(expected, actual, strict=True)):
+        if want.shape != got.shape:
+            return Verdict(f"output {i} has shape {list(got.shape)}, not {list(want.shape)}", np.inf)
+        if want.dtype != got.dtype:
+            return Verdict(f"output {i} is {got.dtype}, not {want.dtype}", np.inf)
+        if not want.size:
+            continue
+        a, b = want.astype(np.float64), got.astype(np.float64)
+        if not np.isfinite(a).all():
+            raise Undecided("the reference is not finite")
+        gap = np.abs(a - b)
+        gap = float(gap.max()) if np.isfinite(gap).all() else np.inf
+        if want.dtype.name not in FLOATS:
+            if gap and noise is not None and noise.moves(i):
+                raise Undecided("a whole number that a unit of rounding moves")
+            if gap:
+                return Verdict(f"output {i} of whole numbers differs", gap)
+            continue
+        unit = EPSILON[want.dtype.name]
+        allowed = AT_ONCE * unit * max(float(np.abs(a).max()), 1e-3)
+        if gap > allowed and noise is not None:
+            slow = True
+            moves = noise.moves(i)
+            scale = float(np.abs(a).max())
+            if moves > max(0.02 * scale, 1e-4) and moves > 50 * allowed:
+                raise Undecided("the reference jumps when it is disturbed by a unit of rounding")
+            allowed = max(allowed, MULTIPLE * moves)
+        worst = max(worst, gap / allowed)
+        if gap > allowed:
+            return Verdict(f"output {i} differs by {gap:.3g} where {allowed:.2g} is allowed", gap / allowed, slow)
+    return Verdict("", worst, slow)
+
+
+def _moved(before: Array, after: Array) -> bool:
+    if before.shape != after.shape or before.dtype.name not in FLOATS or not before.size:
+        return bool(np.any(before != after)) if before.shape == after.shape else True
+    gap = np.abs(before.astype(np.float64) - after.astype(np.float64)).max()
+    return bool(
+        gap > 1000 * AT_ONCE * EPSILON[after.dtype.name] * max(float(np.abs(after.astype(np.float64)).max()), 1e-3)
+    )
+
+
+class Noise:
+    """How far each output of a model moves when all that it computes is disturbed by a unit of rounding."""
+
+    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
+        self.model, self.feeds = model, feeds
+        self._moves: list[float] | None = None
+
+    def moves(self, output: int) -> float:
+        if self._moves is None:
+            self._moves = self._measure()
+        return self._moves[output]
+
+    def _measure(self) -> list[float]:
+        plain = outputs_of(self.model, self.feeds)
+        tapped, names = _tapped(self.model)
+        values = dict(zip(names, run(start(tapped.SerializeToString()), self.feeds)[len(plain) :], strict=True))
+        moved = np.zeros(len(plain))
+        for seed in range(NOISES):
+            rng = np.random.default_rng(seed)
+            feeds = {name: _disturbed(array, rng, 2.0) for name, array in self.feeds.items()}
+            arrays = outputs_of(_disturb(self.model, values, rng), feeds)
+            for i, (a, b) in enumerate(zip(plain, arrays, strict=True)):
+                gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+                worst = 0.0 if not gap.size else float(gap.max()) if np.isfinite(gap).all() else np.inf
+                moved[i] = max(moved[i], worst)
+        return [float(m) for m in moved]
+
+
+def _disturbed(array: Array, rng: np.random.Generator, units: float) -> Array:
+    if array.dtype.name not in FLOATS:
+        return array
+    factor = 1 + units * EPSILON[array.dtype.name] * rng.uniform(-1, 1, size=array.shape)
+    return (array.astype(np.float64) * factor).astype(array.dtype)
+
+
+def _tapped(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    there = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name and name not in there]
+    tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return tapped, names
+
+
+def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random.Generator) -> onnx.ModelProto:
+    """Every float value in the main graph is multiplied by numbers within two units of rounding of one."""
+    noisy = onnx.ModelProto()
+    noisy.CopyFrom(model)
+    graph = noisy.graph
+    del graph.value_info[:]
+    for tensor in graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype.name in ("float32", "float64", "float16") and not tensor.name.startswith("clamp.mask"):
+            tensor.CopyFrom(numpy_helper.from_array(_disturbed(array, rng, 2.0), tensor.name))
+    nodes = []
+    for node in list(graph.node):
+        nodes.append(node)
+        for i, name in enumerate(node.output):
+            array = values.get(name)
+            if array is None or array.dtype.name not in ("float32", "float64", "float16") or node.op_type == "Constant":
+                continue
+            inner = f"{name}.plain"
+            node.output[i] = inner
+            ones = _disturbed(np.ones(array.shape, array.dtype), rng, 2.0)
+            graph.initializer.append(numpy_helper.from_array(ones, f"{name}.noise"))
+            nodes.append(helper.make_node("Mul", [inner, f"{name}.noise"], [name]))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return noisy
+
+
+def numbers_in(model: onnx.ModelProto) -> int:
+    """The floating-point numbers that a model holds, each tensor once, subgraphs included."""
+    total = 0
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        tensors = list(graph.initializer)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.TENSOR:
+                    tensors.append(attribute.t)
+                graphs.extend([attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs))
+        wanted = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
+        total += sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.data_type in wanted)
+    return total
+
+
+def raw(error: BaseException) -> Outcome:
+    """An exception that is no CmrcError, with where it came from."""
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+    return Outcome("raw", f"{type(error).__name__}: {error} at {where}")
