@@ -48,6 +48,9 @@ class Host(Protocol):
     def inputs(self) -> Sequence[str]:
         """The names of the model's inputs, in order."""
 
+    def details(self) -> Mapping[str, str]:
+        """What each node is besides its operands (op, attributes, bodies), by its origin: it tells models apart."""
+
     def build(self, graph: Graph) -> Self:
         """A clone of this host that computes `graph`: an edited form of `self.graph`, do and select nodes included."""
 

@@ -1,12 +1,17 @@
-"""What model a plan was made for: structure and weights. A plan for another model is refused with the difference.
+"""Which model a plan is for: structure and weights. A plan for another model is refused with the difference.
 
 It tells models apart that people mix up, not one that somebody forged: weights are hashed by xxh3, at the speed of memory.
+What is hashed of the structure has a number, the scheme. Fingerprints of different schemes cannot be compared.
+
+1  ops, their operands and results, and the attributes that the IR has
+2  also the attributes and bodies that only the host knows, and the model's inputs and outputs in their order
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,8 +19,9 @@ import numpy as np
 import xxhash
 
 from cmrc.errors import FingerprintError
-from cmrc.ir.graph import Graph, Leaf, Literal
+from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Operand, Value
 
+SCHEME = 2
 FIX = "lower the model that the plan was made for, or make a plan for this one"
 
 
@@ -26,6 +32,7 @@ class Fingerprint:
     structure: str
     ops: dict[str, int]
     weights: dict[str, str]
+    scheme: int = SCHEME
 
     @property
     def digest(self) -> str:
@@ -34,14 +41,28 @@ class Fingerprint:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        return {"digest": self.digest, "structure": self.structure, "ops": self.ops, "weights": self.weights}
+        return {
+            "scheme": self.scheme,
+            "digest": self.digest,
+            "structure": self.structure,
+            "ops": self.ops,
+            "weights": self.weights,
+        }
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        return cls(str(document["structure"]), dict(document["ops"]), dict(document["weights"]))
+        structure, ops, weights = str(document["structure"]), dict(document["ops"]), dict(document["weights"])
+        return cls(structure, ops, weights, int(document.get("scheme", 1)))
 
     def require(self, other: Fingerprint, at: str, *, what: str = "the plan was", fix: str = FIX) -> None:
         """Raise with what differs unless `other` (the model at hand) is the model of this fingerprint."""
+        if self.scheme != other.scheme:
+            raise FingerprintError(
+                f"{what} made by another version of cmrc, whose fingerprints cannot be compared with this one's "
+                f"(scheme {self.scheme}, not {other.scheme})",
+                at=at,
+                fix="make it again; or, if you know that the model is the same, remove `model` from the file",
+            )
         if self != other:
             raise FingerprintError(f"{what} made for another model: {difference(self, other)}", at=at, fix=fix)
 
@@ -60,25 +81,38 @@ def difference(plan: Fingerprint, model: Fingerprint) -> str:
         n = resized[0]
         return f"{n} is {plan.weights[n].split(':')[0]} there, {model.weights[n].split(':')[0]} here"
     if plan.structure != model.structure:
-        return "the same ops and parameters are wired, sized or named differently"
+        return "the same ops and parameters differ in wiring, sizes, names, attributes or outputs"
     changed = [n for n in plan.weights if plan.weights[n] != model.weights[n]]
     return f"the values of {len(changed)} of {len(plan.weights)} parameters differ, {changed[0]} first"
 
 
-def fingerprint(graph: Graph) -> Fingerprint:
-    """Of structure and weights; reads every parameter once."""
+def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Fingerprint:
+    """Of structure and weights; reads every parameter once. `details` are the host's, by the origin of nodes."""
     wiring = hashlib.sha256()
+    known = details or {}
+    wiring.update(repr(([_result(value) for value in graph.inputs], graph.outputs)).encode())
     for node in graph.nodes:
-        inputs = [
-            o.name if isinstance(o, Leaf) else repr(o.array.tolist()) if isinstance(o, Literal) else o
-            for o in node.inputs
-        ]
-        attrs = [node.kind, *sorted(node.attrs.items())]
-        shapes = [[n if isinstance(n, int) else "?" for n in v.shape] for v in node.outputs]
-        wiring.update(repr((node.op, inputs, [v.name for v in node.outputs], shapes, attrs)).encode())
+        operands, results = [_operand(o) for o in node.inputs], [_result(value) for value in node.outputs]
+        meaning = known.get(node.origin) or sorted(node.attrs.items())
+        wiring.update(repr((node.op, node.kind, operands, results, meaning)).encode())
     weights = {name: _digest(leaf) for name, leaf in sorted(graph.leaves().items())}
     ops = Counter(node.kind for node in graph.nodes)
     return Fingerprint(wiring.hexdigest()[:16], dict(sorted(ops.items())), weights)
+
+
+def _result(value: Value) -> tuple[Any, ...]:
+    """Symbols of dynamic sizes are the exporter's, and change from one export to the next."""
+    return value.name, value.dtype, [n if isinstance(n, int) else "?" for n in value.shape]
+
+
+def _operand(operand: Operand) -> Any:
+    if isinstance(operand, Leaf):
+        return operand.name
+    if isinstance(operand, Literal):
+        return repr(operand.array.tolist())
+    if isinstance(operand, Apply):
+        return operand.op, [_operand(part) for part in operand.inputs], sorted(operand.attrs.items()), operand.shape
+    return operand
 
 
 def _digest(leaf: Leaf) -> str:

@@ -37,6 +37,7 @@ class DoRecord(Record):
 
 
 class ModelRecord(Record):
+    scheme: PositiveInt = 1  # plans from before there was a second one do not say it
     digest: str = ""
     structure: str
     ops: dict[str, PositiveInt]

@@ -41,7 +41,7 @@ class Program(Sites):
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        return fingerprint(self.graph)
+        return fingerprint(self.graph, self.host.details())
 
     @cached_property
     def _cost(self) -> Cost:

@@ -27,6 +27,7 @@ from cmrc.errors import HostError
 from cmrc.hosts.derivatives import Derivatives, DerivativesRequest
 from cmrc.hosts.fx.annotations import annotate, read_annotations
 from cmrc.hosts.fx.clean import with_plain_layouts
+from cmrc.hosts.fx.details import details
 from cmrc.hosts.fx.gradient import differentiate
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed, to_exported
 from cmrc.hosts.fx.load import load_into
@@ -91,6 +92,10 @@ class FxHost:
     def inputs(self) -> Sequence[str]:
         """The arguments of the model's forward in order, those that the trace gave by keyword last."""
         return [name for group in argument_names(self._program.exported) for name in group]
+
+    def details(self) -> Mapping[str, str]:
+        """What each call is besides its operands, by the name of its node."""
+        return details(self.program)
 
     # ------------------------------------------------------------ writing
 

@@ -8,6 +8,7 @@ insert       the few nodes that the compiler adds               save     files t
 annotations  a plan that is written on the model                names    what a user may call a value
 shapes       inferred shapes and dtypes                         sizes    sizes that a model reads from itself
 defaults     inputs that have a default
+details      what tells a node from another of its op
 bodies       graphs inside If, Loop and Scan                    piece    a part of the model between two cuts
 session      onnxruntime sessions                               bench    latency of files, side by side
 """

@@ -20,6 +20,7 @@ import onnx_ir
 
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx.annotations import annotate, read_annotations
+from cmrc.hosts.onnx.details import details
 from cmrc.hosts.onnx.load import last_line, load
 from cmrc.hosts.onnx.piece import OnnxPiece, extract
 from cmrc.hosts.onnx.read import ModelReading, read
@@ -82,6 +83,10 @@ class OnnxHost:
     @property
     def inputs(self) -> Sequence[str]:
         return [value.name or "" for value in self.model.graph.inputs if not value.is_initializer()]
+
+    def details(self) -> Mapping[str, str]:
+        """What each node is besides its operands, by its origin in the IR."""
+        return details(self.model)
 
     def build(self, graph: Graph) -> Self:
         """A clone of this host that computes `graph`, an edited form of `self.graph`."""
