@@ -20,7 +20,8 @@ from benchmarks.section import Record, Section, comparisons
 from cmrc.ir.axes import complement
 from cmrc.planning import fits as replace
 from cmrc.planning.selection import eliminate
-from cmrc.statistics.stats import Columns, SiteStats
+from cmrc.statistics.columns import Columns
+from cmrc.statistics.site_stats import SiteStats
 
 BATCHES = 12
 

@@ -30,7 +30,7 @@ from cmrc.program.trace import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE
 from cmrc.statistics.calibrate import calibrate
-from cmrc.statistics.stats import NEEDS
+from cmrc.statistics.site_stats import NEEDS
 
 app = new_app()
 

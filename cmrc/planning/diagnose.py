@@ -28,7 +28,8 @@ from cmrc.statistics.batches import as_array, batches
 from cmrc.statistics.calibrate import calibrate
 from cmrc.statistics.curvature import softmax
 from cmrc.statistics.readers import readers
-from cmrc.statistics.stats import SiteStats, Stats
+from cmrc.statistics.site_stats import SiteStats
+from cmrc.statistics.stats import Stats
 
 # The largest third derivative of cross-entropy along any unit vector of logits: |Σp(v−v̄)³| for p on two classes, v = (1, −1)/√2
 # gives 2^(3/2) max q(1−q)|1−2q| = 2^(3/2)/(6√3).

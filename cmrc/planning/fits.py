@@ -22,7 +22,7 @@ from cmrc.ir.axes import complement
 from cmrc.ir.graph import Array
 from cmrc.planning.objectives import optimal_constant
 from cmrc.planning.selection import root_of
-from cmrc.statistics.stats import SiteStats
+from cmrc.statistics.site_stats import SiteStats
 
 RIDGES = tuple(10.0**e for e in range(-8, 2))  # what leave-one-out chooses from
 GRAM_RIDGE = 1e-2  # of G_SS, which is singular where there are fewer outputs than units

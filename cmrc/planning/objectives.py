@@ -28,7 +28,7 @@ from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.statistics.readers import incoming, outgoing
-from cmrc.statistics.stats import SiteStats
+from cmrc.statistics.site_stats import SiteStats
 
 FLAT = 1e-6  # Σh·Var a below this part of the largest one: c* is undefined there
 

@@ -33,7 +33,8 @@ from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Watch, calibrate, choose
 from cmrc.statistics.readers import outgoing
-from cmrc.statistics.stats import SiteStats, Stats
+from cmrc.statistics.site_stats import SiteStats
+from cmrc.statistics.stats import Stats
 
 CONSTANT = ("zero", "mean", "optimal", "refit")
 CHANNELS = 8  # conv widths that are no multiple of 8 were measured to be slower than the next one that is

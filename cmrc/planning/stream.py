@@ -19,9 +19,9 @@ from cmrc.ir.graph import Array
 from cmrc.passes.interchange import cut
 from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch
-from cmrc.statistics.calibrate import Taps, columns_of
+from cmrc.statistics.calibrate import Taps
+from cmrc.statistics.columns import Columns, columns_of
 from cmrc.statistics.readers import beside
-from cmrc.statistics.stats import Columns
 from cmrc.verification.pieces import Part, parts_of
 
 BUDGET = 4 * 2**30  # bytes of values that are held

@@ -1,36 +1,34 @@
-"""Calibration data as batches: inputs by name, labels where there are any, and whatever else a batch holds.
+"""Calibration data as batches: inputs by name, labels if there are any, and whatever else a batch holds.
 
-    an iterable of arrays or tensors            one input
-    an iterable of tuples                       the inputs in order, then the labels if there is one more
-    an iterable of mappings                     inputs by name (a single one by any); `labels` or `label`; masks by their names
-    a folder of .npy or .npz files, or one file the same, a file at a time, in pieces of `size`
+    an iterable of arrays or tensors        one input
+    an iterable of tuples                   the inputs in order, then the labels if there is one more
+    an iterable of mappings                 inputs by name (a single one by any); `labels` or `label`; masks by their names
+    a folder of .npy or .npz files, or one  the same, file by file, in pieces of `size` rows
 
 A torch DataLoader is such an iterable. Nothing is read before it is needed.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from cmrc.errors import InputError, StatsError
 from cmrc.ir.graph import Array
+from cmrc.statistics.arrays import FILES, native, read_arrays
 
 LABELS = ("labels", "label", "y")
 SIZE = 256
-FILES = "give a .npy file (numpy.save), a .npz file (numpy.savez), or a folder of them"
 FORMS = "give arrays, tuples (inputs..., labels), mappings by input name, or a folder of .npy or .npz files"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The model's inputs, the labels, and the rest of a mapping (a mask that is no input)."""
+    """The model's inputs, the labels, and the rest of a mapping (such as a mask that the model does not read)."""
 
     inputs: dict[str, Any]
     labels: Array | None = None
@@ -40,11 +38,12 @@ class Batch:
         return int(next(iter(self.inputs.values())).shape[0])
 
     def mask(self, name: str) -> Array:
-        for held in (self.others, self.inputs):
-            if name in held:
-                return as_array(held[name])
+        for arrays in (self.others, self.inputs):
+            if name in arrays:
+                return as_array(arrays[name])
+        names = ", ".join([*self.inputs, *self.others])
         raise StatsError(
-            f"a batch has no mask {name!r}", fix=f"its arrays are {', '.join([*self.inputs, *self.others])}"
+            f"a batch has no mask {name!r} (its arrays are {names})", fix="add the mask to the data, or name another"
         )
 
     def arrays(self) -> list[Array]:
@@ -60,7 +59,7 @@ def as_array(value: Any) -> Array:
 
 
 def batches(data: Any, names: Sequence[str], *, size: int = SIZE, shard: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
-    """The batches of some data for a model with these inputs; of shard (i, n) every n-th from the i-th on."""
+    """The batches of some data for a model with these inputs; shard (i, n) takes every n-th batch from the i-th on."""
     count = 0
     for count, item in enumerate(_items(data, size), 1):
         if (count - 1) % shard[1] == shard[0]:
@@ -76,52 +75,44 @@ def length(data: Any) -> int | None:
 
 def _items(data: Any, size: int) -> Iterator[Any]:
     if isinstance(data, (str, Path)):
-        yield from _files(Path(data), size)
+        yield from _pieces_of_files(Path(data), size)
     elif isinstance(data, Mapping) or hasattr(data, "shape"):
         raise StatsError("the data are one batch, not an iterable of batches", fix="give a list: [batch]")
     elif isinstance(data, Iterable):
         yield from data
     else:
-        raise StatsError(f"a {type(data).__name__} is no calibration data", fix=FORMS)
+        raise StatsError(f"cannot calibrate on data of type {type(data).__name__}", fix=FORMS)
 
 
-def read_arrays(path: Path) -> Array | dict[str, Array]:
-    """The array of a .npy file, mapped from there; or those of a .npz file by their names."""
-    try:
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
-        with path.open("rb") as file:
-            held = np.load(file)
-            return held if isinstance(held, np.ndarray) else {name: held[name] for name in held.files}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        objects = any(word in str(error) for word in ("pickle", "Python objects"))
-        told = "it is no file of arrays of numbers" if objects else getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be read: {told}", at=str(path), fix=FILES) from error
-
-
-def _files(path: Path, size: int) -> Iterator[Any]:
+def _pieces_of_files(path: Path, size: int) -> Iterator[Any]:
     if not path.exists():
         raise InputError("there is no such file or folder", at=str(path), fix=FILES)
     files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
     if not files:
-        raise InputError("holds no .npy or .npz files", at=str(path), fix=FILES)
+        raise InputError("the folder has no .npy or .npz files", at=str(path), fix=FILES)
     for file in files:
         arrays = read_arrays(file)
-        held = {"it": arrays} if isinstance(arrays, np.ndarray) else arrays
-        rows = {array.shape[0] if array.ndim else -1 for array in held.values()}
-        if len(rows) != 1 or -1 in rows:
-            told = ", ".join(f"{name} {list(array.shape)}" for name, array in held.items())
-            raise InputError(
-                f"does not hold a row for every sample: {told or 'no array'}",
-                at=str(file),
-                fix="save arrays that all have the samples as their first axis",
-            )
-        for start in range(0, rows.pop(), size):
+        for start in range(0, _samples(arrays, file), size):
             piece = slice(start, start + size)
-            # a copy: what is mapped from the file may not be written to, which torch warns of
-            yield (
-                np.array(arrays[piece]) if isinstance(arrays, np.ndarray) else {n: a[piece] for n, a in arrays.items()}
-            )
+            # A copy: an array that is mapped from the file is read-only, and torch warns about that.
+            if isinstance(arrays, np.ndarray):
+                yield np.array(arrays[piece])
+            else:
+                yield {name: array[piece] for name, array in arrays.items()}
+
+
+def _samples(arrays: Array | dict[str, Array], file: Path) -> int:
+    """The length of the first axis, which all arrays of a file must share."""
+    named = {"array": arrays} if isinstance(arrays, np.ndarray) else arrays
+    lengths = {array.shape[0] if array.ndim else -1 for array in named.values()}
+    if len(lengths) != 1 or -1 in lengths:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in named.items())
+        raise InputError(
+            f"the arrays do not have one row per sample: {shapes or 'there is no array'}",
+            at=str(file),
+            fix="save arrays whose first axis counts the samples",
+        )
+    return lengths.pop()
 
 
 def _batch(item: Any, names: Sequence[str]) -> Batch:
@@ -131,13 +122,13 @@ def _batch(item: Any, names: Sequence[str]) -> Batch:
         missing = [name for name in names if name not in item]
         if missing:
             raise StatsError(
-                f"a batch has no {missing[0]!r}",
-                fix=f"the model's inputs are {', '.join(names)}; it has {', '.join(item)}",
+                f"a batch has no {missing[0]!r} (it has {', '.join(map(str, item))})",
+                fix=f"give every input of the model: {', '.join(names)}",
             )
-        labels = next((as_array(item[key]) for key in LABELS if key in item and key not in names), None)
-        others = {key: as_array(value) for key, value in item.items() if key not in (*names, *LABELS)}
-        return Batch({name: item[name] for name in names}, labels, others)
-    parts = list(item) if isinstance(item, (tuple, list)) else [item]
+        labels = next((native(as_array(item[key])) for key in LABELS if key in item and key not in names), None)
+        others = {key: native(as_array(value)) for key, value in item.items() if key not in (*names, *LABELS)}
+        return Batch({name: native(item[name]) for name in names}, labels, others)
+    parts = [native(part) for part in item] if isinstance(item, (tuple, list)) else [native(item)]
     if len(parts) not in (len(names), len(names) + 1) or not all(hasattr(part, "shape") for part in parts):
         raise StatsError(
             f"a batch has {len(parts)} parts, the model takes {len(names)}: {', '.join(names)}",

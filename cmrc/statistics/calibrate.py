@@ -1,31 +1,34 @@
 """`cmrc.calibrate`: one pass over some data, batch by batch, that fills the statistics of the chosen sites.
 
     program, data ─> batches ─> host.run(taps) ─> rows of each site ─> SiteStats.add
-                                └─> g, h, H of the loss by each site, where they are asked for (curvature.py)
+                                └─> g, h, H of the loss at each site, where they are needed (curvature.py)
 
-Nothing is kept of a batch but its sums, so memory does not grow with the data.
+Only the sums of a batch are kept, so memory does not grow with the data.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cmrc.errors import SiteError, StatsError
-from cmrc.hosts.derivatives import Derivatives
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.program.reach import last_of_each_run
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import SIZE, Batch, as_array, batches, length
+from cmrc.statistics.checkpoint import EVERY, Checkpoint, Seen, digest_of
+from cmrc.statistics.columns import Columns, Positions, columns_of, position_of, rows_of
 from cmrc.statistics.curvature import Options, derivatives
-from cmrc.statistics.stats import NEEDS, Columns, SiteStats, Stats
+from cmrc.statistics.site_stats import NEEDS, SiteStats
+from cmrc.statistics.stats import Stats, digest_of_batch
 
-Positions = str | int
 Watch = Callable[[Iterable[Batch], int | None], Iterable[Batch]]
 CURVATURES = ("auto", "gauss-newton", "full", "monte-carlo")
 BY_DERIVATIVES = frozenset({"curvature", "coupling"})
@@ -46,65 +49,102 @@ def calibrate(
     shard: tuple[int, int] = (0, 1),
     host: Host | None = None,
     taps: Taps | None = None,
-    watch: Watch = lambda found, count: found,
+    watch: Watch = lambda parts, count: parts,
+    checkpoint: str | Path | None = None,
+    every: float = EVERY,
 ) -> Stats:
-    """Statistics of the sites that names or globs mean (all that fold, by default), over all of the data.
+    """The statistics of some sites (names or globs; by default all that fold) over all of the data.
 
-    `need` asks for more than means and variances: see `cmrc.stats`. `positions` says which positions of a value are
+    `need` asks for more than means and variances: see `site_stats`. `positions` says which positions of a value are
     samples: "all" (tokens, pixels), a number (a class token), the name of a mask in the batch (True or non-zero
-    where a token counts), or "each" (every position has columns of its own); a mapping gives it by site.
-    `loss` and `curvature` are what `need=["curvature"]` differentiates, and how. `shard=(i, n)` takes every n-th batch
-    from the i-th on; `Stats.merge` puts shards together. `host` runs another form of the model (one with earlier
-    replacements in place; `need=["drift"]` compares it with the model itself), and `taps` get the sites' values from elsewhere than
-    a run of it (`cmrc.stream`). `watch` wraps the batches, for a progress bar.
+    where a token counts), or "each" (every position has its own columns); a mapping gives it by site.
+    `need=["curvature"]` differentiates `loss`, in the way that `curvature` says. `shard=(i, n)` takes every n-th batch
+    from the i-th on; `Stats.merge` puts shards together. `host` runs another form of the model (with earlier
+    replacements in place; `need=["drift"]` compares it with the model itself), and `taps` provide the sites' values in
+    another way than by running it (`planning/stream.py`). `watch` wraps the batches, for a progress bar.
+
+    `checkpoint` is a file that holds the sums so far, written every `every` seconds. If this call is interrupted, the
+    same call continues from there, to the same bits; the file is removed at the end. A shard adds its number to the name.
     """
-    wanted = frozenset([need] if isinstance(need, str) else need) | {"moments"}
-    if curvature not in CURVATURES:
-        raise StatsError(f"curvature={curvature!r} is not understood", fix=f"say one of {', '.join(CURVATURES)}")
-    unknown = sorted(wanted - set(NEEDS))
-    if unknown:
-        raise StatsError(f"need={unknown[0]!r} is not understood", fix=f"say any of {', '.join(NEEDS)}")
-    chosen = choose(program, sites)
-    columns = [columns_of(program, site, _position(positions, site)) for site in chosen]
-    found = {c.value: SiteStats(c, wanted) for c in columns}
-    options = Options(loss, curvature, draws, seed)
-    recorded = {"need": sorted(wanted), "seed": seed, "positions": {c.name: c.positions for c in columns}}
-    if wanted & BY_DERIVATIVES:
+    needs = _require_known_needs(need, curvature)
+    columns = [columns_of(program, site, position_of(positions, site)) for site in choose(program, sites)]
+    recorded = {"need": sorted(needs), "seed": seed, "positions": {c.name: c.positions for c in columns}}
+    if needs & BY_DERIVATIVES:
         recorded |= {"loss": loss, "curvature": curvature, "draws": draws}
-    stats = Stats(found, program.fingerprint, options=recorded)
+    stats = Stats({c.value: SiteStats(c, needs) for c in columns}, program.fingerprint, options=recorded)
+    saved = None
+    if checkpoint is not None:
+        if host is not None or taps is not None:
+            raise StatsError("checkpoint= cannot be combined with host= or taps=", fix="leave out checkpoint=")
+        columns_asked = [dataclasses.astuple(c) for c in columns]
+        asked = {**recorded, "model": stats.header()["model"], "columns": columns_asked, "size": size, "shard": shard}
+        saved = Checkpoint(_of_shard(Path(checkpoint), shard), digest_of(asked), every)
+        stats = saved.load() or stats
     running = program.host if host is None else host
-    source = Taps(program.host, running, list(found)) if taps is None else taps
+    source = Taps(program.host, running, list(stats.sites)) if taps is None else taps
+    calibration = _Calibration(program, running, source, stats.sites, needs, Options(loss, curvature, draws, seed))
     parts = batches(data, program.host.inputs, size=size, shard=shard)
-    for number, batch in enumerate(watch(parts, length(data))):
-        stats.see(batch.arrays())
+    seen = Seen()
+    for i, batch in enumerate(watch(parts, length(data))):
+        digest = digest_of_batch(batch.arrays())
+        seen.take(digest)
+        if saved is not None and i < saved.reached.batches:
+            if seen.batches == saved.reached.batches:
+                saved.require_same(seen)
+            continue
+        stats.see(digest)
         stats.samples += len(batch)
-        with np.errstate(invalid="ignore", over="ignore"):  # told in words right after
-            _add(program, running, source, batch, found, wanted, options, shard[0] + number * shard[1])
-        _require_finite(found.values(), batch, shard[0] + number * shard[1])
+        number = shard[0] + i * shard[1]
+        with np.errstate(invalid="ignore", over="ignore"):  # `_require_finite` reports it with the place
+            calibration.add(batch, number)
+        _require_finite(stats.sites.values(), batch, number)
+        if saved is not None:
+            saved.save_if_due(stats, seen)
+    if saved is not None:
+        if seen.batches < saved.reached.batches:
+            saved.require_same(seen)
+        saved.finish()
     return stats
 
 
-def _require_finite(found: Iterable[SiteStats], batch: Batch, number: int) -> None:
-    """A single NaN or infinity makes its column's mean one: no second look at the rows, unless there is one."""
-    for site in found:
-        broken = np.flatnonzero(~np.isfinite(site.mean)).tolist() if site.count else []
-        if broken:
-            for name, given in batch.inputs.items():
-                array = as_array(given)
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    raise StatsError(
-                        f"input {name!r} is NaN or infinite in row {np.argwhere(~np.isfinite(array))[0][0]} of batch {number}",
-                        fix="leave out samples that are not finite",
-                    )
-            raise StatsError(
-                f"unit {broken[0] // site.columns.features} is NaN or infinite on batch {number} of the data",
-                node=site.columns.name,
-                fix="leave out samples that are not finite, or on which the model is not",
-            )
+def _require_known_needs(need: str | Iterable[str], curvature: str) -> frozenset[str]:
+    needs = frozenset([need] if isinstance(need, str) else need) | {"moments"}
+    if curvature not in CURVATURES:
+        raise StatsError(f"there is no curvature={curvature!r}", fix=f"use one of {', '.join(CURVATURES)}")
+    unknown = sorted(needs - set(NEEDS))
+    if unknown:
+        raise StatsError(f"there is no need={unknown[0]!r}", fix=f"use any of {', '.join(NEEDS)}")
+    return needs
+
+
+def _of_shard(path: Path, shard: tuple[int, int]) -> Path:
+    return path if shard[1] == 1 else path.with_name(f"{path.name}.{shard[0]}-of-{shard[1]}")
+
+
+def _require_finite(sites: Iterable[SiteStats], batch: Batch, number: int) -> None:
+    """One NaN or infinity makes the sums of its column NaN or infinite, so the rows are searched only if there is one."""
+    for site in sites:
+        if not site.count:
+            continue
+        broken = np.flatnonzero(~np.isfinite(site.mean) | ~np.isfinite(site.arrays["squares"])).tolist()
+        if not broken:
+            continue
+        for name, given in batch.inputs.items():
+            array = as_array(given)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise StatsError(
+                    f"input {name!r} is NaN or infinite in row {np.argwhere(~np.isfinite(array))[0][0]} of batch {number}",
+                    fix="leave out samples that are not finite",
+                )
+        raise StatsError(
+            f"unit {broken[0] // site.columns.features} is NaN or infinite, or too large to square, on batch {number}",
+            node=site.columns.name,
+            fix="leave out samples that are not finite, or on which the model is not",
+        )
 
 
 class Taps:
-    """The values of some sites for a batch: only what they depend on is run, by the model itself and by the form in use."""
+    """The values of some sites for a batch, by the model itself and by the form in use. Only what they depend on is run."""
 
     def __init__(self, plain: Host, host: Host, names: Sequence[str]) -> None:
         self.plain, self.host, self.names = plain, host, list(names)
@@ -121,16 +161,18 @@ class Taps:
         if id(host) not in self._pieces:
             names = [*self.names, *([self.beside.value] if self.beside else [])]
             self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], names)
-        found: Mapping[str, Array] = self._pieces[id(host)].run(host.bind(batch.inputs))
-        return found
+        values: Mapping[str, Array] = self._pieces[id(host)].run(host.bind(batch.inputs))
+        return values
 
 
 def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     """The sites that names and globs mean, in the order of the graph. The glob * means those that fold."""
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if patterns == ["*"]:
-        found = [site for site in program.sites() if site.folding is not None and site.folding.folds and site.units > 1]
-        return last_of_each_run(program, found)
+        folding = [
+            site for site in program.sites() if site.folding is not None and site.folding.folds and site.units > 1
+        ]
+        return last_of_each_run(program, folding)
     order = {name: i for i, name in enumerate(program.values)}
     named = {site.value: site for pattern in patterns for site in program.find(pattern)}
     if not named:
@@ -138,96 +180,52 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     return sorted(named.values(), key=lambda site: order[site.value])
 
 
-def _position(positions: Positions | Mapping[str, Positions], site: Site) -> Positions:
-    if not isinstance(positions, Mapping):
-        return positions
-    return next((p for name, p in positions.items() if name in (site.name, site.value)), "all")
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calibration:
+    """What one pass over the data needs in order to add a batch to the statistics of its sites."""
 
+    program: Program
+    host: Host
+    taps: Taps
+    sites: Mapping[str, SiteStats]
+    needs: frozenset[str]
+    options: Options
 
-def columns_of(program: Program, site: Site, positions: Positions = "all") -> Columns:
-    """How a site's values become rows: heads have a vector each, everything else a number a unit."""
-    node = program.producers.get(site.value)
-    headed = node is not None and node.op in ("attention", "matmul") and site.axis < len(site.shape) - 1
-    vector = site.shape[-1] if headed else 1
-    if not isinstance(vector, int):
-        raise StatsError(
-            "the size of a head is known only at run time", node=site.name, fix="export it with fixed sizes"
-        )
-    slots = 1
-    if positions == "each":
-        places = [n for d, n in enumerate(site.shape) if d not in _apart(site.shape, site.axis, headed)]
-        if not all(isinstance(n, int) for n in places):
-            raise StatsError(
-                "its positions are known only at run time", node=site.name, fix='use positions="all", or fixed sizes'
-            )
-        slots = int(np.prod([int(n) for n in places], dtype=np.int64))
-    return Columns(site.name, site.value, site.axis, site.units, vector * slots, positions, slots)
+    def add(self, batch: Batch, number: int) -> None:
+        original = self.taps.original(number, batch) if "drift" in self.needs else None
+        if self.needs & BY_DERIVATIVES:
+            self._add_derivatives(batch, number, original)
+        else:
+            self._add_values(batch, number, original)
 
-
-def _apart(shape: Sequence[Any], axis: int, headed: bool) -> set[int]:
-    """The axes that are no positions: the batch, the units, and the vector of a head."""
-    return {axis, *({0} if axis else ()), *({len(shape) - 1} if headed else ())}
-
-
-def rows_of(columns: Columns, value: Array, batch: Batch | None = None) -> Array:
-    """A value (or its gradient) as rows: [samples, columns]."""
-    headed = columns.features // columns.slots > 1
-    apart = _apart(value.shape, columns.axis, headed)
-    places = [d for d in range(value.ndim) if d not in apart]
-    batched = [0] if columns.axis else []
-    last = [value.ndim - 1] if headed else []
-    if columns.positions == "each":
-        return value.transpose([*batched, columns.axis, *places, *last]).reshape(-1, columns.count)
-    ordered = value.transpose([*batched, *places, columns.axis, *last])
-    if columns.positions == "all":
-        return ordered.reshape(-1, columns.count)
-    leading = ordered.shape[: len(batched) + len(places)]
-    spread = ordered.reshape(leading[0] if batched else 1, -1, columns.count)
-    if isinstance(columns.positions, int):
-        if not -spread.shape[1] <= columns.positions < spread.shape[1]:
-            raise StatsError(
-                f"there is no position {columns.positions}: it has {spread.shape[1]}", node=columns.name,
-                fix='give a position that exists, or positions="all"',
-            )  # fmt: skip
-        return spread[:, columns.positions]
-    assert batch is not None
-    mask = batch.mask(columns.positions).astype(bool)
-    if mask.shape != spread.shape[:2]:
-        raise StatsError(
-            f"the mask has shape {list(mask.shape)}, its positions are {list(spread.shape[:2])}", node=columns.name,
-            fix="give one entry for each sample and position",
-        )  # fmt: skip
-    return np.asarray(spread[mask])
-
-
-def _add(
-    program: Program,
-    host: Host,
-    taps: Taps,
-    batch: Batch,
-    found: Mapping[str, SiteStats],
-    wanted: frozenset[str],
-    options: Options,
-    number: int,
-) -> None:
-    plain = taps.original(number, batch) if "drift" in wanted else {}
-    origins = [rows_of(s.columns, plain[name], batch) if plain else None for name, s in found.items()]
-    if not wanted & BY_DERIVATIVES:
-        values, other = taps.running(number, batch), taps.beside
-        for (name, stats), origin in zip(found.items(), origins, strict=True):
+    def _add_values(self, batch: Batch, number: int, original: Mapping[str, Array] | None) -> None:
+        values, beside = self.taps.running(number, batch), self.taps.beside
+        for name, stats in self.sites.items():
             lost = None
-            if plain and other is not None and stats.columns.features == 1:
-                alike = dataclasses.replace(other, positions=stats.columns.positions)
-                lost = rows_of(alike, plain[other.value] - values[other.value], batch)
-            stats.add(rows_of(stats.columns, values[name], batch), samples=len(batch), origin=origin, lost=lost)
-        return
-    columns = [stats.columns for stats in found.values()]
-    made: list[Derivatives] = derivatives(program, host, batch, columns, options, number, "coupling" in wanted)
-    for stats, d, origin in zip(found.values(), made, origins, strict=True):
-        stats.how = d.how
-        given = {"rows": d.value, "gradient": d.gradient, "curvature": d.curvature}
-        tables = {name: rows_of(stats.columns, array, batch) for name, array in given.items()}
-        factors = None
-        if "coupling" in wanted:
-            factors = np.stack([rows_of(stats.columns, part, batch) for part in d.factors], axis=1)
-        stats.add(tables.pop("rows"), samples=len(batch), factors=factors, origin=origin, **tables)
+            if original is not None and beside is not None and stats.columns.features == 1:
+                same_rows = dataclasses.replace(beside, positions=stats.columns.positions)
+                lost = rows_of(same_rows, original[beside.value] - values[beside.value], batch)
+            rows = rows_of(stats.columns, values[name], batch)
+            stats.add(rows, samples=len(batch), origin=self._origin(stats, original, batch), lost=lost)
+
+    def _add_derivatives(self, batch: Batch, number: int, original: Mapping[str, Array] | None) -> None:
+        columns = [stats.columns for stats in self.sites.values()]
+        coupled = "coupling" in self.needs
+        by_site = derivatives(self.program, self.host, batch, columns, self.options, number, coupled)
+        for stats, d in zip(self.sites.values(), by_site, strict=True):
+            stats.how = d.how
+            factors = None
+            if coupled:
+                factors = np.stack([rows_of(stats.columns, part, batch) for part in d.factors], axis=1)
+            stats.add(
+                rows_of(stats.columns, d.value, batch),
+                samples=len(batch),
+                gradient=rows_of(stats.columns, d.gradient, batch),
+                curvature=rows_of(stats.columns, d.curvature, batch),
+                factors=factors,
+                origin=self._origin(stats, original, batch),
+            )
+
+    @staticmethod
+    def _origin(stats: SiteStats, original: Mapping[str, Array] | None, batch: Batch) -> Array | None:
+        return None if original is None else rows_of(stats.columns, original[stats.columns.value], batch)

@@ -28,8 +28,8 @@ from cmrc.hosts.protocols import Differentiable, Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch
+from cmrc.statistics.columns import Columns
 from cmrc.statistics.readers import closed_form
-from cmrc.statistics.stats import Columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from cmrc.ir.graph import Array
-from cmrc.statistics.stats import EXTREMES, SAMPLED, SUMS, SiteStats, Stats
+from cmrc.statistics.site_stats import EXTREMES, SAMPLED, SUMS, SiteStats
+from cmrc.statistics.stats import Stats
 
 
 def shard() -> tuple[int, int]:

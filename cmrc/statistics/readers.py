@@ -19,7 +19,7 @@ from cmrc.ir.axes import product
 from cmrc.ir.graph import Array, Node, Shape, Tensor
 from cmrc.ir.ops import AFFINE_OPERANDS, LINEAR_ALONG, MEANINGS, constant
 from cmrc.program.program import Program
-from cmrc.statistics.stats import Columns
+from cmrc.statistics.columns import Columns
 
 MOVES = {"reshape", "transpose", "select", "expand"}
 NONE = -1.0  # the number of no column

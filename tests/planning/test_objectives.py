@@ -19,8 +19,9 @@ from cmrc.ir.axes import complement
 from cmrc.planning import fits as replace
 from cmrc.planning.objectives import Context, constant_risk, gram, optimal_constant, score
 from cmrc.planning.selection import bottom, eliminate, eliminate_for_interchange, greedy
+from cmrc.statistics.columns import Columns
 from cmrc.statistics.readers import outgoing, readers
-from cmrc.statistics.stats import Columns, SiteStats
+from cmrc.statistics.site_stats import SiteStats
 
 EVERYTHING = ("scatter", "range", "curvature", "coupling", "rows")
 

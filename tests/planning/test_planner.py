@@ -298,7 +298,7 @@ def test_what_is_missing_is_said(program: cmrc.Program) -> None:
         cmrc.plan(program, preset="vbp")
     with pytest.raises(StatsError, match="there is no data to calibrate on"):
         cmrc.plan(program, stats, preset="vbp", schedule=[0.75])
-    with pytest.raises(StatsError, match="the statistics hold no scatter"):
+    with pytest.raises(StatsError, match="the statistics have no scatter"):
         cmrc.plan(program, stats, preset="joint")
     with pytest.raises(RecipeError, match="every site is protected"):
         cmrc.plan(program, stats, protect=["acts.*"])
@@ -346,7 +346,7 @@ def test_statistics_are_made_once_and_used_often(folder: Path) -> None:
         "--sites",
         "act*",
         "-o",
-        "stats",
+        "stats.safetensors",
         "--batch",
         "100",
     )
@@ -354,7 +354,10 @@ def test_statistics_are_made_once_and_used_often(folder: Path) -> None:
     assert "4 sites, 400 samples" in done.stdout
     (folder / "recipe.yaml").write_text("preset: cmr-logit\nsites: [act3, act4]\nkeep: 0.5\n")
     for out, options in (("a.json", ["--preset", "vbp"]), ("b.json", []), ("c.json", ["--seed", "0"])):
-        assert cli("plan", model, "--stats", "stats", "--recipe", "recipe.yaml", "-o", out, *options).exit_code == 0
+        assert (
+            cli("plan", model, "--stats", "stats.safetensors", "--recipe", "recipe.yaml", "-o", out, *options).exit_code
+            == 0
+        )
     same = cli("plan", "diff", "b.json", "c.json")
     assert (same.exit_code, same.stdout.strip()) == (0, "the plans are the same")
     apart = cli("plan", "diff", "a.json", "b.json")

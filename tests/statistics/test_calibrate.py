@@ -16,7 +16,9 @@ from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
 from cmrc.errors import InputError, StatsError
-from cmrc.statistics.stats import ROWS, Columns, SiteStats, Stats
+from cmrc.statistics.columns import Columns
+from cmrc.statistics.site_stats import ROWS, SiteStats
+from cmrc.statistics.stats import Stats
 
 EVERYTHING = ("moments", "range", "scatter", "rows")
 SHARDS = 1e-12  # one pass and merged shards
@@ -125,11 +127,11 @@ def test_positions_are_pooled_picked_masked_or_apart() -> None:
     batch = {"x": x, "padding": mask}
     assert distance(mean(data=[batch], positions="padding"), a[mask].mean(0)) < EXACT_F64
     assert distance(mean(positions="each").reshape(8, 3), a.mean(0).T) < EXACT_F64
-    with pytest.raises(StatsError, match="there is no position 3: it has 3"):
+    with pytest.raises(StatsError, match="there is no position 3: the site has 3"):
         mean(positions=3)
     with pytest.raises(StatsError, match="a batch has no mask 'padding'"):
         mean(positions="padding")
-    with pytest.raises(StatsError, match=r"the mask has shape \[20, 2\], its positions are \[20, 3\]"):
+    with pytest.raises(StatsError, match=r"the mask 'padding' has shape \[20, 2\], the positions \[20, 3\]"):
         mean(data=[{"x": x, "padding": mask[:, :2]}], positions="padding")
 
 
@@ -175,7 +177,7 @@ def test_data_come_in_many_forms(tmp_path: Path) -> None:
     ("form", "told"),
     [
         ([], "there is no data to calibrate on"),
-        (7, "a int is no calibration data"),
+        (7, "cannot calibrate on data of type int"),
         (np.zeros((3, 5)), "the data are one batch, not an iterable of batches"),
         ([(np.zeros((3, 5)),) * 3], "a batch has 3 parts, the model takes 1: x"),
         ([{"y": np.zeros(3)}], "a batch has no 'x'"),
@@ -203,15 +205,15 @@ def broken_files(folder: Path) -> dict[str, str]:
     np.savez(folder / "uneven.npz", x=x, labels=y[:9])
     (folder / "folder").mkdir()
     return {
-        "cut.npz": "cannot be read: File is not a zip file",
-        "cut.npy": "cannot be read: mmap length is greater than file size",
-        "text.npy": "cannot be read: it is no file of arrays of numbers",
-        "empty.npy": "cannot be read: No data left in file",
-        "object.npy": "cannot be read: it is no file of arrays of numbers",
-        "number.npy": "does not hold a row for every sample: it []",
-        "none.npz": "does not hold a row for every sample: no array",
-        "uneven.npz": "does not hold a row for every sample: x [12, 5], labels [9]",
-        "folder": "holds no .npy or .npz files",
+        "cut.npz": "is not a file of arrays: a .npz file that is cut short",
+        "cut.npy": "is not a file of arrays: mmap length is greater than file size",
+        "text.npy": "is not a file of arrays: it does not begin as a .npy file does",
+        "empty.npy": "is not a file of arrays: it does not begin as a .npy file does",
+        "object.npy": "the array 'array' holds Python objects, not numbers",
+        "number.npy": "the arrays do not have one row per sample: array []",
+        "none.npz": "the arrays do not have one row per sample: there is no array",
+        "uneven.npz": "the arrays do not have one row per sample: x [12, 5], labels [9]",
+        "folder": "the folder has no .npy or .npz files",
         "absent.npy": "there is no such file or folder",
     }
 
@@ -243,29 +245,29 @@ def test_data_on_which_the_model_is_not_finite_are_refused_where_they_are() -> N
     with pytest.raises(StatsError) as error:
         cmrc.calibrate(mlp(), [x[:4], x[4:8], x[8:]], sites="acts.1")
     assert str(error.value) == (
-        "stats: %acts.1: unit 0 is NaN or infinite on batch 1 of the data\n"
+        "stats: %acts.1: unit 0 is NaN or infinite, or too large to square, on batch 1\n"
         "  fix: leave out samples that are not finite, or on which the model is not"
     )
 
 
 def test_what_is_asked_is_checked() -> None:
     x, _ = data(4, 5)
-    with pytest.raises(StatsError, match="need='means' is not understood"):
+    with pytest.raises(StatsError, match="there is no need='means'"):
         cmrc.calibrate(mlp(), [x], need="means")
-    with pytest.raises(StatsError, match="curvature='all' is not understood"):
+    with pytest.raises(StatsError, match="there is no curvature='all'"):
         cmrc.calibrate(mlp(), [x], curvature="all")
     with pytest.raises(StatsError, match="the loss 'cross-entropy' needs labels, and the data have none"):
         cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature")
     with pytest.raises(StatsError, match="loss='hinge' is not understood"):
         cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature", loss="hinge")
-    with pytest.raises(StatsError, match="the statistics hold no scatter"):
+    with pytest.raises(StatsError, match="the statistics have no scatter"):
         _ = cmrc.calibrate(mlp(), [x], sites="acts.1")["acts.1"].covariance
-    with pytest.raises(StatsError, match=r"there are no statistics of 'acts\.0'"):
+    with pytest.raises(StatsError, match=r"no statistics for site 'acts\.0' \(there are some for: acts\.1\)"):
         cmrc.calibrate(mlp(), [x], sites="acts.1")["acts.0"]
     first = cmrc.calibrate(mlp(), [x], sites="acts.1")
-    with pytest.raises(StatsError, match="they are of another model or of other sites"):
+    with pytest.raises(StatsError, match="the two parts belong to different models or sites"):
         first.merge(cmrc.calibrate(mlp(), [x], sites="acts.0"))
-    with pytest.raises(StatsError, match="the two parts were not calibrated alike"):
+    with pytest.raises(StatsError, match="the two parts were calibrated differently"):
         first.merge(cmrc.calibrate(mlp(), [x], sites="acts.1", need="range"))
 
 
@@ -281,7 +283,7 @@ def test_a_broken_file_of_statistics_is_refused(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"a": np.zeros(2)}, tmp_path / "other")
-    with pytest.raises(StatsError, match="is no file of statistics"):
+    with pytest.raises(StatsError, match="is not a file of statistics"):
         Stats.load(tmp_path / "other")
 
 

@@ -1,0 +1,230 @@
+"""The statistics of one site: sums over samples in float64 that merge, so that shards give the result of one pass.
+
+A sample is a row of the site, with one number per column (`columns.py`). With a the row, and g and h the loss's first and
+second derivatives with respect to it:
+
+    moments     n, mean ā, Σ(a−ā)²             always           merged by Chan's formula
+    range       min a, max a                   need="range"
+    scatter     Σ(a−ā)(a−ā)ᵀ                   need="scatter"   merged by Chan's formula
+    curvature   Σg, Σh, Σga, Σha, Σha², Σ|ga|  need="curvature"
+    coupling    ΣH, ΣHA, ΣAHA (A = diag a)     need="coupling"  H is the Gauss-Newton matrix of a sample
+    drift       ã, Σ(a−ā)(ã−mean ã)ᵀ           need="drift"     ã: the same rows before earlier replacements. Likewise e:
+                                                                what these took from the value that the next op adds to
+    rows        at most `ROWS` rows of a, g, h need="rows"      those with the smallest hash: a sample that merges
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cmrc.errors import StatsError
+from cmrc.ir.graph import Array
+from cmrc.statistics.columns import Columns
+
+NEEDS = ("moments", "range", "scatter", "curvature", "coupling", "drift", "rows")
+ROWS = 4096
+LARGE = 100.0  # Σa² over Σ(a−ā)²: up to here the difference of sums keeps all but two of sixteen digits
+BLOCK = 64  # rows that are widened to float64 at a time, so that they stay in the cache
+
+# How the arrays of two parts become one. Those with means and the scatter are merged by Chan's formula.
+SUMS = ("g", "h", "ga", "ha", "haa", "abs_ga", "H", "HA", "AHA")
+SAMPLED = ("rows", "hash", "row_g", "row_h")
+EXTREMES = {"low": np.minimum, "high": np.maximum}
+
+
+@dataclass(slots=True, eq=False)
+class SiteStats:
+    """The sums at one site."""
+
+    columns: Columns
+    needs: frozenset[str]
+    count: float = 0.0  # rows
+    samples: float = 0.0  # what the rows were taken from: a picture has many positions
+    arrays: dict[str, Array] = field(default_factory=dict)
+    how: str = ""  # how the curvature was computed
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def mean(self) -> Array:
+        return self.arrays["mean"]
+
+    @property
+    def variance(self) -> Array:
+        """Of every column, over the samples: Σ(a−ā)²/n."""
+        return self.arrays["squares"] / self.count
+
+    @property
+    def covariance(self) -> Array:
+        """C = Σ(a−ā)(a−ā)ᵀ/n."""
+        return self.wanted("scatter", "scatter") / self.count
+
+    def wanted(self, name: str, need: str) -> Array:
+        """An array that calibration was asked for, or an error that says what to ask for."""
+        if name not in self.arrays:
+            raise StatsError(
+                f"the statistics have no {need}", node=self.columns.name, fix=f'calibrate with need=[..., "{need}"]'
+            )
+        return self.arrays[name]
+
+    # ------------------------------------------------------------ adding
+
+    def add(
+        self,
+        rows: Array,
+        *,
+        samples: int | None = None,
+        gradient: Array | None = None,
+        curvature: Array | None = None,
+        factors: Array | None = None,
+        origin: Array | None = None,
+        lost: Array | None = None,
+    ) -> None:
+        """Add rows [n, columns] of some samples, g and h of the same shape, and factors B [n, k, columns] of H = BᵀB.
+
+        `origin` are the same rows in the model without earlier replacements, `lost` what these took from another value.
+        """
+        if not len(rows):
+            return
+        part = SiteStats(
+            self.columns,
+            self.needs,
+            float(len(rows)),
+            float(len(rows) if samples is None else samples),
+            _moments(rows),
+            self.how,
+        )
+        mean = part.arrays["mean"]
+        if "range" in self.needs:
+            part.arrays |= {"low": rows.min(0).astype(np.float64), "high": rows.max(0).astype(np.float64)}
+        if "scatter" in self.needs:
+            centred = rows - mean
+            part.arrays["scatter"] = centred.T @ centred
+        if origin is not None:
+            part.arrays |= dict(zip(("origin", "cross"), _cross_moments(rows, mean, origin), strict=True))
+        if lost is not None:
+            part.arrays |= dict(zip(("lost", "lost_cross"), _cross_moments(rows, mean, lost), strict=True))
+        wide = rows.astype(np.float64) if self.needs & {"curvature", "coupling", "rows"} else rows
+        if gradient is not None and curvature is not None:
+            part.arrays |= _curvature_sums(wide, gradient, curvature)
+        if factors is not None:
+            part.arrays |= _coupling_sums(wide, factors)
+        if "rows" in self.needs:
+            part.arrays |= _sampled(wide, gradient, curvature)
+        self._take(part)
+
+    def merge(self, other: SiteStats) -> SiteStats:
+        """The statistics of both parts together."""
+        if (self.columns, self.needs) != (other.columns, other.needs):
+            raise StatsError(
+                "the two parts were calibrated differently",
+                node=self.columns.name,
+                fix="calibrate both with the same sites, positions and need",
+            )
+        both = SiteStats(self.columns, self.needs, self.count, self.samples, dict(self.arrays), self.how or other.how)
+        both._take(other)
+        return both
+
+    def _take(self, other: SiteStats) -> None:
+        """Chan's formula: M = M₁ + M₂ + dᵀd·n₁n₂/n with d the difference of the means; everything else adds up."""
+        if not other.count:
+            return
+        if not self.count:
+            self.count, self.samples = other.count, self.samples + other.samples
+            self.arrays, self.how = dict(other.arrays), other.how or self.how
+            return
+        mine, theirs, total = self.arrays, other.arrays, self.count + other.count
+        apart, weight = theirs["mean"] - mine["mean"], self.count * other.count / total
+        merged = {"mean": mine["mean"] + apart * (other.count / total)}
+        merged["squares"] = mine["squares"] + theirs["squares"] + apart**2 * weight
+        if "scatter" in mine:
+            merged["scatter"] = mine["scatter"] + theirs["scatter"] + np.outer(apart, apart) * weight
+        for mean, cross in (("origin", "cross"), ("lost", "lost_cross")):
+            if cross in mine:
+                moved = theirs[mean] - mine[mean]
+                merged[mean] = mine[mean] + moved * (other.count / total)
+                merged[cross] = mine[cross] + theirs[cross] + np.outer(apart, moved) * weight
+        merged |= {name: mine[name] + theirs[name] for name in SUMS if name in mine}
+        merged |= {name: of(mine[name], theirs[name]) for name, of in EXTREMES.items() if name in mine}
+        self.count, self.samples, self.arrays = total, self.samples + other.samples, merged
+        if "rows" in mine:
+            self.keep_rows([mine, theirs])
+
+    def keep_rows(self, parts: Sequence[Mapping[str, Array]]) -> None:
+        """Of the rows that the parts have sampled, keep those with the smallest hash."""
+        names = [name for name in SAMPLED if name in parts[0]]
+        self.arrays |= _smallest_hashes({name: np.concatenate([part[name] for part in parts]) for name in names})
+
+
+def _moments(rows: Array) -> dict[str, Array]:
+    """Mean and Σ(a−ā)² of some rows; about their first row where a mean is so large that digits would be lost."""
+    count = len(rows)
+    total, squares = _sums(rows, None)
+    spread = squares - total**2 / count
+    if (squares > LARGE * spread).any():
+        pivot = rows[0].astype(np.float64)
+        total, squares = _sums(rows, pivot)
+        return {"mean": pivot + total / count, "squares": np.maximum(squares - total**2 / count, 0.0)}
+    return {"mean": total / count, "squares": spread}
+
+
+def _sums(rows: Array, pivot: Array | None) -> tuple[Array, Array]:
+    """Σ(a−pivot) and Σ(a−pivot)², by blocks that stay in the cache."""
+    count, width = rows.shape
+    total, squares = np.zeros(width), np.zeros(width)
+    buffer, ones = np.empty((min(BLOCK, count), width)), np.ones(min(BLOCK, count))
+    for start in range(0, count, BLOCK):
+        part = rows[start : start + BLOCK]
+        block, one = buffer[: len(part)], ones[: len(part)]
+        block[...] = part
+        if pivot is not None:
+            block -= pivot
+        total += one @ block
+        np.multiply(block, block, out=block)
+        squares += one @ block
+    return total, squares
+
+
+def _cross_moments(rows: Array, mean: Array, other: Array) -> tuple[Array, Array]:
+    """mean b and Σ(a−ā)(b−b̄)ᵀ of the rows a and other rows b of the same samples."""
+    other_mean = other.mean(0, dtype=np.float64)
+    return other_mean, (rows - mean).T @ (other - other_mean)
+
+
+def _curvature_sums(rows: Array, gradient: Array, curvature: Array) -> dict[str, Array]:
+    """Σg, Σh, Σga, Σha, Σha², Σ|ga|."""
+    g, h = gradient.astype(np.float64), curvature.astype(np.float64)
+    terms = {"g": g, "h": h, "ga": g * rows, "ha": h * rows, "haa": h * rows**2, "abs_ga": np.abs(g * rows)}
+    return {name: array.sum(0) for name, array in terms.items()}
+
+
+def _coupling_sums(rows: Array, factors: Array) -> dict[str, Array]:
+    """ΣH, ΣHA and ΣAHA from H = BᵀB of each sample: products of B and of BA, all samples stacked."""
+    width = rows.shape[1]
+    plain = factors.astype(np.float64).reshape(-1, width)
+    scaled = (factors * rows[:, None, :]).reshape(-1, width)
+    return {"H": plain.T @ plain, "HA": plain.T @ scaled, "AHA": scaled.T @ scaled}
+
+
+def _sampled(rows: Array, gradient: Array | None, curvature: Array | None) -> dict[str, Array]:
+    sample = {"rows": rows, "hash": _hashes(rows)}
+    if gradient is not None and curvature is not None:
+        sample |= {"row_g": gradient.astype(np.float64), "row_h": curvature.astype(np.float64)}
+    return _smallest_hashes(sample)
+
+
+def _hashes(rows: Array) -> Array:
+    """A number in [0, 1) for each row that depends on nothing but the row: the same sample whatever the shards."""
+    bits = np.ascontiguousarray(rows).view(np.uint64)
+    odd = np.random.default_rng(0).integers(0, 2**63, rows.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    mixed = (bits ^ (bits >> np.uint64(29))) * odd
+    mixed = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return np.asarray((mixed ^ (mixed >> np.uint64(31))).astype(np.float64) / 2.0**64)
+
+
+def _smallest_hashes(sample: dict[str, Array]) -> dict[str, Array]:
+    order = np.argsort(sample["hash"], kind="stable")[:ROWS]
+    return {name: array[order] for name, array in sample.items()}
