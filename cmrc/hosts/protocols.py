@@ -81,7 +81,13 @@ class Trainable(Protocol):
     """A host whose model is also a torch module."""
 
     def module(self) -> torch.nn.Module:
-        """The model as a trainable module under its own parameter names."""
+        """The model as a trainable module under its own parameter names: one, whose weights the host then uses."""
+
+    def new_module(self, *, share: bool = False) -> torch.nn.Module:
+        """Another module; with `share`, in the memory of the traced model where nothing changed."""
+
+    def unequal(self, other: Host) -> tuple[str, ...]:
+        """The parameters and buffers that hold other numbers than those of another host."""
 
     def load_into(
         self, model: torch.nn.Module, *, graph: Graph, original: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]

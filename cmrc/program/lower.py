@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +36,7 @@ class Check:
     error: float
     tolerance: float
     moved: float  # how far the replacement itself moved the outputs, on the same scale
+    retrained: tuple[str, ...] = ()  # what was changed after lowering, so that the two need not be equal
 
     @property
     def holds(self) -> bool:
@@ -43,9 +44,16 @@ class Check:
 
     def __str__(self) -> str:
         verdict = "equal" if self.holds else "NOT equal"
-        return (
+        text = (
             f"lowered and clamped are {verdict}: they differ by {self.error:.2e} of the output's scale "
             f"(allowed {self.tolerance:.0e}); the replacement itself moves it by {self.moved:.2e}"
+        )
+        if not self.retrained:
+            return text
+        more = f" and {len(self.retrained) - 1} more" if len(self.retrained) > 1 else ""
+        return (
+            f"{text}\nthe weights of lowered.module were changed after lowering ({self.retrained[0]}{more}): it no longer "
+            "computes what the plan says, and need not be equal"
         )
 
 
@@ -78,11 +86,22 @@ class Lowered:
     def module(self) -> torch.nn.Module:
         """The result as a trainable torch module (torch host).
 
-        It lies in the model's own memory where nothing changed, until `module.train()`: call that before you train it.
+        It shares no memory with the model that was traced. After training, `save`, `load_into`, `check` and `verify` use the
+        weights that it has then.
         """
+        return self._trainable().module()
+
+    def torch_module(self, *, share: bool = False) -> torch.nn.Module:
+        """Another module like `module`, with weights of its own.
+
+        With `share=True` it lies in the memory of the traced model where nothing changed: training one trains the other.
+        """
+        return self._trainable().new_module(share=share)
+
+    def _trainable(self) -> Trainable:
         if not isinstance(self.host, Trainable):
             raise HostError("an ONNX model has no torch module", fix="trace the nn.Module, or train before exporting")
-        return self.host.module()
+        return self.host
 
     def load_into(self, model: torch.nn.Module) -> None:
         """Write the new parameters into the user's own module, where every change is a change of parameters."""
@@ -112,7 +131,14 @@ class Lowered:
 
     def check(self, inputs: Sequence[Any] | Mapping[str, Any], *, tolerance: float | None = None) -> Check:
         """Compare the result with the literally clamped model on a batch; says how far the clamp itself moved it."""
-        return compare(self.program.host, self.clamped, self.host, inputs, tolerance)
+        check = compare(self.program.host, self.clamped, self.host, inputs, tolerance)
+        return check if check.holds else replace(check, retrained=self._retrained())
+
+    def _retrained(self) -> tuple[str, ...]:
+        """The parameters and buffers of the module that were changed after lowering: found by folding once more."""
+        if "module" not in vars(self) or not isinstance(self.host, Trainable):
+            return ()
+        return self.host.unequal(self.program.host.build(self.graph))
 
 
 def compare(

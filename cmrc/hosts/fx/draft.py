@@ -10,13 +10,13 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
+from cmrc.hosts.folded import fold
 from cmrc.hosts.fx.clean import copy_graph
 from cmrc.hosts.fx.lifted import TENSORS
 from cmrc.hosts.fx.memory import from_numpy, torch_dtype
 from cmrc.hosts.fx.parameters import NewParameters
 from cmrc.hosts.fx.read import LiftedReading, add_with_owners
 from cmrc.ir.graph import Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
-from cmrc.ir.ops import materialise
 
 aten = torch.ops.aten
 
@@ -111,19 +111,18 @@ class Draft:
 
     def _folded(self, operand: Tensor, node: Node, position: int, dtype: torch.dtype) -> fx.Node:
         """A new parameter, or a buffer where nothing that was trained is in it."""
-        tensor = from_numpy(materialise(operand))
-        if tensor.dtype != dtype and tensor.dtype.is_floating_point:
-            tensor = tensor.to(dtype)
-        base, trained = self._naming(operand, node, position, tensor)
+        base, trained = self._naming(operand, node, position)
+        kind = str(dtype).removeprefix("torch.") if dtype.is_floating_point else operand.dtype
+        tensor = from_numpy(fold(operand, kind, name=base, node=node))
         name = self._add(tensor, base, parameter=trained)
         self.tensors.setdefault(operand, []).append(name)
         return self.placeholders[name]
 
-    def _naming(self, operand: Tensor, node: Node, position: int, tensor: torch.Tensor) -> tuple[str, bool]:
+    def _naming(self, operand: Tensor, node: Node, position: int) -> tuple[str, bool]:
         """The name of a new tensor, and whether it is trained."""
         role = {1: "weight", 2: "bias"}.get(position) if node.op in ("linear", "conv") else None
         if role is None:
-            one_axis = sum(n > 1 for n in tensor.shape) <= 1
+            one_axis = sum(n > 1 for n in operand.shape) <= 1
             role = "bias" if node.marks.addend and one_axis else "offset"
         base = f"{node.path}.{role}" if node.path else f"{node.name.replace('.', '_')}_{role}"
         if role != "offset" or node.marks.addend:

@@ -31,8 +31,8 @@ from cmrc.hosts.fx.details import details
 from cmrc.hosts.fx.gradient import differentiate
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed, to_exported
 from cmrc.hosts.fx.load import load_into
-from cmrc.hosts.fx.memory import to_numpy
-from cmrc.hosts.fx.module import LoweredModule, argument_names, make_template, run_flat
+from cmrc.hosts.fx.memory import own_all, to_numpy
+from cmrc.hosts.fx.module import Kind, LoweredModule, argument_names, kind_of, make_template, run_flat
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import write
@@ -41,7 +41,11 @@ from cmrc.ir.graph import Array, Graph
 
 
 class FxHost:
-    """A lifted program. `stale` says that the shapes in its nodes' meta are those from before a patch."""
+    """A lifted program, and the module that is trained with its tensors, once somebody asked for it.
+
+    `stale` says that the shapes in its nodes' meta are those from before a patch. Of the tensors, `fresh` were made for this
+    host, and `changed` are not those of the traced model.
+    """
 
     kind = "fx"
 
@@ -52,10 +56,15 @@ class FxHost:
         stale: bool = False,
         untied: tuple[str, ...] = (),
         template: fx.GraphModule | None = None,
+        fresh: frozenset[str] = frozenset(),
+        changed: frozenset[str] = frozenset(),
     ) -> None:
         self.untied = untied
         self._program, self._stale = program, stale
         self._template = template  # the graph's code, shared by all hosts that differ in parameters only
+        self._fresh, self._changed = fresh, changed
+        self._module: LoweredModule | None = None
+        self._kinds: dict[str, Kind] = {}  # what the module's tensors must be, for they may be written to in place
 
     @classmethod
     def from_exported(cls, exported: ExportedProgram, *, in_eval_mode: bool = False) -> FxHost:
@@ -64,21 +73,41 @@ class FxHost:
 
     # ------------------------------------------------------------ reading
 
+    def _present(self) -> LiftedProgram:
+        """The program with the tensors that the module has now: they may have been replaced since."""
+        if self._module is not None:
+            before = self._program.state
+            tensors = self._module.tensors(self._kinds)
+            if any(tensors[name] is not tensor for name, tensor in before.items()):
+                self._hold(tensors)
+        return self._program
+
+    def _hold(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._program = replace(self._program, state=tensors)
+        for cached in ("_read_program", "_run_program"):
+            self.__dict__.pop(cached, None)
+
     @property
     def program(self) -> LiftedProgram:
         """The torch program, with shapes that are up to date."""
+        program = self._present()
         if self._stale:
-            self._program, self._stale = refreshed(self._program), False
+            self._program, self._stale = refreshed(program), False
         return self._program
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
         """The parameters and buffers by name."""
-        return self._program.state
+        return self._present().state
 
     @cached_property
-    def _reading(self) -> LiftedReading:
+    def _read_program(self) -> LiftedReading:
         return LiftedReading(self.program)
+
+    @property
+    def _reading(self) -> LiftedReading:
+        self._present()
+        return self._read_program
 
     @property
     def graph(self) -> Graph:
@@ -100,30 +129,71 @@ class FxHost:
     # ------------------------------------------------------------ writing
 
     def build(self, graph: Graph) -> FxHost:
-        written = write(self._reading, graph, annotated=bool(self.annotations()))
-        if written.new_graph:
-            return FxHost(written.program, stale=True, untied=written.untied)
-        return FxHost(written.program, stale=True, untied=self.untied, template=self._template)
+        reading = self._reading
+        written = write(reading, graph, annotated=bool(self.annotations()))
+        before = reading.program.state
+        fresh = frozenset(name for name, tensor in written.program.state.items() if before.get(name) is not tensor)
+        return FxHost(
+            written.program,
+            stale=True,
+            untied=written.untied if written.new_graph else self.untied,
+            template=None if written.new_graph else self._template,
+            fresh=fresh,
+            changed=self._changed | fresh,
+        )
 
     def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> FxHost:
-        program = replace(self._program, graph=annotate(self._program.graph, entries))
-        return FxHost(program, stale=self._stale, untied=self.untied, template=self._template)
+        present = self._present()
+        program = replace(present, graph=annotate(present.graph, entries))
+        return FxHost(program, stale=self._stale, untied=self.untied, template=self._template, changed=self._changed)
 
     def annotations(self) -> list[dict[str, Any]]:
         return read_annotations(self._program.graph)
 
+    # ------------------------------------------------------------ as a module
+
     def module(self) -> LoweredModule:
-        """A plain GraphModule: parameters as attributes under their own names, the model's own call signature."""
+        """A plain GraphModule: parameters as attributes under their own names, the model's own call signature.
+
+        It is made once and shares no memory with the traced model. This host computes with its tensors from then on: after
+        training, `run`, `save` and all others use the weights as they are.
+        """
+        if self._module is None:
+            state = self._program.state
+            self._kinds = {name: kind_of(tensor) for name, tensor in state.items()}
+            kept = own_all({name: tensor for name, tensor in state.items() if name not in self._fresh})
+            self._hold({name: kept.get(name, tensor) for name, tensor in state.items()})
+            self._module = self._assemble(self._program.state)
+        return self._module
+
+    def new_module(self, *, share: bool = False) -> LoweredModule:
+        """Another module of the same weights; with `share`, it lies in the traced model's memory where nothing changed."""
+        state = own_all(self.state)
+        if share:
+            exported = self._program.exported
+            traced = {**exported.constants, **exported.state_dict}
+            state |= {name: traced[name] for name in state if name not in self._changed}
+        return self._assemble(state)
+
+    def _assemble(self, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
         if self._template is None:
             self._template = make_template(self._program)
-        return LoweredModule.assemble(self._template, self.state)
+        return LoweredModule.assemble(self._template, tensors)
+
+    def unequal(self, other: Host) -> tuple[str, ...]:
+        """The parameters and buffers that hold other numbers than those of another host."""
+        theirs = other.state if isinstance(other, FxHost) else {}
+        return tuple(
+            name
+            for name, tensor in self.state.items()
+            if name not in theirs or (theirs[name] is not tensor and not torch.equal(theirs[name], tensor))
+        )
 
     def load_into(
         self, model: torch.nn.Module, *, graph: Graph, original: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        assert isinstance(original, FxHost)
-        tensors = {name: tensor for name, tensor in self.state.items() if original.state.get(name) is not tensor}
-        load_into(model, tensors, original.graph, graph, self.module, args, kwargs)
+        tensors = own_all({name: self.state[name] for name in self.unequal(original)})
+        load_into(model, tensors, original.graph, graph, self._runner, args, kwargs)
 
     def to_exported(self) -> ExportedProgram:
         """An ExportedProgram of this graph, without tracing again."""
@@ -148,10 +218,14 @@ class FxHost:
     # ------------------------------------------------------------ running
 
     @cached_property
+    def _run_program(self) -> LoweredModule:
+        return self._assemble(self._program.state).eval()
+
+    @property
     def _runner(self) -> LoweredModule:
-        module = self.module()
-        module.eval()
-        return module
+        """A module in eval mode over this host's own tensors. Nothing writes to them through it."""
+        self._present()
+        return self._run_program
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
         args = self._arguments(inputs)
@@ -169,7 +243,7 @@ class FxHost:
         return {name: to_numpy(t) for name, t in zip(names, flat, strict=True) if name in tensors}
 
     def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> FxPiece:
-        return extract(self._program, inputs, outputs, beyond)
+        return extract(self._present(), inputs, outputs, beyond)
 
     def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
         """The derivatives of a loss by inner values, for one batch."""

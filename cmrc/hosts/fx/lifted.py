@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from cmrc.errors import TraceError
 from cmrc.hosts.fx.clean import clean, copy_graph
+from cmrc.hosts.fx.memory import own_all
 
 TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -50,6 +51,7 @@ class LiftedProgram:
 
 
 def lift(exported: ExportedProgram, *, in_eval_mode: bool) -> LiftedProgram:
+    """The program with tensors of its own: what is written to the user's afterwards does not show."""
     signature = exported.graph_signature
     if any(spec.kind == OutputKind.BUFFER_MUTATION for spec in signature.output_specs):
         raise TraceError("the model changes its buffers while it runs", fix="trace the model in eval mode")
@@ -59,7 +61,7 @@ def lift(exported: ExportedProgram, *, in_eval_mode: bool) -> LiftedProgram:
             tensor = exported.state_dict.get(spec.target)
             state[spec.target] = exported.constants[spec.target] if tensor is None else tensor
     graph = clean(exported.graph, in_eval_mode=in_eval_mode)
-    return LiftedProgram(exported, graph, tuple(signature.input_specs), state)
+    return LiftedProgram(exported, graph, tuple(signature.input_specs), own_all(state))
 
 
 def refreshed(program: LiftedProgram) -> LiftedProgram:

@@ -29,7 +29,7 @@ def load_into(
     tensors: Mapping[str, torch.Tensor],
     before: Graph,
     after: Graph,
-    reference: Callable[[], torch.nn.Module],
+    reference: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
@@ -94,7 +94,7 @@ def _set_attribute(owner: torch.nn.Module, name: str, value: int, undo: list[Cal
 
 def _compare(
     model: torch.nn.Module,
-    reference: Callable[[], torch.nn.Module],
+    reference: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
@@ -107,7 +107,7 @@ def _compare(
     try:
         with torch.no_grad():
             results = pytree.tree_leaves(model(*args, **kwargs))
-            wanted = pytree.tree_leaves(reference().eval()(*args, **kwargs))
+            wanted = pytree.tree_leaves(reference(*args, **kwargs))
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise HostError(

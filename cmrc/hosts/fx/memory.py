@@ -1,6 +1,17 @@
-"""Torch tensors as numpy arrays and back, bfloat16 included."""
+"""Who owns which memory: tensors that share nothing writable with the user's, and arrays that read a tensor in place.
+
+    own(t)        the same numbers, in memory that nobody else can write to
+    readable(t)   the same numbers as a read-only array
+
+Neither copies while nobody writes: torch copies on write, `torch._lazy_clone`. That is private in torch, so it is tried
+on a small tensor before it is used, and `clone` is the way back: for a torch without it, and for memory that torch did not
+allocate (numpy's, a mapped file, another process's).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -11,18 +22,98 @@ from cmrc.ir.graph import Array
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """Where the numbers lie. `data_ptr`, the public way to it, counts as a write and copies."""
+    start = int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+    return start + int(tensor.storage_offset()) * tensor.element_size()
+
+
+@cache
+def copies_on_write() -> bool:
+    """Whether this torch shares memory until one side is written to, from either side and through numpy."""
+    try:
+        first = torch.zeros(2)
+        second, third = torch._lazy_clone(first), torch._lazy_clone(first)
+        shared = _address(first) == _address(second)
+        second.add_(1)
+        third.numpy()[:] = 2
+        apart = first.tolist() == [0, 0] and second.tolist() == [1, 1] and third.tolist() == [2, 2]
+        fourth = torch._lazy_clone(first)
+        first.add_(3)
+        return bool(shared and apart and fourth.tolist() == [0, 0])
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor | None:
+    if tensor.device.type != "cpu" or not copies_on_write():
+        return None
+    try:
+        clone: torch.Tensor = torch._lazy_clone(tensor)
+    except RuntimeError:  # not torch's own memory
+        return None
+    return clone
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory that nobody else can write to; a parameter stays one."""
+    plain = tensor.detach()
+    copied = _lazy_clone(plain)
+    copied = plain.clone() if copied is None else copied
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied
+
+
+def own_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`own` of each; what is one tensor under several names stays one."""
+    copies: dict[int, torch.Tensor] = {}
+    for tensor in tensors.values():
+        if id(tensor) not in copies:
+            copies[id(tensor)] = own(tensor)
+    return {name: copies[id(tensor)] for name, tensor in tensors.items()}
+
+
+class _Borrowed:
+    """What numpy asks of memory that it may read. It holds a clone of its own, so nobody writes to what is read."""
+
+    def __init__(self, clone: torch.Tensor, dtype: np.dtype[np.generic]) -> None:
+        self.clone = clone
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (_address(clone), True),
+            "shape": tuple(clone.shape),
+            "strides": tuple(step * clone.element_size() for step in clone.stride()),
+            "typestr": dtype.str,
+        }
+
+
+def readable(tensor: torch.Tensor) -> Array:
+    """The same numbers as an array that cannot be written to. Later writes to the tensor do not show in it."""
+    clone = _lazy_clone(tensor.detach()) if tensor.numel() and not tensor.is_conj() else None
+    if clone is None:
+        array = to_numpy(tensor).view()
+        array.flags.writeable = False
+        return array
+    plain = torch.empty(0, dtype=torch.int16 if clone.dtype == torch.bfloat16 else clone.dtype).numpy().dtype
+    array = np.asarray(_Borrowed(clone, plain))
+    return array.view(BFLOAT16) if clone.dtype == torch.bfloat16 else array
+
+
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """The tensor's own memory as an array where numpy has the dtype; bfloat16 through ml_dtypes."""
+    """The tensor's memory as an array where numpy has the dtype; bfloat16 through ml_dtypes."""
     if tensor.dtype == torch.bfloat16:
         return tensor.detach().contiguous().view(torch.int16).numpy(force=True).view(BFLOAT16)
     return tensor.numpy(force=True)
 
 
 def from_numpy(array: Array) -> torch.Tensor:
-    array = np.ascontiguousarray(array)
+    """A tensor over the array's memory, or over a copy where that must not be written to."""
+    array = np.asarray(array, order="C")
+    array = array if array.flags.writeable else array.copy()
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(array)
 
 
 def torch_dtype(name: str) -> torch.dtype:

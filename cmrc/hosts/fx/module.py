@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.graph import CodeGen, _PyTreeCodeGen, _PyTreeInfo
 
+from cmrc.errors import HostError
 from cmrc.hosts.fx.clean import copy_graph
 from cmrc.hosts.fx.lifted import LiftedProgram
 from cmrc.hosts.fx.ops.pointwise import TRAINING_FLAGS
 from cmrc.hosts.fx.schema import opname, positions
+
+Kind: TypeAlias = tuple[torch.dtype, torch.Size]
+EXPORT = "keep the shapes and types of parameters, or export lowered.module with torch.onnx.export"
 
 
 class LoweredModule(fx.GraphModule):
@@ -24,11 +28,9 @@ class LoweredModule(fx.GraphModule):
     those that are given by keyword: they are the same in both (`clean.py`).
 
     Modules that differ in parameters only share their graph and its code, until somebody asks one of them for its graph.
-    Tensors lie where the model's own lie, as far as they did not change, until `.train()` copies them: training the result does
-    not train the model.
     """
 
-    _shares_graph = _shares_memory = False
+    _shares_graph = False
 
     @classmethod
     def template(cls, graph: fx.Graph, tensors: Mapping[str, Any], subgraphs: Mapping[str, Any]) -> Self:
@@ -41,7 +43,7 @@ class LoweredModule(fx.GraphModule):
 
     @classmethod
     def assemble(cls, template: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
-        """A module of its own parameters that runs the template's code."""
+        """A module that runs the template's code with these very tensors."""
         kind = type("GraphModuleImpl", (cls,), {"forward": type(template).forward})  # a class each holds the code
         kind.__name__ = type(template).__name__
         module: LoweredModule = object.__new__(kind)
@@ -49,21 +51,15 @@ class LoweredModule(fx.GraphModule):
         extra = {name: value for name, value in vars(template).items() if name not in vars(module)}
         vars(module).update({n: copy.copy(v) if isinstance(v, (list, dict)) else v for n, v in extra.items()})
         module._modules.update(template._modules)
-        module._shares_graph, module._shares_memory, module.training = True, True, False
+        module._shares_graph, module.training = True, False
         owners: dict[str, torch.nn.Module] = {"": module}
-        copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
         for name, tensor in tensors.items():
             path, _, last = name.rpartition(".")
             owner = owners.get(path) or _owner(owners, path)
-            own = copies.get(id(tensor))
-            if own is None:
-                own = copies[id(tensor)] = tensor.detach()
-                if isinstance(tensor, torch.nn.Parameter):
-                    own = copies[id(tensor)] = torch.nn.Parameter(own, requires_grad=tensor.requires_grad)
-            if isinstance(own, torch.nn.Parameter):
-                owner.register_parameter(last, own)
+            if isinstance(tensor, torch.nn.Parameter):
+                owner.register_parameter(last, tensor)
             else:
-                owner.register_buffer(last, own)
+                owner.register_buffer(last, tensor)
         return module
 
     @property
@@ -82,10 +78,6 @@ class LoweredModule(fx.GraphModule):
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        if mode and self._shares_memory:
-            self._shares_memory = False
-            for tensor in (*self.parameters(), *self.buffers()):
-                tensor.data = tensor.data.clone()
         if any(_is_other_mode(node, mode) for node in self._graph.nodes):
             for node in self.graph.nodes:
                 if _is_other_mode(node, mode):
@@ -93,9 +85,32 @@ class LoweredModule(fx.GraphModule):
             self.recompile()
         return self
 
+    def tensors(self, kinds: Mapping[str, Kind]) -> dict[str, torch.Tensor]:
+        """The parameters and buffers of these names as they are now; refused if one is of another kind."""
+        present: dict[str, torch.Tensor] = {}
+        for name, (dtype, shape) in kinds.items():
+            path, _, last = name.rpartition(".")
+            owner = self.get_submodule(path) if _has(self, path) else None
+            new = None if owner is None else owner._parameters.get(last, owner._buffers.get(last))
+            if new is None:
+                raise HostError(f"lowered.module has no {name!r} any more", fix=EXPORT)
+            if kind_of(new) != (dtype, shape):
+                now, was = _text(kind_of(new)), _text((dtype, shape))
+                raise HostError(f"{name} of lowered.module is {now} now, and was lowered as {was}", fix=EXPORT)
+            present[name] = new
+        return present
+
     def __reduce__(self) -> tuple[Any, ...]:
         function, args = super().__reduce__()
         return _revive, (function, args)
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    return tensor.dtype, tensor.shape
+
+
+def _text(kind: Kind) -> str:
+    return f"{str(kind[0]).removeprefix('torch.')}{list(kind[1])}"
 
 
 def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 
+from cmrc.hosts.folded import fold
 from cmrc.hosts.fx.memory import from_numpy
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Node, Tensor, leaves_of
-from cmrc.ir.ops import materialise
 
 
 class NewParameters:
@@ -81,7 +81,7 @@ class NewParameters:
             if owner in tied and tied[owner][0] == plain:
                 tensor = tied[owner][1]
             else:
-                tensor = _tensor(form, like=self.reading.program.state[name])
+                tensor = _tensor(form, name, like=self.reading.program.state[name])
             if owner is not None:
                 tied.setdefault(owner, (plain, tensor))
             self.state[name], self.forms[name] = tensor, form
@@ -90,12 +90,9 @@ class NewParameters:
                 self.untied.append(f"{name} and {owner} became different")
 
 
-def _tensor(expression: Tensor, like: torch.Tensor) -> torch.Tensor:
+def _tensor(expression: Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
     """The value of an expression as a tensor of the same kind as the one it replaces."""
-    tensor = from_numpy(materialise(expression))
-    kept = tensor.dtype == like.dtype or not tensor.dtype.is_floating_point
-    if not kept or like.device.type != "cpu":
-        tensor = tensor.to(like.device, tensor.dtype if kept else like.dtype)
+    tensor = from_numpy(fold(expression, str(like.dtype).removeprefix("torch."), name=name)).to(like.device)
     if not isinstance(like, torch.nn.Parameter):
         return tensor
     return torch.nn.Parameter(tensor, requires_grad=like.requires_grad)

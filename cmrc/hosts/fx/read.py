@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.memory import to_numpy
+from cmrc.hosts.fx.memory import readable
 from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
@@ -223,7 +223,7 @@ def _value(node: fx.Node) -> Value:
 
 
 def _loader(tensor: torch.Tensor) -> Callable[[], Array]:
-    return lambda: to_numpy(tensor)
+    return lambda: readable(tensor)
 
 
 def add_with_owners(names: set[str], name: str) -> None:
