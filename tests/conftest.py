@@ -1,9 +1,12 @@
-"""Hypothesis profiles, and golden files: text that a test compares and `--update-golden` writes anew."""
+"""Hypothesis profiles, golden files (`--update-golden` writes them anew), and what is left out without torch."""
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,31 @@ settings.register_profile("ci", deadline=None, derandomize=True, max_examples=10
 settings.register_profile("hunt", deadline=None, max_examples=3000, suppress_health_check=SLOW_IS_FINE)
 settings.load_profile(os.environ.get("CMRC_HYPOTHESIS", "ci"))
 
-GOLDEN = Path(__file__).parent / "golden"
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+NEED_TORCH = {"torch", "transformers", "sklearn"}
+WITHOUT_TORCH = find_spec("torch") is None
+
+
+@cache
+def needs_torch(path: Path) -> bool:
+    """Whether a file imports torch as it is loaded, itself or through another file of the tests."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            shared = HERE / f"{name.replace('.', '/')}.py"
+            if name.split(".")[0] in NEED_TORCH or (shared.exists() and shared != path and needs_torch(shared)):
+                return True
+    return False
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without torch only the ONNX path is tested: `bash .ci/core`."""
+    if not WITHOUT_TORCH or collection_path.suffix != ".py" or collection_path == Path(__file__):
+        return None
+    return True if needs_torch(collection_path) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
