@@ -155,6 +155,8 @@ def _combine(weave: Weave, node: Node) -> None:
             local = operand_axis(node, i, weave.shape(operand), axis) if isinstance(operand, str) else None
             if local is not None:
                 operands.append((str(operand), local))
+        if not all(isinstance(weave.shape(name)[local], int) for name, local in operands):
+            continue  # a dynamic size may be this one, or one that is broadcast
         if any(operand in weave.ids for operand in operands):
             weave.meet(node, operands, axis)
 

@@ -153,6 +153,8 @@ def _looked_up(sweep: Sweep, name: Operand, position: int) -> Node | None:
 
 def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) -> Declined | str:
     """Leave out what is 0; a constant beside a parameter becomes a sum."""
+    if not all(isinstance(sweep.shape(node.inputs[i])[inner[i]], int) for i in (0, 1)):
+        return Declined("the other operand has a dynamic size along the contracted axis")
     gone = sorted(set.union(*(zero_units(fact) for fact in facts.values())))
     (position, fact), *others = facts.items()
     weight = node.inputs[1 - position]

@@ -53,6 +53,12 @@ def product(replaced: Callable[[str, str], Do | tuple[Do, ...]]) -> Callable[[],
     return build
 
 
+def operand_of_dynamic_size() -> Graph:
+    net, h = sequence()
+    net.node("matmul", (h, net.input("N", "M", 5, name="y")), ("N", 3, 5))
+    return done(net, Do(h, 2, (1,), 0.0))
+
+
 def vector_operand() -> Graph:
     net, h = sequence()
     row = net.along("mean", h, (0, 1), drop=True)
@@ -96,6 +102,7 @@ DECLINES: list[tuple[str, Callable[[], Graph], str]] = [
     ("right columns", product(lambda q, k: Do(k, 3, (1,), [0.5])), "it sums constants with weights of run time"),
     ("softmax by position", softmax_by_position, "the constants differ by position, and the product mixes positions"),
     ("contracted", product(lambda q, k: Do(q, 3, (1,), [0.5])), "it contracts constants with values of run time"),
+    ("dynamic size", operand_of_dynamic_size, "the other operand has a dynamic size along the contracted axis"),
     ("contracted, all", product(lambda q, k: Do(q, 3, (0, 1, 2), 0.0)), "no unit would be left to contract"),
 ]  # fmt: skip
 

@@ -36,6 +36,14 @@ def insert_do(patch: ModelPatch, node: Node) -> None:
         return _insert_runtime(patch, node, x, node.inputs[1])
     if len(node.inputs) > 2:
         return _insert_affine(patch, node, x, clamp.slab(node))
+    if node.output.dtype == "bfloat16":  # ONNX has no Where of it before opset 16
+        wide = patch.insert("Cast", [x], f"{node.name}.wide", [onnx_ir.AttrInt64("to", onnx_ir.DataType.FLOAT)])
+        rounded = clamp.constants(node).astype(numpy_dtype("bfloat16")).astype(np.float32)
+        chosen = patch.insert(
+            "Where", [patch.array(clamp.mask(node)), patch.array(rounded), wide], f"{node.name}.chosen"
+        )
+        patch.insert("Cast", [chosen], node.output, [onnx_ir.AttrInt64("to", onnx_ir.DataType.BFLOAT16)])
+        return None
     constants = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
     if node.output.dtype == "bool":  # onnxruntime has no Where of truth values
         others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
