@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from cmrc.planning import diagnose
     from cmrc.planning.planner import plan
     from cmrc.planning.recipe import Recipe
+    from cmrc.program.check import Check
     from cmrc.program.do import Affine
     from cmrc.program.groups import Group
-    from cmrc.program.lower import Check, Lowered, lower
+    from cmrc.program.lower import Lowered, lower
     from cmrc.program.plan import Plan
     from cmrc.program.program import Program
     from cmrc.program.report import Report
@@ -67,7 +68,7 @@ __all__ = [
 # Names are imported when they are first used: `import cmrc` costs nothing, and who lowers a model loads no planner.
 _HOMES = {
     "Affine": "cmrc.program.do:Affine",
-    "Check": "cmrc.program.lower:Check",
+    "Check": "cmrc.program.check:Check",
     "Group": "cmrc.program.groups:Group",
     "Interpreter": "cmrc.verification.interpreter:Interpreter",
     "Lowered": "cmrc.program.lower:Lowered",

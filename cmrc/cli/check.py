@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,8 @@ import typer
 from cmrc.cli import terminal
 from cmrc.cli.options import NPY, AsJson, Model, PlanFile, Quiet, Seed, Sizes, Verbose, examples, new_app, parse_sizes
 from cmrc.cli.terminal import fail, progress, reported
-from cmrc.hosts.inputs import random_inputs, require_known
-from cmrc.program.lower import Check, compare
+from cmrc.hosts.inputs import require_known
+from cmrc.program.check import check_batches, nudged_host, random_batches
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.trace import trace
@@ -58,10 +58,15 @@ def check(
         program, small = trace(model), trace(lowered)
         loaded = Plan.load(plan)
         program.require(loaded)
-        clamped = program.clamped(loaded)
-        inputs = read_inputs(program, data) if data else [draw_inputs(program, parse_sizes(size or []), seed)]
-        result = worst(
-            compare(program.host, clamped, small.host, batch, tolerance) for batch in progress(inputs, None, "batches")
+        inputs = read_inputs(program, data) if data else draw_inputs(program, parse_sizes(size or []), seed)
+        result = check_batches(
+            program.host,
+            program.clamped(loaded),
+            small.host,
+            progress(inputs, None, "batches"),
+            tolerance=tolerance,
+            nudged=lambda: nudged_host(program, loaded.entries),
+            seed=seed,
         )
         if as_json:
             print(
@@ -70,7 +75,9 @@ def check(
                         "holds": result.holds,
                         "error": result.error,
                         "tolerance": result.tolerance,
+                        "rounding": result.rounding,
                         "moved": result.moved,
+                        "batches": result.batches,
                     },
                     indent=1,
                 )
@@ -81,9 +88,9 @@ def check(
         fail(1)
 
 
-def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
+def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> list[dict[str, Any]]:
     require_known(sizes, program.graph.inputs)
-    return random_inputs(program.graph.inputs, sizes, seed)
+    return random_batches(program.host, sizes=sizes, seed=seed)
 
 
 def read_inputs(program: Program, path: Path) -> Iterator[dict[str, Any]]:
@@ -97,9 +104,3 @@ def read_inputs(program: Program, path: Path) -> Iterator[dict[str, Any]]:
         else:
             again = np.minimum(np.arange(rows), len(batch) - 1)
             yield {name: array[again] for name, array in batch.inputs.items()}
-
-
-def worst(checks: Iterable[Check]) -> Check:
-    """Of several batches: the largest difference, and the largest move."""
-    results = list(checks)
-    return Check(max(check.error for check in results), results[0].tolerance, max(check.moved for check in results))

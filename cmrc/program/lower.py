@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cmrc._version import __version__
-from cmrc.errors import CheckError, HostError, PlanError, ResidueError
+from cmrc.errors import HostError, InputError, PlanError, ResidueError
 from cmrc.hosts.protocols import Host, ReportsUntied, Trainable
 from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
+from cmrc.program.check import Check, Inputs, check_batches, nudged_host, random_batches
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.report import Report, make_report
@@ -24,37 +25,6 @@ from cmrc.program.trace import trace
 
 if TYPE_CHECKING:
     import torch
-
-# How far lowered and clamped may lie apart, relative to the largest output: rounding in the model's own precision.
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Lowered against literally clamped on one batch: the largest difference relative to the largest output."""
-
-    error: float
-    tolerance: float
-    moved: float  # how far the replacement itself moved the outputs, on the same scale
-    retrained: tuple[str, ...] = ()  # what was changed after lowering, so that the two need not be equal
-
-    @property
-    def holds(self) -> bool:
-        return self.error <= self.tolerance
-
-    def __str__(self) -> str:
-        verdict = "equal" if self.holds else "NOT equal"
-        text = (
-            f"lowered and clamped are {verdict}: they differ by {self.error:.2e} of the output's scale "
-            f"(allowed {self.tolerance:.0e}); the replacement itself moves it by {self.moved:.2e}"
-        )
-        if not self.retrained:
-            return text
-        more = f" and {len(self.retrained) - 1} more" if len(self.retrained) > 1 else ""
-        return (
-            f"{text}\nthe weights of lowered.module were changed after lowering ({self.retrained[0]}{more}): it no longer "
-            "computes what the plan says, and need not be equal"
-        )
 
 
 @dataclass(eq=False, repr=False)
@@ -129,9 +99,22 @@ class Lowered:
         """The original with its units literally replaced at run time."""
         return self.program.clamped(self.plan)
 
-    def check(self, inputs: Sequence[Any] | Mapping[str, Any], *, tolerance: float | None = None) -> Check:
-        """Compare the result with the literally clamped model on a batch; says how far the clamp itself moved it."""
-        check = compare(self.program.host, self.clamped, self.host, inputs, tolerance)
+    def check(self, *batches: Inputs, tolerance: float | None = None, seed: int = 0) -> Check:
+        """Compare every output with that of the literally clamped model, on these batches or on random ones.
+
+        A batch is what the model takes: its inputs in order, or by name. `lowered.check()` draws batches of several sizes
+        and scales from the seed. Without a `tolerance`, what is allowed follows from the rounding of the clamped model.
+        """
+        chosen = batches or self._batches(seed)
+        check = check_batches(
+            self.program.host,
+            self.clamped,
+            self.host,
+            chosen,
+            tolerance=tolerance,
+            nudged=lambda: nudged_host(self.program, self.plan.entries),
+            seed=seed,
+        )
         return check if check.holds else replace(check, retrained=self._retrained())
 
     def _retrained(self) -> tuple[str, ...]:
@@ -140,37 +123,14 @@ class Lowered:
             return ()
         return self.host.unequal(self.program.host.build(self.graph))
 
-
-def compare(
-    original: Host,
-    clamped: Host,
-    lowered: Host,
-    inputs: Sequence[Any] | Mapping[str, Any],
-    tolerance: float | None = None,
-) -> Check:
-    expected, found, plain = clamped.run(inputs), lowered.run(inputs), original.run(inputs)
-    error = moved = allowed = 0.0
-    for want, got, before in zip(expected, found, plain, strict=True):
-        if want.shape != got.shape:
-            raise CheckError(f"the lowered model gives shape {list(got.shape)}, the clamped one {list(want.shape)}")
-        allowed = max(allowed, TOLERANCE.get(want.dtype.name, 0.0))
-        if want.dtype.kind in "biu" or not want.size:
-            error = max(error, float(np.any(want != got)))
-            continue
-        a, b, c = (array.astype(np.float64) for array in (want, got, before))
-        if not np.isfinite(a).all():
-            raise CheckError(
-                "the clamped model gives NaN or infinity here", fix="check on inputs for which the model is finite"
-            )
-        scale = float(np.abs(a).max()) or 1.0
-        error = max(error, _largest(a - b) / scale)
-        moved = max(moved, _largest(a - c) / scale)
-    return Check(error, allowed if tolerance is None else tolerance, moved)
-
-
-def _largest(difference: np.ndarray[Any, np.dtype[Any]]) -> float:
-    """The largest deviation; NaN counts as infinitely far."""
-    return float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
+    def _batches(self, seed: int) -> Sequence[Inputs]:
+        try:
+            return random_batches(self.program.host, seed=seed)
+        except InputError:
+            kwargs = self.program.options.get("kwargs") or {}
+            if not self.program.args and not kwargs:
+                raise
+            return [(*self.program.args, *kwargs.values())]  # those of the trace
 
 
 def plan_digest(plan: Plan) -> str:

@@ -31,7 +31,7 @@ from cmrc.hosts.fx.details import details
 from cmrc.hosts.fx.gradient import differentiate
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed, to_exported
 from cmrc.hosts.fx.load import load_into
-from cmrc.hosts.fx.memory import own_all, to_numpy
+from cmrc.hosts.fx.memory import from_numpy, own_all, to_numpy
 from cmrc.hosts.fx.module import Kind, LoweredModule, argument_names, kind_of, make_template, run_flat
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
@@ -289,5 +289,5 @@ def _carried(entry: dict[str, Any], host: Host) -> tuple[str, dict[str, Any]]:
 def _as_tensor(value: Any, device: torch.device | None) -> Any:
     """What the model takes, where its parameters are."""
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value))
+        value = from_numpy(value)
     return value.to(device) if isinstance(value, torch.Tensor) else value

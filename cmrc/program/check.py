@@ -1,0 +1,270 @@
+"""Does a lowered model compute what the literally clamped one computes? On every output, judged beside real rounding.
+
+    error     = max |lowered − clamped| / max |clamped|       of one output, the largest of all batches
+    rounding  = max |nudged − clamped| / max |clamped|        where the inputs are moved by their last bit
+    tolerance = ROUNDINGS · rounding, between a tenth of and ten times what its precision usually needs
+
+A lowered model adds the same numbers in another order, so that every layer rounds anew. So does the clamped model itself
+when its inputs move by the last bit: that is the noise which an error of the compiler must stand out from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cmrc.errors import CheckError, InputError
+from cmrc.hosts.inputs import random_inputs
+from cmrc.hosts.protocols import Host
+from cmrc.ir.graph import Array, Value
+from cmrc.ir.ops import as_dtype
+from cmrc.program.do import Do
+from cmrc.program.dry_run import put_dos
+from cmrc.program.sites import Sites
+
+Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
+
+# How far lowered and clamped lie apart by rounding in the model's own precision, of the output's scale.
+USUAL = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
+ROUNDINGS = 16
+NUDGES = 2
+BATCHES = 3
+SIZES = (2, 8, 32, 64, 224)  # for dynamic sizes: the first that the model runs with
+SCALES = (-1.0, 1.0)  # powers of ten
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCheck:
+    """One output: the largest error of all batches, beside what rounding explains and what the replacement itself moved."""
+
+    name: str
+    error: float
+    tolerance: float
+    moved: float
+    rounding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Lowered against literally clamped. The numbers are of the output that comes closest to its tolerance."""
+
+    outputs: tuple[OutputCheck, ...]
+    batches: int
+    retrained: tuple[str, ...] = ()  # what was changed after lowering, so that the two need not be equal
+
+    @property
+    def worst(self) -> OutputCheck:
+        return max(self.outputs, key=lambda output: output.error / max(output.tolerance, np.finfo(float).tiny))
+
+    @property
+    def error(self) -> float:
+        """The largest difference relative to the largest number of the output."""
+        return self.worst.error
+
+    @property
+    def tolerance(self) -> float:
+        return self.worst.tolerance
+
+    @property
+    def rounding(self) -> float:
+        """How far the clamped model itself moves when its inputs do by the last bit."""
+        return self.worst.rounding
+
+    @property
+    def moved(self) -> float:
+        """How far the replacement itself moved the outputs, on the same scale."""
+        return max(output.moved for output in self.outputs)
+
+    @property
+    def holds(self) -> bool:
+        return all(output.error <= output.tolerance for output in self.outputs)
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.holds else "NOT equal"
+        where = f" at {self.worst.name}, the worst of {len(self.outputs)} outputs," if len(self.outputs) > 1 else ""
+        batches = f" on {self.batches} batches" if self.batches > 1 else ""
+        text = (
+            f"lowered and clamped are {verdict}{batches}: they differ{where} by {self.error:.2e} of the output's scale "
+            f"(allowed {self.tolerance:.0e}, the clamped model's own rounding {self.rounding:.2e}); "
+            f"the replacement itself moves it by {self.moved:.2e}"
+        )
+        if not self.retrained:
+            return text
+        more = f" and {len(self.retrained) - 1} more" if len(self.retrained) > 1 else ""
+        return (
+            f"{text}\nthe weights of lowered.module were changed after lowering ({self.retrained[0]}{more}): it no longer "
+            "computes what the plan says, and need not be equal"
+        )
+
+
+def check_batches(
+    original: Host,
+    clamped: Host,
+    lowered: Host,
+    batches: Iterable[Inputs],
+    *,
+    tolerance: float | None = None,
+    nudged: Callable[[], Host] | None = None,
+    seed: int = 0,
+) -> Check:
+    """Compare every output on every batch. `nudged` makes the clamped model with constants moved by their last bit
+    (`nudged_host`): it shows the rounding of a model whose inputs are whole numbers."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for inputs in batches:
+        expected = clamped.run(inputs)
+        results, plain = lowered.run(inputs), original.run(inputs)
+        _require_alike(expected, results)
+        others = list(_nudged_runs(clamped, inputs, nudged, rng))
+        rows.append(
+            [
+                _measure(want, got, before, [other[i] for other in others])
+                for i, (want, got, before) in enumerate(zip(expected, results, plain, strict=True))
+            ]
+        )
+    if not rows or not rows[0]:
+        raise CheckError("there is nothing to compare", fix="give at least one batch, and a model with outputs")
+    names = original.graph.outputs
+    outputs = []
+    for i, measures in enumerate(zip(*rows, strict=True)):
+        error, moved, rounding = np.max([m[:3] for m in measures], axis=0).tolist()
+        usual = USUAL.get(measures[0][3], 0.0)
+        allowed = min(max(ROUNDINGS * rounding, usual / 10), usual * 10) if rounding else usual
+        name = names[i] if len(names) == len(rows[0]) else f"output {i}"
+        outputs.append(OutputCheck(name, error, allowed if tolerance is None else tolerance, moved, rounding))
+    return Check(tuple(outputs), len(rows))
+
+
+def _require_alike(expected: Sequence[Array], results: Sequence[Array]) -> None:
+    if len(expected) != len(results):
+        raise CheckError(f"the lowered model has {len(results)} outputs, the clamped one {len(expected)}")
+    for want, got in zip(expected, results, strict=True):
+        if want.shape != got.shape:
+            raise CheckError(f"the lowered model gives shape {list(got.shape)}, the clamped one {list(want.shape)}")
+        if want.dtype != got.dtype:
+            raise CheckError(f"the lowered model gives {got.dtype.name}, the clamped one {want.dtype.name}")
+
+
+def _measure(want: Array, got: Array, before: Array, others: Sequence[Array]) -> tuple[float, float, float, str]:
+    """Error, movement and rounding of one output for one batch, and its precision."""
+    if want.dtype.kind in "biu" or not want.size:
+        return (
+            float(np.any(want != got)),
+            float(want.shape != before.shape or np.any(want != before)),
+            max((float(np.any(want != other)) for other in others), default=0.0),
+            want.dtype.name,
+        )
+    reference = want.astype(np.float64)
+    if not np.isfinite(reference).all():
+        raise CheckError(
+            "the clamped model gives NaN or infinity here", fix="check on inputs for which the model is finite"
+        )
+    scale = float(np.abs(reference).max()) or 1.0
+
+    def apart(array: Array) -> float:
+        """The largest deviation; NaN counts as infinitely far."""
+        return float(np.nan_to_num(np.abs(array.astype(np.float64) - reference), nan=np.inf).max()) / scale
+
+    return apart(got), apart(before), max((apart(other) for other in others), default=0.0), want.dtype.name
+
+
+# ---------------------------------------------------------------- rounding
+
+
+def _nudged_runs(
+    clamped: Host, inputs: Inputs, nudged: Callable[[], Host] | None, rng: np.random.Generator
+) -> Iterator[list[Array]]:
+    """The outputs of the clamped model for inputs that differ in the last bit."""
+    bound = clamped.bind(inputs)
+    if set(bound) == set(clamped.inputs) and any(_is_floating(array) for array in bound.values()):
+        for _ in range(NUDGES):
+            yield clamped.run({name: nudge(array, rng) for name, array in bound.items()})
+    elif nudged is not None:
+        yield nudged().run(inputs)
+
+
+def _is_floating(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def nudge(array: Array, rng: np.random.Generator) -> Array:
+    """Every number moved by its last bit, up or down; zeros stay, since what lies beside them is no rounding."""
+    if not _is_floating(array):
+        return array
+    ends = np.where(rng.integers(0, 2, array.shape) == 1, np.inf, -np.inf).astype(array.dtype)
+    moved: Array = np.where(array == 0, array, np.nextafter(array, ends))
+    return moved
+
+
+def nudged_host(sites: Sites, entries: Sequence[Do]) -> Host:
+    """The clamped model with the constants of its do's moved by their last bit."""
+    rng, values = np.random.default_rng(0), sites.values
+    moved = [
+        replace(entry, constant=nudge(as_dtype(entry.constant, values[entry.value].dtype), rng).astype(np.float64))
+        for entry in entries
+    ]
+    return sites.host.build(put_dos(sites.graph, moved))
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def random_batches(
+    host: Host, *, sizes: Mapping[str, int] | None = None, seed: int = 0, count: int = BATCHES
+) -> list[dict[str, Array]]:
+    """Batches of the declared types and shapes; dynamic sizes that are not given, and scales, are drawn from the seed.
+
+    Every batch is one that the model runs with: sizes are tried from small to large.
+    """
+    values = host.graph.inputs
+    if {value.name for value in values} != set(host.inputs):
+        raise InputError(
+            "random inputs cannot be made for a model with nested or constant arguments",
+            fix="give batches: lowered.check((batch,))",
+        )
+    given = dict(sizes or {})
+    rng = np.random.default_rng(seed)
+    start, batch = _first_that_runs(host, values, given, seed)
+    batches = [batch]
+    dynamic = sorted({str(n) for value in values for n in value.shape if not isinstance(n, int)} - given.keys())
+    for i in range(1, count):
+        drawn = {name: int(rng.integers(1, 2 * start)) if name in _leading(values) else start for name in dynamic}
+        batch = random_inputs(values, {**drawn, **given}, seed + i, default=start)
+        if not _runs(host, batch):
+            batch = random_inputs(values, given, seed + i, default=start)
+        scale = 10.0 ** rng.uniform(*SCALES)
+        batches.append({name: _scaled(array, scale) for name, array in batch.items()})
+    return batches
+
+
+def _leading(values: Sequence[Value]) -> set[str]:
+    """The dynamic sizes that stand first: numbers of samples, which a model takes as they come."""
+    return {str(value.shape[0]) for value in values if value.shape}
+
+
+def _first_that_runs(
+    host: Host, values: Sequence[Value], given: Mapping[str, int], seed: int
+) -> tuple[int, dict[str, Array]]:
+    for size in SIZES:
+        batch = random_inputs(values, given, seed, default=size)
+        if _runs(host, batch):
+            return size, batch
+    raise InputError(
+        f"the model does not run on random inputs with dynamic sizes of {', '.join(map(str, SIZES))}",
+        fix="give batches: lowered.check((batch,))",
+    )
+
+
+def _runs(host: Host, batch: Mapping[str, Array]) -> bool:
+    try:
+        host.run(batch)
+    except Exception:  # every framework has its own errors for sizes that do not fit
+        return False
+    return True
+
+
+def _scaled(array: Array, scale: float) -> Array:
+    return (array * np.asarray(scale, array.dtype)).astype(array.dtype) if _is_floating(array) else array
