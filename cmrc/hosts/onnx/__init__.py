@@ -9,6 +9,7 @@ annotations  a plan that is written on the model                names    what a 
 shapes       inferred shapes and dtypes                         sizes    sizes that a model reads from itself
 defaults     inputs that have a default
 details      what tells a node from another of its op
+causes       what is behind an error of onnx_ir
 bodies       graphs inside If, Loop and Scan                    piece    a part of the model between two cuts
 session      onnxruntime sessions                               bench    latency of files, side by side
 """

@@ -20,8 +20,9 @@ import onnx_ir
 
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx.annotations import annotate, read_annotations
+from cmrc.hosts.onnx.causes import last_line
 from cmrc.hosts.onnx.details import details
-from cmrc.hosts.onnx.load import last_line, load
+from cmrc.hosts.onnx.load import load
 from cmrc.hosts.onnx.piece import OnnxPiece, extract
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx_ir
 
 from cmrc.errors import TraceError
+from cmrc.hosts.onnx.causes import last_line
 from cmrc.hosts.onnx.sound import require_sound
 
 
@@ -26,11 +27,3 @@ def load(path: Path) -> onnx_ir.Model:
         raise TraceError(f"cannot read {path}: it is not an ONNX model, or it is cut off", fix=fix)
     require_sound(model)
     return model
-
-
-def last_line(error: BaseException) -> str:
-    """The innermost cause of an error, in a line."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__

@@ -12,10 +12,11 @@ from typing import Self
 
 import onnx_ir
 
+from cmrc.hosts.folded import fold
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.hosts.onnx.shapes import data_type
 from cmrc.ir.graph import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.ops import apply, materialise
+from cmrc.ir.ops import apply
 
 INSERTED_KEY = "cmrc.inserted"
 
@@ -126,7 +127,7 @@ class ModelPatch:
         if key not in self.initializers:
             origin = base or parameter(tensor)
             name = self._numbered(origin) if origin else self.fresh("cmrc.constant")
-            self.initializers[key] = NewInitializer(self._register(name, tensor), origin)
+            self.initializers[key] = NewInitializer(self._register(name, tensor, origin or name), origin)
         return self.initializers[key].value
 
     def array(self, array: Array, base: str = "") -> onnx_ir.Value:
@@ -139,14 +140,17 @@ class ModelPatch:
         self.taken.add(f"{origin}.cmrc{count}")
         return f"{origin}.cmrc{count}"
 
-    def _register(self, name: str, tensor: Tensor) -> onnx_ir.Value:
+    def _register(self, name: str, tensor: Tensor, known_as: str) -> onnx_ir.Value:
+        """A new initializer, computed when it is needed; a vector in float16, which overflows soonest, at once."""
         kind, shape = data_type(tensor.dtype), onnx_ir.Shape(tensor.shape)
         content: onnx_ir.TensorProtocol
         if isinstance(tensor, Literal):
             content = onnx_ir.tensor(tensor.array, dtype=kind, name=name)
+        elif tensor.dtype == "float16" and len(tensor.shape) <= 1:
+            content = onnx_ir.tensor(fold(tensor, tensor.dtype, name=known_as), dtype=kind, name=name)
         else:
             content = onnx_ir.LazyTensor(
-                lambda: onnx_ir.Tensor(materialise(tensor), dtype=kind), kind, shape, name=name
+                lambda: onnx_ir.Tensor(fold(tensor, tensor.dtype, name=known_as), dtype=kind), kind, shape, name=name
             )
         value = onnx_ir.Value(name=name, type=onnx_ir.TensorType(kind), shape=shape, const_value=content)
         self.graph.register_initializer(value)

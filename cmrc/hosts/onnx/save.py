@@ -22,6 +22,7 @@ import onnx_ir
 
 from cmrc.errors import FileError, HostError
 from cmrc.files import locked, publish, require_writable, staging, target, writing
+from cmrc.hosts.onnx.causes import own_errors
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 WEIGHTS = "weights"  # what the data file is called until its content is known
@@ -66,7 +67,8 @@ def save(
     with writing(path), staging(place.parent) as folder:
         staged = folder / place.name
         described = _described(model, metadata)
-        onnx_ir.save(described, staged, format="protobuf", external_data=WEIGHTS if external else None)
+        with own_errors():
+            onnx_ir.save(described, staged, format="protobuf", external_data=WEIGHTS if external else None)
         data = _name_by_content(staged, folder / WEIGHTS, place.stem)
         if data is not None and place.parent != path.parent.resolve():
             raise FileError(

@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir
 
-from cmrc.errors import HostError
+from cmrc.errors import CmrcError, HostError
+from cmrc.hosts.onnx.causes import own_errors
 from cmrc.hosts.onnx.defaults import defaults
 from cmrc.hosts.onnx.save import is_large
 from cmrc.ir.graph import Array
@@ -85,7 +86,10 @@ class Sessions:
             model.graph.outputs.append(values[name])
         halves = _return_halves_as_floats(model.graph)
         try:
-            session = _start(onnxruntime, model, self.providers)
+            with own_errors():
+                session = _start(onnxruntime, model, self.providers)
+        except CmrcError:
+            raise
         except Exception as error:  # onnxruntime has a class for each status
             raise HostError(f"onnxruntime refuses the model: {str(error).strip().splitlines()[-1]}") from error
         if not set(self.providers) & set(session.get_providers()):  # it falls back without an error

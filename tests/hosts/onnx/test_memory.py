@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import cmrc
-from cmrc.hosts.onnx import patch as onnx_patch
+from cmrc.hosts import folded
 from cmrc.ir.graph import Array, Tensor
 
 WIDTH, INNER, LAYERS = 128, 2048, 12
@@ -68,15 +68,15 @@ def test_a_changed_weight_is_made_when_it_is_written_and_then_let_go(
     most: list[int] = []
 
     def watched(tensor: Tensor) -> Array:
-        array = np.array(onnx_patch_materialise(tensor))
+        array = np.array(materialise(tensor))
         if array.nbytes > SMALL // 2:
             held.add(id(array))
             weakref.finalize(array, held.discard, id(array))
             most.append(len(held))
         return array
 
-    onnx_patch_materialise = onnx_patch.materialise
-    monkeypatch.setattr(onnx_patch, "materialise", watched)
+    materialise = folded.materialise
+    monkeypatch.setattr(folded, "materialise", watched)
     result = lowered(stack)
     assert not most
     result.save(tmp_path / "small.onnx")
