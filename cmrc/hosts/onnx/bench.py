@@ -1,6 +1,6 @@
 """How fast ONNX files run under onnxruntime, beside each other: what `cmrc bench` does.
 
-Every round runs all files, in random order; sessions are made anew several times, because where memory happens to lie
+Every round runs all files, in random order; sessions are started anew several times, because where memory happens to lie
 moves one session against an equal one. Files are compared by the median ratio of their times within a round, with a
 bootstrap interval over sessions. With one thread on the CPU the clock is the CPU time of the calling thread, which does all
 the work: what else the machine does at the time counts less.
@@ -38,13 +38,13 @@ Feeds = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """One file: seconds a run [sessions, rounds], its size with its weights, where it ran, and its peak memory."""
+    """One file: seconds per run [sessions, rounds], its size with its weights, where it ran, and its peak memory."""
 
     path: Path
     seconds: Array
     bytes: int
     providers: tuple[str, ...]
-    memory: int | None  # beyond what the process holds after its imports; None where the system does not tell
+    memory: int | None  # beyond what the process holds after its imports; None where the system does not say
 
     @property
     def median(self) -> float:
@@ -99,8 +99,8 @@ class Bench:
                  "peak_memory": file.memory, "providers": list(file.providers)}
             )  # fmt: skip
         sessions, rounds = self.files[0].seconds.shape
-        told = {"batch": self.samples, "threads": self.threads, "clock": self.clock}
-        return {**told, "sessions": sessions, "rounds": rounds, "files": rows}
+        settings = {"batch": self.samples, "threads": self.threads, "clock": self.clock}
+        return {**settings, "sessions": sessions, "rounds": rounds, "files": rows}
 
 
 def bench(
@@ -113,9 +113,9 @@ def bench(
     sessions: int = 5,
     rounds: int = 15,
     seed: int = 0,
-    watch: Watch = lambda found: found,
+    watch: Watch = lambda rounds: rounds,
 ) -> Bench:
-    """Run the files on random inputs: `batch` samples at a time, other sizes of run time by name in `sizes`."""
+    """Run the files on random inputs: `batch` samples at a time, other dynamic sizes by name in `sizes`."""
     files = {str(i): Path(path) for i, path in enumerate(paths)}  # by place: a path given twice is run as two
     for path in files.values():
         if not path.is_file():
@@ -130,11 +130,11 @@ def bench(
     seconds, used = times(
         files, feeds, threads=threads, provider=wanted, sessions=sessions, rounds=rounds, seed=seed, watch=watch
     )
-    made = tuple(
+    timed = tuple(
         Timed(path, seconds[name], size_of(path), used[name], peak_memory(path, feeds[name], threads, wanted))
         for name, path in files.items()
     )
-    return Bench(made, batch, threads, clock_for(threads, wanted))
+    return Bench(timed, batch, threads, clock_for(threads, wanted))
 
 
 # ---------------------------------------------------------------- sessions and their inputs
@@ -148,7 +148,7 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
         raise HostError("onnxruntime is not installed", fix="pip install 'cmrc[cpu]' or 'cmrc[gpu]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # errors are raised, and told in our own words
+    options.log_severity_level = 4  # errors are raised, and reported in our own words
     if optimised is not None:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(optimised)
@@ -185,7 +185,7 @@ def why_not(provider: str) -> str:
 
 
 def declared(path: Path) -> list[Value]:
-    """The inputs of a file, as onnxruntime tells them. A size without a name is called input.axis."""
+    """The inputs of a file, as onnxruntime reports them. A size without a name is called input.axis."""
     values = []
     for given in start(path).get_inputs():
         kind = given.type.removeprefix("tensor(").removesuffix(")")
@@ -240,11 +240,11 @@ def times(
     sessions: int,
     rounds: int,
     seed: int = 0,
-    watch: Watch = lambda found: found,
+    watch: Watch = lambda rounds: rounds,
 ) -> tuple[dict[str, Array], dict[str, tuple[str, ...]]]:
-    """Seconds a run of every file, [sessions, rounds], and the providers that each really had."""
+    """Seconds per run of every file, [sessions, rounds], and the providers that each really had."""
     names, clock = list(files), CLOCKS[clock_for(threads, provider)]
-    found: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in names}
     used: dict[str, tuple[str, ...]] = {}
     order = np.random.default_rng(seed)
     for _ in watch(range(sessions)):
@@ -258,8 +258,8 @@ def times(
                 begin = clock()
                 for _ in range(repeats[name]):
                     run(None, feed)
-                found[name].append((clock() - begin) / repeats[name])
-    return {name: np.array(seconds).reshape(sessions, rounds) for name, seconds in found.items()}, used
+                taken[name].append((clock() - begin) / repeats[name])
+    return {name: np.array(seconds).reshape(sessions, rounds) for name, seconds in taken.items()}, used
 
 
 def clock_for(threads: int, provider: str = CPU) -> str:
@@ -275,9 +275,9 @@ def repeats_for(session: Any, feed: Feeds, path: Path) -> int:
             session.run(None, feed)
         except Exception as error:  # onnxruntime has a class for each status
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            told = str(error).strip().splitlines()[-1]
+            reason = str(error).strip().splitlines()[-1]
             raise HostError(
-                f"{path} does not run on inputs {shapes}: {told}", fix="give sizes that it takes: batch=, sizes="
+                f"{path} does not run on inputs {shapes}: {reason}", fix="give sizes that it takes: batch=, sizes="
             ) from error
         seconds.append(time.perf_counter() - begin)
     return max(1, round(LONG_ENOUGH / min(seconds)))
@@ -289,11 +289,11 @@ def median_ratio(seconds: Array) -> tuple[float, float, float]:
     return (float(np.median(ratios)), *median_interval(ratios))
 
 
-def median_interval(found: Array) -> tuple[float, float]:
+def median_interval(samples: Array) -> tuple[float, float]:
     """A 95 % bootstrap interval of the median, resampling the first axis (the second, where the first is of one)."""
-    found = found[0] if len(found) == 1 and found.ndim > 1 else found
-    draw = np.random.default_rng(0).integers(0, len(found), (BOOTSTRAPS, len(found)))
-    low, high = np.percentile(np.median(found[draw].reshape(BOOTSTRAPS, -1), axis=1), [2.5, 97.5])
+    samples = samples[0] if len(samples) == 1 and samples.ndim > 1 else samples
+    draw = np.random.default_rng(0).integers(0, len(samples), (BOOTSTRAPS, len(samples)))
+    low, high = np.percentile(np.median(samples[draw].reshape(BOOTSTRAPS, -1), axis=1), [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -310,9 +310,9 @@ def peak_memory(path: Path, feed: Feeds, threads: int = 1, provider: str = CPU) 
     return None if done.returncode else int(done.stdout)
 
 
-def _held(line: str) -> int:
-    told = Path("/proc/self/status").read_text()
-    return next(int(found.split()[1]) for found in told.splitlines() if found.startswith(line)) * 1024
+def _memory_in_use(line: str) -> int:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(entry.split()[1]) for entry in status if entry.startswith(line)) * 1024
 
 
 def _run_alone() -> None:
@@ -321,11 +321,11 @@ def _run_alone() -> None:
     asked = json.loads(sys.stdin.read())
     feed = {name: np.ones(shape, dtype=dtype) for name, (dtype, shape) in asked["shapes"].items()}
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
-    before = _held("VmRSS")
+    before = _memory_in_use("VmRSS")
     session = start(Path(asked["path"]), threads=asked["threads"], provider=asked["provider"])
     for _ in range(3):
         session.run(None, feed)
-    sys.stdout.write(str(_held("VmHWM") - before))
+    sys.stdout.write(str(_memory_in_use("VmHWM") - before))
 
 
 if __name__ == "__main__":
