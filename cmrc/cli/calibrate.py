@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -60,6 +61,10 @@ def calibrate_command(
     ] = "cross-entropy",
     batch: BatchSize = SIZE,
     seed: Seed = 0,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what is gathered so far here; after an interruption, resume from it."),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -73,7 +78,8 @@ def calibrate_command(
         require_output(output, "a file of statistics", ".safetensors", reads=[model, data], force=force)
         stats = calibrate(
             trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
-            loss=loss, seed=seed, size=batch, shard=distributed.shard(), watch=progress,
+            loss=loss, seed=seed, size=batch, shard=distributed.shard(), checkpoint=checkpoint,
+            watch=progress,
         )  # fmt: skip
         stats = distributed.all_merge(stats)
         if distributed.shard()[0]:

@@ -16,7 +16,7 @@ from cmrc.errors import CmrcError
 
 # Keywords whose flag is the same word; then those that are called otherwise.
 SAME = (
-    "batch", "certify", "class_axis", "controls", "counted", "data", "delta", "held_out", "keep", "loss", "need", "output",
+    "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "held_out", "keep", "loss", "need", "output",
     "plot", "positions", "preset", "provider", "reads", "recipe", "residue", "rounds", "seed", "sessions", "site", "sites",
     "stats", "swaps", "threads", "tolerance", "until",
 )  # fmt: skip
@@ -48,7 +48,9 @@ def in_flags(text: str) -> str:
 
 def reason_in_flags(text: str) -> str:
     """The same of a reason, only at its start: further on it may quote names of the user."""
-    return _KEYWORD.sub(_flag, text, count=1) if _KEYWORD.match(text) else text
+    begin = "there is no " if text.startswith("there is no ") else ""
+    rest = text.removeprefix(begin)
+    return begin + _KEYWORD.sub(_flag, rest, count=1) if _KEYWORD.match(rest) else text
 
 
 def _flag(match: re.Match[str]) -> str:

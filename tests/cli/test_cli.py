@@ -253,9 +253,9 @@ def test_an_error_as_json(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "cannot be read: No data left in file"),
-        (b"nothing", "cannot be read: it is no file of arrays of numbers"),
-        (b"PK\x03\x04nothing", "cannot be read: File is not a zip file"),
+        (b"", "is not a file of arrays: it does not begin as a .npy file does"),
+        (b"nothing", "is not a file of arrays: it does not begin as a .npy file does"),
+        (b"PK\x03\x04nothing", "is not a file of arrays: a .npz file that is cut short"),
     ],
 )
 def test_check_refuses_inputs_that_cannot_be_read(folder: Path, content: bytes, told: str) -> None:
@@ -276,7 +276,7 @@ def test_a_single_input_needs_no_name(folder: Path) -> None:
     shown = cli("check", "model.onnx", "small.onnx", "plan.json", "--data", "data.npz")
     assert (shown.exit_code, shown.stderr) == (
         2,
-        "stats: a batch has no 'image'\n  fix: the model's inputs are image; it has pictures, others\n",
+        "stats: a batch has no 'image' (it has pictures, others)\n  fix: give every input of the model: image\n",
     )
 
 
@@ -482,3 +482,21 @@ def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, 
 def test_every_command_is_listed_by_the_line_that_its_own_help_begins_with(group: type[LazyGroup]) -> None:
     for name, entry in group.entries.items():
         assert load(entry).help.startswith(entry.summary.rstrip(".")), name
+
+
+def test_calibrate_resumes_from_a_checkpoint(folder: Path) -> None:
+    """A finished run leaves no checkpoint behind; a file that is none is refused before the work."""
+    np.save("images.npy", np.random.default_rng(0).normal(size=(9, 1, 8, 8)).astype(np.float32))
+    call = ("calibrate", "model.onnx", "--data", "images.npy", "-o", "stats.safetensors", "--checkpoint")
+    assert cli(*call, "so-far.safetensors").exit_code == 0
+    assert not Path("so-far.safetensors").exists()
+    shown = cli(*call, "stats.safetensors")
+    assert shown.exit_code == 2
+    assert "is a finished file of statistics, not a checkpoint" in shown.stderr
+
+
+def test_a_need_that_does_not_exist_is_named_by_its_flag(folder: Path) -> None:
+    np.save("images.npy", np.zeros((2, 1, 8, 8), np.float32))
+    shown = cli("calibrate", "model.onnx", "--data", "images.npy", "-o", "x.safetensors", "--need", "sums")
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith("stats: there is no --need sums\n  fix: use any of ")

@@ -21,7 +21,9 @@ FLAG = re.compile(r"--[a-z][a-z-]*")
 # Errors that only a Python caller meets, and a name=number that the command line itself takes.
 ONLY_PYTHON = {
     "a do takes either constant= or affine=",
-    "curvature=… is not understood",
+    "checkpoint= cannot be combined with host= or taps=",
+    "save numbers: numpy.save(path, array)",
+    "there is no curvature=…",
     "give it: plan=",
     "give keeps= in falling order",
     "give parse the parameters: leaves=...",
