@@ -8,7 +8,8 @@ from typing import Any
 
 from cmrc.hosts.fx.ops.table import ROWS as ATEN
 from cmrc.hosts.onnx.ops.table import ROWS as ONNX
-from cmrc.ir.ops import ALONG, CHECKS, POINTWISE
+from cmrc.ir.functions import ALONG, POINTWISE
+from cmrc.ir.ops import OPS
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 
 PAGE = Path(__file__).parent / "ops.md"
@@ -35,11 +36,16 @@ def page() -> str:
         "| op | a constant do | an affine do | a select |",
         "|---|---|---|---|",
     ]
-    for op in sorted(set(CHECKS) - {"plane"}):
+    for op in sorted(name for name, spec in OPS.items() if spec.shape is not None and name != "plane"):
         cells = (told(constant_fold.RULES, op), told(affine_fold.RULES, op), told(dead_subgraph.RULES, op))
         lines.append(f"| `{op}` | " + " | ".join(cells) + " |")
     lines += ["", "`pointwise` functions: " + ", ".join(f"`{name}`" for name in sorted(POINTWISE)) + "."]
-    lines += ["", "`along` functions whose meaning is known: " + ", ".join(f"`{name}`" for name in sorted(ALONG)) + "."]
+    lines += [
+        "",
+        "`along` functions whose meaning is known: "
+        + ", ".join(f"`{name}`" for name in sorted(ALONG) if ALONG[name].meaning)
+        + ".",
+    ]
     lines += ["", "Any other op is `opaque`: replacements stop there, and it is in nobody's way elsewhere."]
     names = sorted({aten_name(target) for target in ATEN})
     lines += ["", f"## torch: {len(names)} aten ops", "", ", ".join(f"`{name}`" for name in names) + "."]

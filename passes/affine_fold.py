@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cmrc.ir.axes import blocks, compress, count_by_group, spread
+from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
-from cmrc.ir.ops import AFFINE_OPERANDS, ALONG, LINEAR_ALONG, MEANINGS, constant, keeps_constants, slab_of, take
+from cmrc.ir.meanings import slab_of
+from cmrc.ir.tensors import constant, evaluate_op, take
 from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriting.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
 
@@ -118,7 +120,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Decl
     position = next(i for i, o in enumerate(node.inputs) if isinstance(o, str) and sweep.producers.get(o) is not None
                     and is_affine_do(sweep.producers[o]))  # fmt: skip
     fn, rank = node.attrs["fn"], len(node.output.shape)
-    if position not in AFFINE_OPERANDS.get(fn, ()):
+    if position not in POINTWISE[fn].affine_in:
         return Declined("it is not affine in the replaced units")
     if any(isinstance(o, str) for i, o in enumerate(node.inputs) if i != position):
         return Declined("its other operand is not a constant")
@@ -141,7 +143,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Decl
         results = []
         for probe in (0.0, 1.0):
             operands[position] = np.full((1,) * rank, probe)
-            result = MEANINGS["pointwise"]({**node.attrs, "rank": rank}, *operands)
+            result = evaluate_op("pointwise", {**node.attrs, "rank": rank}, *operands)
             result = result.reshape((1,) * (rank - result.ndim) + result.shape)
             if any(n != 1 for i, n in enumerate(result.shape) if i != axis):
                 return Declined("its other operand differs by position")
@@ -177,13 +179,13 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> Decli
     fn, axes, attrs = node.attrs["fn"], tuple(node.attrs["axes"]), node.attrs
     if relation.axis in axes:
         return Declined("it mixes the units with each other")
-    if fn not in LINEAR_ALONG or (fn == "pad" and attrs["value"] != 0):
+    if not ALONG[fn].linear or (fn == "pad" and attrs["value"] != 0):
         return Declined("it is not affine in the replaced units")
     axis = relation.axis - sum(a < relation.axis for a in axes) if attrs.get("drop") else relation.axis
     slab = compress(relation.slab, relation.axis)
-    if not np.any(slab) or (keeps_constants(attrs) and all(slab.shape[a] == 1 for a in axes)):
+    if not np.any(slab) or (ALONG[fn].maps_constants_to_themselves(attrs) and all(slab.shape[a] == 1 for a in axes)):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
-    elif fn not in ALONG:
+    elif ALONG[fn].meaning is None:
         return Declined("its constant part differs by position")
     else:
         sizes = [sweep.shape(relation.source)[a] for a in axes]
@@ -192,7 +194,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> Decli
         shape = list(slab.shape)
         for a, n in zip(axes, sizes, strict=True):
             shape[a] = int(n)
-        result = compress(MEANINGS["along"](attrs, np.broadcast_to(slab, shape)), axis)
+        result = compress(evaluate_op("along", attrs, np.broadcast_to(slab, shape)), axis)
     return _sink(sweep, node, 0, replace(relation, axis=axis, slab=result))
 
 

@@ -19,8 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from cmrc.ir.axes import compress, count_by_group, join, members, move, move_slab, spread
+from cmrc.ir.functions import ALONG
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
-from cmrc.ir.ops import ALONG, MEANINGS, constant, keeps_constants, slab_of, take
+from cmrc.ir.meanings import slab_of
+from cmrc.ir.tensors import constant, evaluate_op, take
 from cmrc.passes.rewriting import runtime
 from cmrc.passes.rewriting.absorb import (
     conv_shape,
@@ -144,7 +146,7 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
         else:
             local = operand_axis(node, i, operand.shape, axis)
             arrays.append(constant(operand if local is None else take(operand, local, units)))
-    slab = MEANINGS["pointwise"]({**node.attrs, "rank": rank}, *arrays)
+    slab = evaluate_op("pointwise", {**node.attrs, "rank": rank}, *arrays)
     if slab.ndim < rank:
         slab = slab.reshape((1,) * (rank - slab.ndim) + slab.shape)
     return spread(slab, axis, len(units))
@@ -171,10 +173,10 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)
     same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))
-    if flat and (keeps_constants(attrs) or same_pad):
+    if flat and (ALONG[fn].maps_constants_to_themselves(attrs) or same_pad):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
         return sink(sweep, node, facts, axis, fact.units, result)
-    if fn not in ALONG:
+    if ALONG[fn].meaning is None:
         return Declined(f"what {fn} does to a constant is not known")
     if not (flat and fn in ("layer_norm", "instance_norm", "rms_norm")):
         sizes = [sweep.shape(fact.source)[a] for a in axes]
@@ -192,7 +194,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
         parameters.append(
             None if operand is None else constant(operand if local is None else take(operand, local, fact.units))
         )
-    return sink(sweep, node, facts, axis, fact.units, MEANINGS["along"](attrs, slab, *parameters))
+    return sink(sweep, node, facts, axis, fact.units, evaluate_op("along", attrs, slab, *parameters))
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
@@ -340,7 +342,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, str):
         return Declined("its bias is computed at run time")
-    result = MEANINGS["linear"](node.attrs, slab, constant(weight), None if bias is None else constant(bias))
+    result = evaluate_op("linear", node.attrs, slab, constant(weight), None if bias is None else constant(bias))
     units = range(int(node.output.shape[axis])) if fact.axis == axis else fact.units
     return sink(sweep, node, facts, fact.axis, tuple(units), result)
 
@@ -396,7 +398,7 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
     else:
         return None
     full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
-    return MEANINGS["conv"](attrs, full, small, shift)
+    return evaluate_op("conv", attrs, full, small, shift)
 
 
 def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
 from cmrc.ir.graph import Graph, Marks, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.ops import take
+from cmrc.ir.tensors import take
 from cmrc.passes.rewriting.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
 
 

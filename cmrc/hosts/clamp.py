@@ -6,7 +6,8 @@ import numpy as np
 
 from cmrc.ir.axes import spread
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.ir.ops import constant, slab_of
+from cmrc.ir.meanings import slab_of
+from cmrc.ir.tensors import constant
 
 
 def _spread(node: Node, slab: Array) -> Array:

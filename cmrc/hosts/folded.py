@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from cmrc.errors import HostError
+from cmrc.ir.dtypes import as_dtype, numpy_dtype
 from cmrc.ir.graph import Apply, Array, Leaf, Literal, Node, Tensor
-from cmrc.ir.ops import as_dtype, constant, materialise, numpy_dtype
+from cmrc.ir.tensors import constant, materialise
 
 MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat", "expand"})  # no new numbers
 

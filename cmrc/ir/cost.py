@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cmrc.ir.axes import product
+from cmrc.ir.dtypes import numpy_dtype
 from cmrc.ir.graph import Graph, Leaf, Node, Shape, Tensor
-from cmrc.ir.ops import numpy_dtype
+from cmrc.ir.ops import OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +31,12 @@ def elements(shape: Shape, sizes: Mapping[str, int]) -> int:
 
 
 def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> int:
-    """Multiply-accumulates of one node: affine ops, products of values, attention; everything else counts nothing."""
-    out = elements(node.output.shape, sizes)
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
-    if node.op == "linear" and isinstance(weight, Tensor):
-        return out * int(weight.shape[node.attrs["w_in"]])
-    if node.op == "conv" and isinstance(weight, Tensor):
-        kernel = math.prod(weight.shape[2:])
-        if node.attrs.get(
-            "transposed"
-        ):  # every input element meets every output channel of its group and kernel position
-            x = node.inputs[0]
-            assert isinstance(x, str)
-            return elements(shapes[x], sizes) * weight.shape[1] * kernel
-        return out * weight.shape[1] * kernel
-    if node.op == "matmul":
-        return out * elements(_shape(node, 0, shapes)[-1:], sizes)
-    if node.op == "attention":  # q kᵀ, then the weights times v: whole products, also where a mask is causal
-        q, k, v = (_shape(node, i, shapes) for i in range(3))
-        return elements((*q, k[-2]), sizes) + elements((*q[:-1], k[-2], v[-1]), sizes)
-    return 0
-
-
-def _shape(node: Node, operand: int, shapes: Mapping[str, Shape]) -> Shape:
-    found = node.inputs[operand]
-    assert found is not None
-    return shapes[found] if isinstance(found, str) else found.shape
+    """Multiply-accumulates of one node, as its op's spec counts them."""
+    work = OPS[node.op].work
+    if work is None:
+        return 0
+    operands = [None if o is None else shapes[o] if isinstance(o, str) else o.shape for o in node.inputs]
+    return sum(elements(shape, sizes) for shape in work(node, operands))
 
 
 def cost(graph: Graph, sizes: Mapping[str, int] | None = None) -> Cost:

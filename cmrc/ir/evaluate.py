@@ -13,7 +13,8 @@ import numpy as np
 from cmrc.errors import CmrcError, GraphError
 from cmrc.ir.axes import product
 from cmrc.ir.graph import Array, Dim, Graph, Node, Operand, Value
-from cmrc.ir.ops import MEANINGS, constant
+from cmrc.ir.ops import OPS
+from cmrc.ir.tensors import constant, evaluate_op
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -40,15 +41,15 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         array = np.asarray(inputs[value.name])
         define(None, value, array if array.dtype.kind in "biu" else array.astype(np.float64))
     for node in graph.nodes:
-        if node.op not in MEANINGS:
+        if OPS[node.op].meaning is None:
             raise CmrcError("it has no meaning of its own: only its host can run it", node=node.label, op=node.kind)
         operands = [read(operand) for operand in node.inputs]
         attrs = node.attrs
-        if node.op in ("reshape", "expand"):
+        if OPS[node.op].sized:
             attrs = {**attrs, "shape": _target(node, operands[0], sizes)}
         elif attrs.get("fn") == "tile":
             attrs = {**attrs, "times": tuple(_size(dim, sizes) for dim in attrs["times"])}
-        define(node, node.output, np.asarray(MEANINGS[node.op](attrs, *operands)))
+        define(node, node.output, np.asarray(evaluate_op(node.op, attrs, *operands)))
     return values
 
 

@@ -27,8 +27,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from cmrc.errors import TextError
+from cmrc.ir.dtypes import numpy_dtype
 from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.ops import numpy_dtype
 
 WORD = re.compile(r"[\w.+\-*/$]+(?:::[\w.+\-*/$]+)*")
 TOKEN = re.compile(rf"\s*(?:(->|<-)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|({WORD.pattern})|([^\s\w]))")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from cmrc.errors import GraphError
 from cmrc.ir.graph import Graph
-from cmrc.ir.ops import CHECKS
+from cmrc.ir.ops import OPS
+from cmrc.ir.spec import undeclared
 
 
 def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
-    """Check that operands are defined before their use, names are unique, and every op's shapes fit (ops.CHECKS).
+    """Check that operands are defined before their use, names are unique, and every node is as its op declares: operands, attributes, shapes.
 
     `since` is a graph that was verified: nodes of it that read the very same values fit as they did.
     """
@@ -24,11 +25,11 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
                     raise GraphError(node.label, node.kind, f"reads %{operand} before it is defined")
                 fit = fit and value is before.get(operand)
         if not fit:
-            check = CHECKS.get(node.op)
-            if check is None:
+            op = OPS.get(node.op)
+            if op is None or op.shape is None:
                 raise GraphError(node.label, node.op, "is not an op of the IR")
             shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
-            problem = check(node, shapes)
+            problem = undeclared(op, node) or op.shape(node, shapes)
             if problem:
                 raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:

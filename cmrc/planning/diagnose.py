@@ -18,7 +18,7 @@ from cmrc.errors import StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import complement
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.ir.ops import constant
+from cmrc.ir.tensors import constant
 from cmrc.planning.objectives import Context, constant_risk, score
 from cmrc.planning.planner import rank
 from cmrc.planning.recipe import Recipe

@@ -9,14 +9,12 @@ import numpy as np
 
 from cmrc.errors import GraphError
 from cmrc.ir.axes import Index
+from cmrc.ir.dtypes import as_dtype
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
-from cmrc.ir.ops import as_dtype
+from cmrc.ir.ops import OPS
 from cmrc.passes import pipeline as passes
 from cmrc.program.do import Do
 from cmrc.program.outcome import Ending, Outcome, SiteFolding
-
-# Ops that replacements pass: the neighbourhood follows them from a site to where a do is taken in or stops.
-PASSING = {"pointwise", "along", "reshape", "transpose", "expand", "concat", "select", "matmul", "attention"}
 
 
 def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:
@@ -108,7 +106,7 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
             wanted[reader.name] = reader
             up.extend(o for o in reader.values() if o != name)
             grouped = reader.op == "conv" and reader.attrs["groups"] > 1
-            if reader.op in PASSING or grouped:
+            if OPS[reader.op].passes or grouped:
                 down.extend(v.name for v in reader.outputs)
     while up:
         name = up.pop()
@@ -118,7 +116,7 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
         node = producers[name]
         wanted[node.name] = node
         grouped = node.op == "conv" and node.attrs["groups"] > 1
-        if node.op in PASSING or grouped:
+        if OPS[node.op].passes or grouped:
             up.extend(node.values())
         if name not in seen_down:  # whoever else reads it is why a select stops here
             wanted.update({reader.name: reader for reader in consumers[name]})

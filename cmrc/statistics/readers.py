@@ -16,8 +16,9 @@ import numpy as np
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.axes import product
+from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.graph import Array, Node, Shape, Tensor
-from cmrc.ir.ops import AFFINE_OPERANDS, LINEAR_ALONG, MEANINGS, constant
+from cmrc.ir.tensors import constant, evaluate_op
 from cmrc.program.program import Program
 from cmrc.statistics.columns import Columns
 
@@ -197,18 +198,18 @@ def _pass(node: Node, reached: Mapping[str, _Reached], shapes: Mapping[str, tupl
     place, held = mine[0]
     if node.op in MOVES:
         attrs = {**node.attrs, "shape": shape} if node.op in ("reshape", "expand") else node.attrs
-        number, scale = (np.asarray(MEANINGS[node.op](attrs, array)) for array in (held.column, held.scale))
+        number, scale = (np.asarray(evaluate_op(node.op, attrs, array)) for array in (held.column, held.scale))
         return _Reached(number, scale, held.exact)
     if node.op == "pointwise":
         others = [o for i, o in enumerate(node.inputs) if i != place]
         fixed = all(o is None or isinstance(o, Tensor) for o in others)
         number = np.broadcast_to(held.column, shape)
-        if fixed and place in AFFINE_OPERANDS.get(node.attrs["fn"], ()):
+        if fixed and place in POINTWISE[node.attrs["fn"]].affine_in:
             filled = [constant(o) if isinstance(o, Tensor) else None for o in node.inputs]
             ends = []
             for x in (held.scale, np.zeros_like(held.scale)):
                 filled[place] = x
-                ends.append(np.asarray(MEANINGS["pointwise"](node.attrs, *filled), dtype=np.float64))
+                ends.append(np.asarray(evaluate_op("pointwise", node.attrs, *filled), dtype=np.float64))
             return _Reached(number, np.broadcast_to(ends[0] - ends[1], shape), held.exact)
         return _Reached(number, np.broadcast_to(held.scale, shape), held.exact and node.attrs["fn"] == "add")
     if node.op == "along":
@@ -219,6 +220,6 @@ def _pass(node: Node, reached: Mapping[str, _Reached], shapes: Mapping[str, tupl
             return None  # it acts across the units
         if node.attrs.get("drop"):
             number, scale = (np.squeeze(a, axes) for a in (number, scale))
-        linear = node.attrs["fn"] in LINEAR_ALONG
+        linear = ALONG[node.attrs["fn"]].linear
         return _Reached(np.broadcast_to(number, shape), np.broadcast_to(scale, shape), held.exact and linear)
     return None

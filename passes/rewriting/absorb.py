@@ -19,7 +19,8 @@ import numpy as np
 
 from cmrc.ir.axes import spread
 from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Tensor, Value, literal
-from cmrc.ir.ops import apply, constant, conv_pads, take
+from cmrc.ir.meanings import conv_pads
+from cmrc.ir.tensors import apply, constant, take
 from cmrc.passes.rewriting.rewriter import Declined, Sweep, complement, resized
 
 # A plane of a fixed size is stored, unless it holds more than so many times the numbers of the weight it comes from, which would make

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from cmrc.ir.graph import Node, Operand, Tensor, Value, literal
-from cmrc.ir.ops import apply
+from cmrc.ir.tensors import apply
 from cmrc.passes.rewriting.absorb import add_after, add_tensors
 from cmrc.passes.rewriting.rewriter import Sweep
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
-from cmrc.ir.ops import apply, constant, take
+from cmrc.ir.tensors import apply, constant, take
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.rewriting.known import Facts, Known, sink
 from cmrc.passes.rewriting.rewriter import Declined, Sweep, complement

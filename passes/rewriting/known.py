@@ -9,7 +9,8 @@ import numpy as np
 
 from cmrc.ir.axes import Index, compress, spread
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.ir.ops import constant, slab_of
+from cmrc.ir.meanings import slab_of
+from cmrc.ir.tensors import constant
 from cmrc.passes.rewriting.rewriter import Declined, Sweep
 
 NOTHING = np.zeros(())

@@ -13,7 +13,7 @@ import cmrc
 from cmrc.errors import HostError
 from cmrc.hosts.folded import fold
 from cmrc.ir.graph import Leaf, Literal, Tensor
-from cmrc.ir.ops import apply
+from cmrc.ir.tensors import apply
 
 
 def leaf(array: object, dtype: str = "float16") -> Leaf:

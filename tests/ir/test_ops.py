@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tolerances import EXACT_F64, distance
 
-from cmrc.ir.graph import Apply, Leaf, Literal, Node, Value, literal
-from cmrc.ir.ops import ALONG, CHECKS, MEANINGS, POINTWISE, apply, constant, materialise, take
+from cmrc.errors import GraphError
+from cmrc.ir import attributes as attribute_types
+from cmrc.ir.functions import ALONG, POINTWISE
+from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Node, Value, literal
+from cmrc.ir.ops import OPS
+from cmrc.ir.tensors import apply, constant, evaluate_op, materialise, take
+from cmrc.ir.verify import verify_graph
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -56,7 +62,7 @@ def test_convolution(c: dict[str, Any]) -> None:
         normal(c["outs"], c["ins"] // c["groups"], *c["kernel"], seed=1),
         normal(c["outs"], seed=2) if c["bias"] else None,
     )
-    ours = MEANINGS["conv"](attributes(c), x, w, b)
+    ours = evaluate_op("conv", attributes(c), x, w, b)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[c["rank"] - 1]
     theirs = convolve(*map(as_tensor, (x, w, b)), c["stride"], c["padding"], c["dilation"], c["groups"])
     agree(ours, theirs)
@@ -72,7 +78,7 @@ def test_transposed_convolution(c: dict[str, Any]) -> None:
         normal(c["ins"], c["outs"] // c["groups"], *c["kernel"], seed=1),
         normal(c["outs"], seed=2) if c["bias"] else None,
     )
-    ours = MEANINGS["conv"](attributes(c, transposed=True, output_padding=c["more"]), x, w, b)
+    ours = evaluate_op("conv", attributes(c, transposed=True, output_padding=c["more"]), x, w, b)
     convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[c["rank"] - 1]
     theirs = convolve(*map(as_tensor, (x, w, b)), c["stride"], c["padding"], c["more"], c["groups"], c["dilation"])
     agree(ours, theirs)
@@ -93,7 +99,7 @@ def test_same_padding_depends_on_the_size(
     total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
     small, large = total // 2, total - total // 2
     padded = F.pad(torch.from_numpy(x), (large, small) if before else (small, large))
-    ours = MEANINGS["conv"](attrs, x, w)
+    ours = evaluate_op("conv", attrs, x, w)
     assert ours.shape[2] == -(-size // stride)
     agree(ours, F.conv1d(padded, torch.from_numpy(w), stride=stride, dilation=dilation))
 
@@ -102,7 +108,7 @@ def test_same_padding_depends_on_the_size(
 def test_same_padding_of_a_transposed_convolution(kernel: int, stride: int, extra: int) -> None:
     attrs = {"axis": 1, "stride": (stride,), "pad": "same_upper", "dilation": (1,), "groups": 1, "transposed": True,
              "output_padding": (extra,)}  # fmt: skip
-    ours = MEANINGS["conv"](attrs, normal(1, 2, 4), normal(2, 3, kernel, seed=1))
+    ours = evaluate_op("conv", attrs, normal(1, 2, 4), normal(2, 3, kernel, seed=1))
     assert ours.shape == (1, 3, 4 * stride)
 
 
@@ -125,12 +131,12 @@ def test_pools(rank: int, sizes: list[tuple[int, ...]], ceil: bool, include_pad:
     common = {"axes": tuple(range(2, 2 + rank)), "kernel": kernel, "stride": stride, "pad": pads, "ceil": ceil}
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     if all(n + 2 * p >= r for n, p, r in zip(size, pad, reach, strict=True)):
-        ours = MEANINGS["along"]({"fn": "max_pool", "dilation": dilation, **common}, x)
+        ours = evaluate_op("along", {"fn": "max_pool", "dilation": dilation, **common}, x)
         pool: Any = (F.max_pool1d, F.max_pool2d)[rank - 1]
         agree(ours, pool(torch.from_numpy(x), kernel, stride, pad, dilation, ceil))
     assume(all(n + 2 * p >= k for n, p, k in zip(size, pad, kernel, strict=True)))
     divisor = divisor if rank == 2 else None
-    ours = MEANINGS["along"]({"fn": "avg_pool", "include_pad": include_pad, "divisor": divisor, **common}, x)
+    ours = evaluate_op("along", {"fn": "avg_pool", "include_pad": include_pad, "divisor": divisor, **common}, x)
     if rank == 1:
         agree(ours, F.avg_pool1d(torch.from_numpy(x), kernel, stride, pad, ceil, include_pad))
     else:
@@ -213,7 +219,7 @@ def test_activation(fn: str) -> None:
     x = np.linspace(-4.0, 4.0, 41)
     x = np.abs(x) + 0.1 if fn in POSITIVE else x
     with np.errstate(divide="ignore"):
-        ours = MEANINGS["pointwise"]({"fn": fn, **options}, x)
+        ours = evaluate_op("pointwise", {"fn": fn, **options}, x)
     finite = np.isfinite(ours)
     agree(np.asarray(ours, np.float64)[finite], theirs(torch.from_numpy(x))[torch.from_numpy(finite)].double())
 
@@ -223,7 +229,9 @@ def test_pair(fn: str) -> None:
     options, theirs = PAIRS[fn]
     x, y = np.round(normal(4, 3, 2), 1), np.round(normal(3, 1, seed=1), 1) + 0.05 * (fn in ("div", "fmod"))
     x = np.abs(x) if fn == "pow" else x
-    agree(MEANINGS["pointwise"]({"fn": fn, **options}, x, y), theirs(torch.from_numpy(x), torch.from_numpy(y)).double())
+    agree(
+        evaluate_op("pointwise", {"fn": fn, **options}, x, y), theirs(torch.from_numpy(x), torch.from_numpy(y)).double()
+    )
 
 
 def test_every_function_is_compared() -> None:
@@ -233,18 +241,18 @@ def test_every_function_is_compared() -> None:
 
 def test_where_and_clip_by_operands() -> None:
     x, y, low = normal(4, 3), normal(4, 3, seed=1), np.asarray([-0.1, 0.0, 0.1])
-    agree(MEANINGS["pointwise"]({"fn": "where"}, x > y, x, y), torch.from_numpy(np.maximum(x, y)))
-    agree(MEANINGS["pointwise"]({"fn": "clip"}, x, low, None), torch.from_numpy(np.maximum(x, low)))
+    agree(evaluate_op("pointwise", {"fn": "where"}, x > y, x, y), torch.from_numpy(np.maximum(x, y)))
+    agree(evaluate_op("pointwise", {"fn": "clip"}, x, low, None), torch.from_numpy(np.maximum(x, low)))
     tensors = [torch.from_numpy(a) for a in (low, x, y)]
-    agree(MEANINGS["pointwise"]({"fn": "addcmul", "value": 0.6}, low, x, y), torch.addcmul(*tensors, value=0.6))
+    agree(evaluate_op("pointwise", {"fn": "addcmul", "value": 0.6}, low, x, y), torch.addcmul(*tensors, value=0.6))
 
 
 def test_batch_norm() -> None:
     x, (w, b, mean), var = normal(2, 3, 4, 5), normal(3, 3, seed=1), np.abs(normal(3, seed=2)) + 0.1
     attrs = {"fn": "batch_norm", "eps": 1e-3, "align": (None, (1,), (1,), (1,), (1,))}
-    ours = MEANINGS["pointwise"](attrs, x, w, b, mean, var)
+    ours = evaluate_op("pointwise", attrs, x, w, b, mean, var)
     agree(ours, F.batch_norm(*map(torch.from_numpy, (x, mean, var, w, b)), eps=1e-3))
-    bare = MEANINGS["pointwise"](attrs, x, None, None, mean, var)
+    bare = evaluate_op("pointwise", attrs, x, None, None, mean, var)
     agree(bare, F.batch_norm(*map(torch.from_numpy, (x, mean, var)), eps=1e-3))
 
 
@@ -255,13 +263,13 @@ def test_norms() -> None:
     x, w, b = normal(2, 3, 4, 5), normal(4, 5, seed=1), normal(4, 5, seed=2)
     tx, tw, tb = map(torch.from_numpy, (x, w, b))
     last = {"axes": (2, 3), "eps": 1e-3}
-    agree(MEANINGS["along"]({"fn": "layer_norm", **last}, x, w, b), F.layer_norm(tx, (4, 5), tw, tb, 1e-3))
-    agree(MEANINGS["along"]({"fn": "layer_norm", **last}, x), F.layer_norm(tx, (4, 5), eps=1e-3))
-    agree(MEANINGS["along"]({"fn": "rms_norm", **last}, x, w), F.rms_norm(tx, (4, 5), tw, 1e-3))
+    agree(evaluate_op("along", {"fn": "layer_norm", **last}, x, w, b), F.layer_norm(tx, (4, 5), tw, tb, 1e-3))
+    agree(evaluate_op("along", {"fn": "layer_norm", **last}, x), F.layer_norm(tx, (4, 5), eps=1e-3))
+    agree(evaluate_op("along", {"fn": "rms_norm", **last}, x, w), F.rms_norm(tx, (4, 5), tw, 1e-3))
     w, b = normal(3, seed=1), normal(3, seed=2)
     aligned = {"fn": "instance_norm", "align": (None, (1,), (1,)), **last}
     agree(
-        MEANINGS["along"](aligned, x, w, b),
+        evaluate_op("along", aligned, x, w, b),
         F.instance_norm(tx, weight=torch.from_numpy(w), bias=torch.from_numpy(b), eps=1e-3),
     )
 
@@ -272,26 +280,26 @@ def test_norms() -> None:
 )
 def test_reductions(fn: str, theirs: Callable[..., torch.Tensor], drop: bool) -> None:
     x = normal(2, 3, 4)
-    ours = MEANINGS["along"]({"fn": fn, "axes": (0, 2), "drop": drop}, x)
+    ours = evaluate_op("along", {"fn": fn, "axes": (0, 2), "drop": drop}, x)
     agree(ours, theirs(torch.from_numpy(x), dim=(0, 2), keepdim=not drop))
 
 
 def test_other_functions_along_axes() -> None:
     x = normal(2, 3, 4)
     tx = torch.from_numpy(x)
-    agree(MEANINGS["along"]({"fn": "prod", "axes": (1,)}, x), torch.prod(tx, 1, keepdim=True))
-    agree(MEANINGS["along"]({"fn": "softmax", "axes": (1,)}, x), torch.softmax(tx, 1))
-    agree(MEANINGS["along"]({"fn": "pick", "axes": (1,), "drop": True, "index": 2}, x), tx[:, 2])
-    agree(MEANINGS["along"]({"fn": "tile", "axes": (0, 2), "times": (3, 1, 2)}, x), tx.repeat(3, 1, 2))
+    agree(evaluate_op("along", {"fn": "prod", "axes": (1,)}, x), torch.prod(tx, 1, keepdim=True))
+    agree(evaluate_op("along", {"fn": "softmax", "axes": (1,)}, x), torch.softmax(tx, 1))
+    agree(evaluate_op("along", {"fn": "pick", "axes": (1,), "drop": True, "index": 2}, x), tx[:, 2])
+    agree(evaluate_op("along", {"fn": "tile", "axes": (0, 2), "times": (3, 1, 2)}, x), tx.repeat(3, 1, 2))
     index = np.random.default_rng(0).integers(0, 4, (2, 3, 5))
     gathered = torch.gather(tx, 2, torch.from_numpy(index))
-    agree(MEANINGS["along"]({"fn": "gather_elements", "axes": (2,)}, x, index), gathered)
+    agree(evaluate_op("along", {"fn": "gather_elements", "axes": (2,)}, x, index), gathered)
     padded = {"fn": "pad", "axes": (2,), "pads": ((0, 0), (0, 0), (1, 2)), "value": 0.5}
-    agree(MEANINGS["along"](padded, x), F.pad(tx, (1, 2), value=0.5))
+    agree(evaluate_op("along", padded, x), F.pad(tx, (1, 2), value=0.5))
 
 
 def test_every_function_along_axes_is_compared() -> None:
-    assert set(ALONG) == {"mean", "sum", "amax", "amin", "prod", "max_pool", "avg_pool", "softmax", "layer_norm",
+    assert {name for name, function in ALONG.items() if function.meaning} == {"mean", "sum", "amax", "amin", "prod", "max_pool", "avg_pool", "softmax", "layer_norm",
                           "instance_norm", "rms_norm", "pick", "pad", "tile", "gather_elements"}  # fmt: skip
 
 
@@ -300,7 +308,7 @@ def test_every_function_along_axes_is_compared() -> None:
 
 def test_linear_along_any_axis() -> None:
     x, w, b = normal(2, 3, 4), normal(3, 5, seed=1), normal(5, seed=2)
-    ours = MEANINGS["linear"]({"axis": 1, "w_in": 0, "w_out": 1, "alpha": 0.5, "beta": 2.0}, x, w, b)
+    ours = evaluate_op("linear", {"axis": 1, "w_in": 0, "w_out": 1, "alpha": 0.5, "beta": 2.0}, x, w, b)
     theirs = (
         0.5 * torch.einsum("ncl,co->nol", torch.from_numpy(x), torch.from_numpy(w)) + 2.0 * torch.from_numpy(b)[:, None]
     )
@@ -312,7 +320,7 @@ def test_attention(causal: bool, masked: str) -> None:
     q, k, v = normal(2, 4, 3, 5), normal(2, 2, 3, 5, seed=1), normal(2, 2, 3, 6, seed=2)
     bias = normal(4, 3, 3, seed=3)
     mask = {"no": None, "bias": bias, "bool": (bias > 0) | np.eye(3, dtype=bool)}[masked]
-    ours = MEANINGS["attention"]({"scale": 0.3, "causal": causal}, q, k, v, mask)
+    ours = evaluate_op("attention", {"scale": 0.3, "causal": causal}, q, k, v, mask)
     theirs = F.scaled_dot_product_attention(*map(as_tensor, (q, k, v)), attn_mask=as_tensor(mask), is_causal=causal, scale=0.3,
                                             enable_gqa=True)  # fmt: skip
     agree(ours, theirs)
@@ -320,21 +328,21 @@ def test_attention(causal: bool, masked: str) -> None:
 
 def test_embedding_matmul_and_layout() -> None:
     table, ids, x, y = normal(5, 3), np.asarray([[0, 4], [2, 2]]), normal(2, 3, 4), normal(2, 4, 5, seed=1)
-    agree(MEANINGS["embedding"]({}, ids, table), F.embedding(torch.from_numpy(ids), torch.from_numpy(table)))
-    agree(MEANINGS["matmul"]({}, x, y), torch.from_numpy(x) @ torch.from_numpy(y))
-    agree(MEANINGS["transpose"]({"perm": (2, 0, 1)}, x), torch.from_numpy(x).permute(2, 0, 1))
-    agree(MEANINGS["reshape"]({"shape": (6, -1)}, x), torch.from_numpy(x).reshape(6, -1))
-    agree(MEANINGS["concat"]({"axis": 1}, x, x), torch.cat([torch.from_numpy(x)] * 2, 1))
-    agree(MEANINGS["expand"]({"shape": (4, 2, 3, 4)}, x), torch.from_numpy(x).expand(4, 2, 3, 4))
-    agree(MEANINGS["select"]({"axis": 1, "keep": (2, 0)}, x), torch.from_numpy(x)[:, [2, 0]])
-    assert MEANINGS["plane"]({"axis": 1}, x).shape == (1, 1, 4)
-    assert MEANINGS["plane"]({"axis": 0}, x).shape == (1, 3, 4)
+    agree(evaluate_op("embedding", {}, ids, table), F.embedding(torch.from_numpy(ids), torch.from_numpy(table)))
+    agree(evaluate_op("matmul", {}, x, y), torch.from_numpy(x) @ torch.from_numpy(y))
+    agree(evaluate_op("transpose", {"perm": (2, 0, 1)}, x), torch.from_numpy(x).permute(2, 0, 1))
+    agree(evaluate_op("reshape", {"shape": (6, -1)}, x), torch.from_numpy(x).reshape(6, -1))
+    agree(evaluate_op("concat", {"axis": 1}, x, x), torch.cat([torch.from_numpy(x)] * 2, 1))
+    agree(evaluate_op("expand", {"shape": (4, 2, 3, 4)}, x), torch.from_numpy(x).expand(4, 2, 3, 4))
+    agree(evaluate_op("select", {"axis": 1, "keep": (2, 0)}, x), torch.from_numpy(x)[:, [2, 0]])
+    assert evaluate_op("plane", {"axis": 1}, x).shape == (1, 1, 4)
+    assert evaluate_op("plane", {"axis": 0}, x).shape == (1, 3, 4)
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5, 0.6], [[[0.5], [0.6]]]])
 def test_do_takes_one_number_or_one_a_unit_or_a_slab(value: Any) -> None:
     x = normal(2, 3, 4)
-    y = MEANINGS["do"]({"axis": 1, "units": (2, 0)}, x, np.asarray(value))
+    y = evaluate_op("do", {"axis": 1, "units": (2, 0)}, x, np.asarray(value))
     expected = x.copy()
     expected[:, [2, 0]] = np.broadcast_to(np.asarray(value).reshape(-1, 1), (2, 1))
     assert np.array_equal(y, expected)
@@ -343,7 +351,9 @@ def test_do_takes_one_number_or_one_a_unit_or_a_slab(value: Any) -> None:
 def test_affine_do_of_blocks() -> None:
     """Two units rebuilt from two parents, each a block of three positions."""
     x, mix = normal(2, 12), normal(2, 2, seed=1)
-    y = MEANINGS["do"]({"axis": 1, "units": tuple(range(6)), "parents": tuple(range(6, 12))}, x, np.asarray(0.5), mix)
+    y = evaluate_op(
+        "do", {"axis": 1, "units": tuple(range(6)), "parents": tuple(range(6, 12))}, x, np.asarray(0.5), mix
+    )
     rebuilt = np.einsum("sp,npr->nsr", mix, x[:, 6:].reshape(2, 2, 3)) + 0.5
     assert distance(y, np.concatenate([rebuilt.reshape(2, 6), x[:, 6:]], axis=1)) <= EXACT_F64
 
@@ -401,4 +411,87 @@ BROKEN = [
     ("node", "shapes", "problem"), BROKEN, ids=[f"{n.op}-{i}" for i, (n, _, _) in enumerate(BROKEN)]
 )
 def test_checks_name_the_problem(node: Node, shapes: list[Any], problem: str) -> None:
-    assert CHECKS[node.op](node, shapes) == problem
+    assert OPS[node.op].shape(node, shapes) == problem
+
+
+# ---------------------------------------------------------------- specs
+
+KINDS = {
+    name: kind for name, kind in vars(attribute_types).items() if name.endswith("Attrs") and isinstance(kind, type)
+}
+
+
+def test_every_op_is_declared_once_and_whole() -> None:
+    for name, op in OPS.items():
+        assert op.attributes in KINDS.values(), name
+        assert (op.meaning is None) == (name == "opaque"), name
+        assert op.shape is not None or name in ("fold_columns", "weigh_columns", "select_in_groups"), name
+        assert all(not p.repeated for p in op.operands[:-1]), name
+        for part in (op.meaning, op.shape, op.work):
+            assert part is None or part.__name__ in (name, "as_the_host_says"), name  # found under the name of the op
+    shaped = [op.shape for op in OPS.values() if op.shape is not None]
+    assert len(set(shaped)) == len(shaped)  # no rule serves two ops
+    assert {op.attributes for op in OPS.values()} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("op", ["pointwise", "along"])
+def test_every_option_of_a_function_is_declared_and_taken(op: str) -> None:
+    spec = OPS[op]
+    for name, function in spec.functions.items():
+        assert {*function.needs, *function.options} <= set(spec.classes), name
+        assert not set(function.needs) & set(function.options), name
+        if op == "pointwise" and function.meaning is not None and not isinstance(function.meaning, np.ufunc):
+            signature = inspect.signature(function.meaning).parameters.values()
+            named = {p.name for p in signature if p.kind is p.KEYWORD_ONLY or p.default not in (None, p.empty)}
+            assert named == {*function.needs, *function.options}, name
+            required = {p.name for p in signature if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+            assert required == set(function.needs), name
+        if op == "pointwise":
+            assert function.affine_in == affine_operands(name), name
+
+
+def affine_operands(fn: str) -> tuple[int, ...]:
+    """The operands in which a function is affine, found by trying it on points of a line."""
+    function = OPS["pointwise"].functions[fn]
+    assert function.meaning is not None
+    if fn == "cast":
+        return (0,)
+    count = {"where": 3, "batch_norm": 5, "addcmul": 3}.get(fn, 2 if fn in PAIRS else 1)
+    options = {"eps": 0.1, "threshold": 0.3, "value": 0.7}
+    chosen = {name: options.get(name, 0.5) for name in function.needs} | ({"min": -0.5} if fn == "clip" else {})
+    base = [np.float64(0.83 - 0.11 * i) for i in range(count)]
+    affine = []
+    for i in range(count):
+        line = np.linspace(-7.6, 7.6, 41) if fn not in ("pow", "log", "sqrt") else np.linspace(0.2, 3.0, 41)
+        with np.errstate(all="ignore"):
+            out = np.asarray(function.meaning(*[line if j == i else b for j, b in enumerate(base)], **chosen))
+        straight = out.dtype.kind == "f" and np.allclose(out, np.interp(line, line[[0, -1]], out[[0, -1]]), atol=1e-12)
+        if straight and (fn not in ("batch_norm", "prelu") or i == 0):  # the others are parameters
+            affine.append(i)
+    return tuple(affine)
+
+
+def test_what_a_spec_does_not_declare_is_refused() -> None:
+    attrs = {"axis": 1, "w_in": 1, "w_out": 0}
+    weight = literal(normal(3, 4))
+    for node, problem in [
+        (Node("linear", ("x", weight), (Value("y", (2, 3)),), {**attrs, "touched": True}), "has an attribute 'touched'"),
+        (Node("linear", ("x", weight), (Value("y", (2, 3)),), {"axis": 1, "w_in": 1}), "has no attribute 'w_out'"),
+        (Node("linear", ("x", weight), (Value("y", (2, 3)),), {**attrs, "axis": "1"}), "its attribute 'axis' is '1'"),
+        (Node("linear", ("x",), (Value("y", (2, 3)),), attrs), "has no operand 'weight'"),
+        (Node("linear", ("x", weight, None, None), (Value("y", (2, 3)),), attrs), "has 4 operands, 3 are declared"),
+        (Node("do", (weight, literal(0.0)), (Value("y", (3, 4)),), {"axis": 1, "units": (0,)}), "its operand 'x' is a tensor"),
+        (Node("pointwise", ("x",), (Value("y", (2, 4)),), {"fn": "frobnicate"}), "there is no function 'frobnicate'"),
+        (Node("pointwise", ("x",), (Value("y", (2, 4)),), {"fn": "relu", "alpha": 0.1}), "that 'relu' does not take"),
+        (Node("along", ("x",), (Value("y", (2, 4)),), {"fn": "layer_norm", "axes": (1,)}), "has no attribute 'eps'"),
+        (Node("along", ("x",), (Value("y", (2, 4)),), {"fn": "mean", "axes": (1,)}), "axis 1 is reduced"),
+        (Node("along", ("x",), (Value("y", (2, 4)),), {"fn": "softmax", "axes": (2,)}), "acts over axes (2,)"),
+        (Node("expand", ("x",), (Value("y", (2, 5)),)), "(2, 4) cannot be expanded to (2, 5)"),
+        (Node("matmul", ("x", weight), (Value("y", (2, 4)),)), "(2, 4) and (3, 4) do not fit"),
+        (Node("embedding", ("x", weight), (Value("y", (2, 4)),)), "the result has shape (2, 4)"),
+        (Node("plane", ("x",), (Value("y", (2, 4)),), {"axis": 0}), "the result has shape (2, 4)"),
+        (Node("fold_columns", ("x", weight), (Value("y", (2, 4)),)), "is not an op of the IR"),
+    ]:  # fmt: skip
+        with pytest.raises(GraphError) as error:
+            verify_graph(Graph((Value("x", (2, 4)),), (node,), ("y",)))
+        assert problem in str(error.value)

@@ -12,7 +12,7 @@ from tolerances import EXACT_F64, MOVES
 
 from cmrc.ir.evaluate import evaluate
 from cmrc.ir.graph import Graph, Tensor
-from cmrc.ir.ops import materialise
+from cmrc.ir.tensors import materialise
 from cmrc.ir.text import parse, to_text
 from cmrc.ir.verify import verify_graph
 from cmrc.passes.pipeline import PIPELINE, run

@@ -80,8 +80,9 @@ def meaning(op: str, change: Callable[..., Any]) -> Patch:
     """Replace what an op of the folding means. The reference does not use these ops."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        original = ops.MEANINGS[op]
-        monkeypatch.setitem(ops.MEANINGS, op, lambda *args: change(original, *args))
+        spec = ops.OPS[op]
+        changed = replace(spec, meaning=lambda *args: change(spec.meaning, *args))
+        monkeypatch.setitem(ops.OPS, op, changed)
 
     return patch
 

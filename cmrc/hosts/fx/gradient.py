@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 from cmrc.errors import StatsError
 from cmrc.hosts.derivatives import Derivatives, DerivativesRequest
 from cmrc.hosts.fx.module import run_flat
+from cmrc.ir.functions import POINTWISE
 from cmrc.ir.graph import Graph, Node
-from cmrc.ir.ops import AFFINE_OPERANDS, constant
+from cmrc.ir.tensors import constant
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
 BENDS = 1024  # inputs of smooth functions above all values for which "auto" adds the terms of their second derivatives
@@ -169,7 +170,7 @@ def _bends(module: fx.GraphModule, graph: Graph, seen: dict[str, torch.Tensor], 
         before = node.inputs[0]
         if node.op != "pointwise" or len(list(node.values())) != 1 or not isinstance(before, str):
             continue
-        if node.attrs["fn"] == "prelu" or 0 in AFFINE_OPERANDS.get(node.attrs["fn"], ()):
+        if node.attrs["fn"] == "prelu" or 0 in POINTWISE[node.attrs["fn"]].affine_in:
             continue  # straight, and with parameters as further arguments
         if node.name not in nodes or before not in seen or not seen[before].requires_grad:
             continue

@@ -15,7 +15,7 @@ from cmrc.hosts.fx.draft import Draft
 from cmrc.hosts.fx.memory import torch_dtype
 from cmrc.hosts.fx.schema import Call
 from cmrc.ir.graph import Graph, Literal, Node, Tensor
-from cmrc.ir.ops import materialise
+from cmrc.ir.tensors import materialise
 
 aten = torch.ops.aten
 CONVOLUTIONS = {

@@ -20,7 +20,8 @@ from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
 from cmrc.ir.graph import Array, Graph, Leaf, Literal, Marks, Node, Operand, Tensor, Value, leaves_of
-from cmrc.ir.ops import ALONG, POINTWISE, apply
+from cmrc.ir.ops import OPS
+from cmrc.ir.tensors import apply
 
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
 SHAPED = {"reshape", "expand"}
@@ -142,7 +143,8 @@ class LiftedReading:
         shape = shape_of(node)
         tensors = [o for o in operands if not isinstance(o, str) and o is not None]
         known = len(tensors) == len(operands) and all(isinstance(n, int) for n in shape)
-        meant = op in COMPUTED or attrs.get("fn") in {"pointwise": POINTWISE, "along": ALONG}.get(op, ())
+        function = OPS[op].functions.get(attrs.get("fn", ""))
+        meant = op in COMPUTED or (function is not None and function.meaning is not None)
         if not (known and meant):
             return False
         attrs = {**attrs, "shape": shape} if op in SHAPED else attrs

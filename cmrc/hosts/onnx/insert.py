@@ -16,8 +16,9 @@ from cmrc.hosts import clamp
 from cmrc.hosts.onnx.ops.positions import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
+from cmrc.ir.dtypes import numpy_dtype
 from cmrc.ir.graph import Array, Literal, Node, Tensor
-from cmrc.ir.ops import constant, numpy_dtype
+from cmrc.ir.tensors import constant
 
 
 def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:

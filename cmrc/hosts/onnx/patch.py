@@ -16,7 +16,7 @@ from cmrc.hosts.folded import fold
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.hosts.onnx.shapes import data_type
 from cmrc.ir.graph import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.ops import apply
+from cmrc.ir.tensors import apply
 
 INSERTED_KEY = "cmrc.inserted"
 

@@ -25,7 +25,7 @@ from cmrc.hosts.onnx.sizes import Sizes
 from cmrc.hosts.onnx.sound import CHECK
 from cmrc.ir.axes import product
 from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.ops import POINTWISE, materialise
+from cmrc.ir.tensors import materialise
 
 OLDEST_OPSET = 9
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
@@ -324,7 +324,7 @@ def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None
         return None
     if step.op not in FOLDED and fn != "pick":
         return None
-    if step.op == "pointwise" and (fn not in POINTWISE or len(operands) != len(step.slots)):
+    if step.op == "pointwise" and len(operands) != len(step.slots):
         return None
     whole = value.dtype.startswith(("int", "uint"))
     if whole and fn == "div":

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir
 
+from cmrc.ir.dtypes import numpy_dtype
 from cmrc.ir.graph import Dim, Shape
-from cmrc.ir.ops import numpy_dtype
 
 SMALL = 1024  # bytes: larger constants say nothing about shapes
 Known = dict[str, tuple[Shape | None, str]]

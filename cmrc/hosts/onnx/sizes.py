@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.ir.graph import Literal, Operand, Shape, Tensor
-from cmrc.ir.ops import materialise
+from cmrc.ir.tensors import materialise
 
 MOVES = {"Cast", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"}
 

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.host import OnnxHost
 from cmrc.ir.graph import Graph, Node, Value
-from cmrc.ir.ops import MEANINGS
+from cmrc.ir.tensors import evaluate_op
 from cmrc.ir.verify import verify_graph
 
 
@@ -42,7 +42,7 @@ def test_an_affine_do_runs_literally_on_every_axis(axis: int) -> None:
     edited = put_do(host.graph, "a", axis, (3, 1), constants, parents=(0, 2), weight=weight)
     x = random(4, 5, 6, 7)
     got = host.build(edited).run([x], taps=["a.do"])[1]
-    expected = MEANINGS["do"](edited.nodes[1].attrs, np.maximum(x, 0), edited.nodes[1].inputs[1].array, weight)  # type: ignore[union-attr]
+    expected = evaluate_op("do", edited.nodes[1].attrs, np.maximum(x, 0), edited.nodes[1].inputs[1].array, weight)  # type: ignore[union-attr]
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 

@@ -12,7 +12,7 @@ from cmrc.hosts.onnx.ops.rewire import rewire
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.ir.axes import product
 from cmrc.ir.graph import Dim, Node, Shape
-from cmrc.ir.ops import materialise
+from cmrc.ir.tensors import materialise
 
 
 def write_shape(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:

@@ -19,7 +19,7 @@ from cmrc.errors import TraceError
 from cmrc.hosts.onnx.sound import CHECK, label
 from cmrc.ir.axes import product
 from cmrc.ir.graph import NO_MARKS, Array, Dim, Marks, Operand, Shape, Tensor
-from cmrc.ir.ops import materialise
+from cmrc.ir.tensors import materialise
 
 T = TypeVar("T")
 

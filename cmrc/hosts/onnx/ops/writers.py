@@ -15,7 +15,7 @@ from cmrc.hosts.onnx.ops.rewire import rewire, set_inputs
 from cmrc.hosts.onnx.ops.targets import write_resize, write_shape
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.ir.graph import Dim, Node, Operand, Tensor
-from cmrc.ir.ops import apply
+from cmrc.ir.tensors import apply
 
 NodeWriter = Callable[[ModelPatch, onnx_ir.Node, list[Node], list[Node]], None]
 

@@ -1,0 +1,291 @@
+"""The functions of `pointwise` (element by element) and `along` (over some axes), one spec each.
+
+A function means what its numpy code computes, in float64. Functions without one only hosts can compute: that is enough for
+replacements that pass it, where the spec says that constants stay what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cmrc.ir.dtypes import as_dtype
+from cmrc.ir.graph import Array
+from cmrc.ir.spec import Extent, Function
+from cmrc.ir.windows import windows
+
+Attrs = Mapping[str, Any]
+
+# ---------------------------------------------------------------- element by element
+
+
+def _erf(x: Array) -> Array:
+    from scipy.special import erf  # loaded when it is used: it takes longer than the rest of the IR
+
+    return np.asarray(erf(x))
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1.0 + _erf(x / math.sqrt(2.0))))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def _softplus(x: Array, beta: float = 1.0, threshold: float = math.inf) -> Array:
+    return np.where(x * beta > threshold, x, np.logaddexp(0.0, x * beta) / beta)
+
+
+def _hard_sigmoid(x: Array, alpha: float = 1 / 6, beta: float = 0.5) -> Array:
+    return np.clip(alpha * x + beta, 0.0, 1.0)
+
+
+def _clip(
+    x: Array, low: Array | None = None, high: Array | None = None, *, min: float = -math.inf, max: float = math.inf
+) -> Array:
+    low = np.asarray(min) if low is None else low
+    high = np.asarray(max) if high is None else high
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _batch_norm(x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, *, eps: float) -> Array:
+    y = (x - mean) / np.sqrt(var + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _elu(x: Array, alpha: float = 1.0, gamma: float = 1.0, input_scale: float = 1.0) -> Array:
+    return gamma * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0) * input_scale))
+
+
+POINTWISE: dict[str, Function] = {
+    "identity": Function(lambda x: x, affine_in=(0,)),
+    "cast": Function(lambda x, *, dtype: as_dtype(x, dtype), needs=("dtype",), affine_in=(0,)),
+    "neg": Function(np.negative, affine_in=(0,)),
+    "abs": Function(np.abs),
+    "exp": Function(np.exp),
+    "expm1": Function(np.expm1),
+    "log": Function(np.log),
+    "log1p": Function(np.log1p),
+    "sqrt": Function(np.sqrt),
+    "rsqrt": Function(lambda x: 1.0 / np.sqrt(x)),
+    "reciprocal": Function(lambda x: 1.0 / x),
+    "square": Function(np.square),
+    "sin": Function(np.sin),
+    "cos": Function(np.cos),
+    "erf": Function(_erf),
+    "sign": Function(np.sign),
+    "floor": Function(np.floor),
+    "ceil": Function(np.ceil),
+    "round": Function(np.rint),
+    "not": Function(np.logical_not),
+    "isnan": Function(np.isnan),
+    "isinf": Function(np.isinf),
+    "relu": Function(lambda x: np.maximum(x, 0.0)),
+    "leaky_relu": Function(lambda x, alpha=0.01: np.where(x >= 0, x, alpha * x), options=("alpha",)),
+    "elu": Function(_elu, options=("alpha", "gamma", "input_scale")),
+    "celu": Function(
+        lambda x, alpha=1.0: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0) / alpha)), options=("alpha",)
+    ),
+    "selu": Function(
+        lambda x, alpha=1.6732632423543772, gamma=1.0507009873554805: _elu(x, alpha, gamma), options=("alpha", "gamma")
+    ),
+    "gelu": Function(_gelu),
+    "gelu_tanh": Function(_gelu_tanh),
+    "quick_gelu": Function(lambda x, alpha=1.702: x * _sigmoid(alpha * x), options=("alpha",)),
+    "sigmoid": Function(_sigmoid),
+    "log_sigmoid": Function(lambda x: -np.logaddexp(0.0, -x)),
+    "tanh": Function(np.tanh),
+    "silu": Function(lambda x: x * _sigmoid(x)),
+    "mish": Function(lambda x: x * np.tanh(_softplus(x))),
+    "softplus": Function(_softplus, options=("beta", "threshold")),
+    "softsign": Function(lambda x: x / (1.0 + np.abs(x))),
+    "hard_sigmoid": Function(_hard_sigmoid, options=("alpha", "beta")),
+    "hard_swish": Function(lambda x: x * _hard_sigmoid(x)),
+    "threshold": Function(
+        lambda x, *, threshold, value: np.asarray(np.where(x > threshold, x, value)), needs=("threshold", "value")
+    ),
+    "thresholded_relu": Function(lambda x, alpha=1.0: np.where(x > alpha, x, 0.0), options=("alpha",)),
+    "shrink": Function(
+        lambda x, lambd=0.5, bias=0.0: np.where(np.abs(x) > lambd, x - bias * np.sign(x), 0.0),
+        options=("lambd", "bias"),
+    ),
+    "clip": Function(_clip, options=("min", "max")),
+    "prelu": Function(lambda x, slope: np.where(x >= 0, x, slope * x)),
+    "batch_norm": Function(_batch_norm, needs=("eps",), affine_in=(0,)),
+    "add": Function(lambda x, y, alpha=1.0: x + alpha * y, options=("alpha",), affine_in=(0, 1)),
+    "sub": Function(lambda x, y, alpha=1.0: x - alpha * y, options=("alpha",), affine_in=(0, 1)),
+    "rsub": Function(lambda x, y, alpha=1.0: y - alpha * x, options=("alpha",), affine_in=(0, 1)),
+    "addcmul": Function(lambda x, y, z, value=1.0: x + value * y * z, options=("value",), affine_in=(0, 1, 2)),
+    "mul": Function(np.multiply, affine_in=(0, 1)),
+    "div": Function(np.divide, affine_in=(0,)),
+    "pow": Function(np.power),
+    "min": Function(np.minimum),
+    "max": Function(np.maximum),
+    "fmod": Function(np.fmod),
+    "where": Function(lambda condition, x, y: np.asarray(np.where(condition != 0, x, y)), affine_in=(1, 2)),
+    "equal": Function(np.equal),
+    "not_equal": Function(np.not_equal),
+    "greater": Function(np.greater),
+    "greater_equal": Function(np.greater_equal),
+    "less": Function(np.less),
+    "less_equal": Function(np.less_equal),
+    "and": Function(np.logical_and),
+    "or": Function(np.logical_or),
+}
+
+
+# ---------------------------------------------------------------- over axes
+
+
+def _pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
+    """The padding before and after each axis; ceil mode adds what its last window needs."""
+    pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
+    dilation = attrs.get("dilation", (1,) * len(kernel))
+    for i, n in enumerate(spatial if attrs.get("ceil") else ()):
+        size, reach = n + sum(pads[i]), dilation[i] * (kernel[i] - 1) + 1
+        count = -(-(size - reach) // stride[i]) + 1
+        if (count - 1) * stride[i] >= n + pads[i][0]:
+            count -= 1  # a window may not start in the padding after the end
+        pads[i] = (pads[i][0], pads[i][1] + max(0, (count - 1) * stride[i] + reach - size))
+    return pads
+
+
+def _pool_windows(x: Array, attrs: Attrs, fill: float) -> Array:
+    """Windows of the trailing axes, padded by `fill`: shape (..., *out, *kernel)."""
+    rank = len(attrs["kernel"])
+    pads, dilation = _pool_pads(x.shape[x.ndim - rank :], attrs), attrs.get("dilation", (1,) * rank)
+    return windows(x, attrs["kernel"], attrs["stride"], pads, dilation, fill)
+
+
+def _max_pool(x: Array, attrs: Attrs) -> Array:
+    rank = len(attrs["kernel"])
+    return np.asarray(_pool_windows(x, attrs, -np.inf).max(axis=tuple(range(-rank, 0))))
+
+
+def _avg_pool(x: Array, attrs: Attrs) -> Array:
+    over = tuple(range(-len(attrs["kernel"]), 0))
+    total = _pool_windows(x, attrs, 0.0).sum(axis=over)
+    if attrs.get("divisor"):
+        return np.asarray(total / attrs["divisor"])
+    spatial = x.shape[x.ndim + over[0] :]
+    inside = np.ones(spatial)
+    pads = _pool_pads(spatial, attrs)
+    if attrs.get("include_pad"):  # the declared padding counts, what ceil mode adds beyond it does not
+        inside = np.pad(inside, attrs["pad"], constant_values=1.0)
+        pads = [(0, after - declared[1]) for (_, after), declared in zip(pads, attrs["pad"], strict=True)]
+    count = windows(inside, attrs["kernel"], attrs["stride"], pads, (1,) * len(over), 0.0).sum(axis=over)
+    return np.asarray(total / count)
+
+
+def softmax(x: Array, attrs: Attrs) -> Array:
+    axes = tuple(attrs["axes"])
+    shifted = np.exp(x - x.max(axis=axes, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=axes, keepdims=True))
+
+
+def _standardise(x: Array, attrs: Attrs, weight: Array | None, bias: Array | None, *, centre: bool) -> Array:
+    axes = tuple(attrs["axes"])
+    mean = x.mean(axis=axes, keepdims=True) if centre else 0.0
+    scale = np.sqrt(np.square(x - mean).mean(axis=axes, keepdims=True) + attrs["eps"])
+    y = (x - mean) / scale
+    y = y if weight is None else y * weight
+    return np.asarray(y if bias is None else y + bias)
+
+
+def _reduce(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, attrs: np.asarray(function(x, axis=tuple(attrs["axes"]), keepdims=not attrs.get("drop", False)))
+
+
+def _is_plain_mean(attrs: Attrs) -> bool:
+    """Whether an average pooling divides by the number of positions that are really there."""
+    counts_padding = attrs.get("include_pad") and any(pad != (0, 0) for pad in attrs["pad"])
+    return not attrs.get("divisor") and not counts_padding
+
+
+def _reduction(function: Callable[..., Array] | None = None, **facts: Any) -> Function:
+    return Function(function and _reduce(function), options=("drop",), extent=Extent.ONE, **facts)
+
+
+def _norm(meaning: Callable[..., Array] | None = None) -> Function:
+    return Function(meaning, needs=("eps",))
+
+
+def _movement(meaning: Callable[..., Array] | None = None, **facts: Any) -> Function:
+    """Elements that change places, or are left out or repeated: linear, and constants stay."""
+    return Function(meaning, linear=True, keeps_constants=True, extent=Extent.OTHER, **facts)
+
+
+def _pool(meaning: Callable[..., Array], *options: str, **facts: Any) -> Function:
+    return Function(meaning, needs=("kernel", "stride", "pad"), options=options, extent=Extent.OTHER, **facts)
+
+
+ALONG: dict[str, Function] = {
+    "mean": _reduction(np.mean, linear=True, keeps_constants=True),
+    "sum": _reduction(np.sum, linear=True),
+    "amax": _reduction(np.max, keeps_constants=True),
+    "amin": _reduction(np.min, keeps_constants=True),
+    "prod": _reduction(np.prod),
+    "max_pool": _pool(_max_pool, "dilation", "ceil", keeps_constants=True),
+    "avg_pool": _pool(
+        _avg_pool, "dilation", "ceil", "include_pad", "divisor", linear=True, keeps_constants=_is_plain_mean
+    ),
+    "softmax": Function(softmax),
+    "layer_norm": _norm(lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True)),
+    "instance_norm": _norm(lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True)),
+    "rms_norm": _norm(lambda x, attrs, w=None: _standardise(x, attrs, w, None, centre=False)),
+    "pick": _movement(
+        lambda x, attrs: np.take(x, attrs["index"], axis=attrs["axes"][0]), needs=("index",), options=("drop",)
+    ),
+    "gather_elements": Function(
+        lambda x, attrs, index: np.take_along_axis(x, index.astype(np.int64), axis=attrs["axes"][0]),
+        keeps_constants=True,
+        extent=Extent.OTHER,
+    ),
+    "tile": _movement(lambda x, attrs: np.tile(x, attrs["times"]), needs=("times",)),
+    "pad": Function(
+        lambda x, attrs: np.pad(x, attrs["pads"], constant_values=attrs["value"]),
+        needs=("pads", "value"),
+        linear=True,
+        extent=Extent.OTHER,
+    ),
+    # What only hosts compute.
+    "adaptive_avg_pool": _movement(),
+    "adaptive_max_pool": Function(keeps_constants=True, extent=Extent.OTHER),
+    "all": _reduction(),
+    "any": _reduction(),
+    "argmax": _reduction(),
+    "argmin": _reduction(),
+    "cache": Function(extent=Extent.OTHER),
+    "crop": Function(extent=Extent.OTHER),
+    "cumsum": Function(options=("drop",)),
+    "flip": _movement(),
+    "gather": _movement(options=("drop",)),
+    "group_norm": _norm(),
+    "hardmax": Function(),
+    "l1": _reduction(),
+    "l2": _reduction(),
+    "log_softmax": Function(),
+    "log_sum": _reduction(),
+    "log_sum_exp": _reduction(),
+    "logsumexp": _reduction(),
+    "lp_normalize": Function(),
+    "lp_pool": Function(options=("dilation", "ceil", "kernel", "stride", "pad"), extent=Extent.OTHER),
+    "max_pool_indices": Function(extent=Extent.OTHER),
+    "pad_edge": _movement(),
+    "resize": _movement(),
+    "roll": _movement(),
+    "rotary": Function(),
+    "slice": _movement(),
+    "std": _reduction(),
+    "sum_square": _reduction(),
+    "var": _reduction(),
+}
