@@ -23,7 +23,7 @@ class Takes(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class OperandSpec:
     """One operand of an op. The last may be `repeated`."""
 
     name: str
@@ -32,20 +32,20 @@ class Parameter:
     repeated: bool = False
 
 
-def value(name: str) -> Parameter:
-    return Parameter(name, Takes.VALUE)
+def value(name: str) -> OperandSpec:
+    return OperandSpec(name, Takes.VALUE)
 
 
-def either(name: str) -> Parameter:
-    return Parameter(name)
+def either(name: str) -> OperandSpec:
+    return OperandSpec(name)
 
 
-def optional(name: str) -> Parameter:
-    return Parameter(name, optional=True)
+def optional(name: str) -> OperandSpec:
+    return OperandSpec(name, optional=True)
 
 
-def several(name: str) -> Parameter:
-    return Parameter(name, optional=True, repeated=True)
+def several(name: str) -> OperandSpec:
+    return OperandSpec(name, optional=True, repeated=True)
 
 
 class Extent(Enum):
@@ -78,7 +78,7 @@ class Function:
 class Op:
     """One op of the IR: its operands, its attributes, the rule for its shapes, and what it means in numpy."""
 
-    operands: tuple[Parameter, ...]
+    operands: tuple[OperandSpec, ...]
     attributes: type
     shape: Callable[[Node, Shapes], str] | None  # the problem, or nothing; None: the op makes no value of a graph
     meaning: Callable[..., Array] | None
@@ -119,7 +119,7 @@ def undeclared(op: Op, node: Node) -> str:
     return _operand_problem(op.operands, node.inputs) or _attribute_problem(op, node.attrs)
 
 
-def _operand_problem(declared: tuple[Parameter, ...], inputs: tuple[Operand, ...]) -> str:
+def _operand_problem(declared: tuple[OperandSpec, ...], inputs: tuple[Operand, ...]) -> str:
     last = declared[-1] if declared else None
     if len(inputs) > len(declared) and not (last is not None and last.repeated):
         return f"has {len(inputs)} operands, {len(declared)} are declared"
