@@ -86,10 +86,10 @@ def calibrate_command(
             return
         stats.save(output)
         if as_json:
-            told = {name: {"units": s.columns.units, "rows": s.count, "how": s.how} for name, s in stats.sites.items()}
+            rows = {name: {"units": s.columns.units, "rows": s.count, "how": s.how} for name, s in stats.sites.items()}
             print(
                 json.dumps(
-                    {"output": str(output), "samples": stats.samples, "data": stats.digest, "sites": told}, indent=1
+                    {"output": str(output), "samples": stats.samples, "data": stats.digest, "sites": rows}, indent=1
                 )
             )
             return

@@ -111,8 +111,8 @@ def show_model(program: Program, model: Path) -> None:
     dynamic = sorted({str(n) for value in inputs for n in value.shape if not isinstance(n, int)})
     note = f" (with {', '.join(dynamic)} = 1)" if dynamic else ""
     for word, values in (("inputs", inputs), ("outputs", outputs)):
-        told = listed([f"{v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values], 4)
-        terminal.out.print(f"{word:<8} {told}", markup=False)
+        ends_shown = listed([f"{v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values], 4)
+        terminal.out.print(f"{word:<8} {ends_shown}", markup=False)
     terminal.out.print(
         f"{'size':<8} {cost.parameters:,} parameters, {cost.bytes:,} bytes, {cost.macs:,} MACs{note}", markup=False
     )
@@ -131,15 +131,15 @@ def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
     alone = f" ({constants} of them for constants only)" if constants else ""
     if foldable:
         reached = reach(program, foldable)
-        told = (
+        rest = (
             f"fold{alone}; they reach {reached.share_of_parameters:.0%} of the parameters "
             f"and {reached.share_of_macs:.0%} of the MACs"
         )
     else:
         reasons = Counter(site.folding.constant.reason or str(site.folding.constant) for site in sites if site.folding)
         reason, count = reasons.most_common(1)[0]
-        told = f"fold; most often ({count} times) because: {reason}"
-    terminal.out.print(f"{'sites':<8} {len(sites)}, of which {len(foldable) or 'none'} {told}", markup=False)
+        rest = f"fold; most often ({count} times) because: {reason}"
+    terminal.out.print(f"{'sites':<8} {len(sites)}, of which {len(foldable) or 'none'} {rest}", markup=False)
 
 
 def why_none(program: Program) -> str:

@@ -138,18 +138,18 @@ def plan_make(
             options["budget"] = {"of": of, "amount": as_amount(amount)}
         options = {name: value for name, value in options.items() if value is not None}
         known = Stats.load(stats) if stats is not None else None
-        made = make_plan(
+        plan = make_plan(
             program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
             **options,
         )  # fmt: skip
-        made.save(output)
+        plan.save(output)
         if plot is not None:
-            plot_scores(made, plot)
+            plot_scores(plan, plot)
         if as_json:
-            print(json.dumps({"output": str(output), **made.made}, indent=1))
+            print(json.dumps({"output": str(output), **plan.made}, indent=1))
             return
-        show_made(made)
-        terminal.out.print(f"wrote {output}: {len(made)} replacements", markup=False)
+        show_made(plan)
+        terminal.out.print(f"wrote {output}: {len(plan)} replacements", markup=False)
 
 
 def as_amount(text: str) -> int | float:

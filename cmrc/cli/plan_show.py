@@ -60,11 +60,11 @@ def show_made(plan: Plan) -> None:
         markup=False,
     )
     table = columns("site", "units", "kept", "predicted risk", "remark")
-    for site, told in plan.made["sites"].items():
-        remark = told.get("curvature", "")
-        if "mean instead of c*" in told:
-            remark += f"; the mean for {told['mean instead of c*']} columns without a c*"
-        table.add_row(site, str(told["units"]), str(told["kept"]), f"{told['predicted']:.4g}", remark)
+    for site, row in plan.made["sites"].items():
+        remark = row.get("curvature", "")
+        if "mean instead of c*" in row:
+            remark += f"; the mean for {row['mean instead of c*']} columns without a c*"
+        table.add_row(site, str(row["units"]), str(row["kept"]), f"{row['predicted']:.4g}", remark)
     terminal.out.print(table)
     certificate = plan.made.get("certificate")
     if certificate:

@@ -27,6 +27,7 @@ PHRASES = {
     "`cmrc inspect` or program.sites()": "`cmrc inspect`",
     "program.annotate(plan)": "`cmrc annotate` the model",
     "overwrite=True": "--force",
+    "give batches: lowered.check((batch,))": "give inputs with --data",
     "`Plan.save`": "`cmrc plan`",
     "`Stats.save`": "`cmrc calibrate`",
     "cmrc.plan": "`cmrc plan`",
