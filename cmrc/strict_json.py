@@ -27,6 +27,16 @@ def parse_json(data: bytes | str) -> Any:
     return document
 
 
+def parse_records(text: Any, *, fields: int) -> list[tuple[int, dict[str, Any]]]:
+    """The orders and entries of [[order, ..., entry], ...], each of so many fields: how hosts record a plan on a model."""
+    records = parse_json(text) if isinstance(text, str) else text
+    for record in records if isinstance(records, list) else [records]:
+        whole = isinstance(record, list) and len(record) == fields
+        if not whole or type(record[0]) is not int or not isinstance(record[-1], dict):
+            raise ValueError("a record is not the number of a do and the do")
+    return [(record[0], record[-1]) for record in records]
+
+
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):

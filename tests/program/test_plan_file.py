@@ -541,3 +541,36 @@ def test_json_is_read_by_the_letter_or_refused(data: bytes) -> None:
     except ValueError:
         return
     assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+BAD_ANNOTATIONS = {
+    "{": "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    "5": "a record is not the number of a do and the do",
+    "[5]": "a record is not the number of a do and the do",
+    '[["0", "relu", {}]]': "a record is not the number of a do and the do",
+    '[[true, "relu", {}]]': "a record is not the number of a do and the do",
+    '[[0, "relu", []]]': "a record is not the number of a do and the do",
+    '[[0, "relu", {"axis": NaN}]]': "NaN is not a number of JSON",
+    '[[0, "relu", {"axis": 1, "axis": 2}]]': "the key 'axis' stands twice in one object",
+    "[" * 100_000: "it is nested more than 64 levels deep",
+}
+
+
+@pytest.mark.parametrize("text", BAD_ANNOTATIONS, ids=lambda text: text[:40])
+def test_a_model_whose_annotation_is_no_plan(program: cmrc.Program, text: str, tmp_path: Path) -> None:
+    """On both hosts: as the metadata of an ONNX node, and as what torch.export keeps of a node."""
+    import onnx
+
+    path = tmp_path / "model.onnx"
+    cmrc.lower(program, small_plan(program)).save(path)
+    model = onnx.load(path)
+    model.graph.node[0].metadata_props.add(key="cmrc.do", value=text)
+    fx_text = text.replace(', "relu"', "")
+    exported = torch.export.export(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (torch.ones(2, 4),))
+    node = next(node for node in exported.graph.nodes if node.op == "call_function")
+    node.meta["custom"] = {"cmrc.do": fx_text}
+    for traced in (cmrc.trace(model), cmrc.trace(exported)):
+        with pytest.raises(cmrc.CmrcError) as error:
+            _ = traced.plan
+        assert error.value.reason.endswith(f"cannot be read: {BAD_ANNOTATIONS[text]}")
+        assert error.value.fix == "remove it"

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import fx
 
+from cmrc.errors import TraceError
 from cmrc.hosts.fx.clean import copy_graph
+from cmrc.strict_json import parse_records
 
 KEY = "cmrc.do"
 
@@ -31,8 +33,12 @@ def read_annotations(graph: fx.Graph) -> list[dict[str, Any]]:
     ordered: list[tuple[int, dict[str, Any]]] = []
     for node in graph.nodes:
         text = (node.meta.get("custom") or {}).get(KEY)
-        for order, entry in json.loads(text) if text else ():
-            ordered.append((order, entry if "site" in entry else {**entry, "site": node.name}))
+        try:
+            records = parse_records(text, fields=2) if text else []
+        except ValueError as error:
+            problem = f"the {KEY} annotation cannot be read: {error}"
+            raise TraceError(problem, node=node.name, fix="remove it") from error
+        ordered += [(order, {"site": node.name, **entry}) for order, entry in records]
     return [entry for _, entry in sorted(ordered, key=lambda pair: pair[0])]
 
 

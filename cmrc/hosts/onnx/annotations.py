@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir
 
 from cmrc.errors import HostError, TraceError
+from cmrc.strict_json import parse_records
 
 ANNOTATION = "cmrc.do"
 Entry = dict[str, Any]
@@ -22,8 +23,8 @@ def read_annotations(model: onnx_ir.Model) -> list[Entry]:
         if text is None:
             continue
         try:
-            recorded.extend((int(order), dict(entry)) for order, _, entry in json.loads(text))
-        except (ValueError, TypeError) as error:
+            recorded.extend(parse_records(text, fields=3))
+        except ValueError as error:
             where = owner.name or "" if isinstance(owner, onnx_ir.Node) else ""
             problem = f"the {ANNOTATION} metadata cannot be read: {error}"
             raise TraceError(problem, node=where, fix="remove it") from error
