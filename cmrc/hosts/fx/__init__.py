@@ -6,5 +6,6 @@ schema, ops/  aten calls by argument name; one row per op    read         the gr
 write         a changed IR into a copy of the graph, with    parameters, draft, patch, insert
 module        the result as a trainable GraphModule          load         the result into the user's own nn.Module
 piece         a part of the model between two cuts           gradient     derivatives of a loss by inner values
+config        a transformers config with the new widths
 memory        tensors and arrays                             annotations  a plan's do's on the nodes
 """

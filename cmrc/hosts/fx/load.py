@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import HostError
+from cmrc.hosts.fx.config import update_configs
 from cmrc.ir.graph import Graph
 
 # What a module says about its own sizes, as its weight tells it. Only attributes that the module has are set.
@@ -45,12 +47,15 @@ def load_into(
     undo: list[Callable[[], None]] = []
     now = {node.name: node for node in after.nodes}
     try:
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in tensors}
         for name, tensor in tensors.items():
             _set_tensor(model, name, tensor, undo)
         for node in before.nodes:
             patched = now.get(node.name)
             if node.op == "conv" and patched is not None and patched.attrs["groups"] != node.attrs["groups"]:
                 _set_attribute(model.get_submodule(node.path), "groups", patched.attrs["groups"], undo)
+        for config, attribute, value in update_configs(model, shapes):
+            undo.append(partial(setattr, config, attribute, value))
         _compare(model, reference, args, kwargs)
     except BaseException:
         for step in reversed(undo):
