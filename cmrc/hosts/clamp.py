@@ -22,8 +22,8 @@ def slab(node: Node) -> Array:
     """The constants of the units, with all axes of the value."""
     value, axis = node.inputs[1], node.attrs["axis"]
     assert isinstance(value, Tensor)
-    held = slab_of(constant(value), axis, len(node.output.shape))
-    return spread(held, axis, len(node.attrs["units"]))
+    constants_of_units = slab_of(constant(value), axis, len(node.output.shape))
+    return spread(constants_of_units, axis, len(node.attrs["units"]))
 
 
 def constants(node: Node) -> Array:
@@ -39,6 +39,6 @@ def mask(node: Node) -> Array:
 
 def places(node: Node) -> Array:
     """Which of the units stands at each position of the axis; 0 where none does."""
-    found = np.zeros(int(node.output.shape[node.attrs["axis"]]), dtype=np.int64)
-    found[list(node.attrs["units"])] = np.arange(len(node.attrs["units"]))
-    return found
+    index = np.zeros(int(node.output.shape[node.attrs["axis"]]), dtype=np.int64)
+    index[list(node.attrs["units"])] = np.arange(len(node.attrs["units"]))
+    return index
