@@ -1,87 +1,249 @@
-"""How often the bounds hold, and how close they are, where the truth is known.
+"""How often the certificates hold for the population, and how wide they are, where the truth is known.
 
 python -m benchmarks.coverage
 
-Many swaps on `examples/digits.onnx` are the population, so that every certificate's true value is known; 1000 times 2000 of them
-are drawn, and each bound at δ = 0.05 is compared with the truth. A target is also looked at every 250 swaps: the interval must
-hold at all looks together.
+A population of 10,000 inputs, in which some inputs (and some sources) are harder than others. A held-out set is drawn from it, its
+inputs are paired once, each pair is swapped with several masks, and every rung of the ladder is bounded at δ = 0.05. The truth is
+that of the population. Bounds are looked at after every pair: a bound misses if it is ever above the truth.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import cmrc
-from benchmarks.measure import ROOT, arguments, progress, write_record
-from benchmarks.section import Record, Section, table
-from cmrc.verification.bounds import at_any_time
-from cmrc.verification.certificates import NAMES, indicator, ladder
+from benchmarks.measure import arguments, progress, write_record
+from benchmarks.section import Record, Section, claim, table
+from cmrc.ir.graph import Array
+from cmrc.verification.bounds import lower_any_time, lower_rate, refuted, upper_rate
+from cmrc.verification.certificates import FOR_CHOICE, NAMES, best_markov, best_tail
 from cmrc.verification.evidence import Evidence
+from cmrc.verification.targets import EVENTS
 
-DELTA, SWAPS, LOOK = 0.05, 2000, 250
-REPLACED = (16, 40, 64)  # of the 128 units of act3, by variance
+DELTA, MASKS, POPULATION = 0.05, 8, 10_000
+SIZES = (100, 360, 1000, 5000)
+RATES = (0.0002, 0.001, 0.01, 0.05, 0.2, 0.5)  # of disagreement
+COUNTED = 20_000  # swaps of the same inputs, counted as if they were fresh: what was done before
+FEWER = 200  # repetitions for that
+WIDTHS = 40  # repetitions that the widths are averaged over
+CHUNK = 100  # repetitions at a time
 
 
-def population(replaced: int, count: int) -> Evidence:
-    examples = ROOT / "examples"
-    program = cmrc.trace(examples / "digits.onnx")
-    train, test = (np.load(examples / f"digits_{part}.npz")["images"] for part in ("train", "test"))
-    held = cmrc.interpret(program).tap((train,), "act3")
-    gone = np.sort(np.argsort(held.var(0))[:replaced])
-    plan = cmrc.Plan(program).do("act3", units=gone, constant=held.mean(0)[gone])
-    verifier = cmrc.Verifier(program, cmrc.lower(program, plan), [test])
+@dataclass(frozen=True)
+class Population:
+    """Each input has an effect on margin and distortion as a base and as a source; masks add their own."""
+
+    margin: Array  # [2, inputs]: as base, as source
+    distortion: Array
+    scale: float
+
+    def swaps(self, rng: np.random.Generator, base: Array, source: Array) -> Evidence:
+        """Swaps of any shape, in which an agreement may survive a spread beyond the margin, but never the reverse."""
+        shape = base.shape
+
+        def one(effect: Array) -> Array:
+            return np.exp(effect[0, base] + effect[1, source] + 0.5 * rng.standard_normal(shape))
+
+        margin, largest = one(self.margin), self.scale * one(self.distortion)
+        spread = largest * (1 + rng.random(shape))
+        agree = margin > spread * rng.random(shape)
+        squared = largest**2 * (1 + 3 * rng.random(shape))
+        rows = [a.reshape(-1, 1) for a in (agree, squared, largest, spread, margin)]
+        count = base.size
+        unit = np.repeat(np.arange(count // shape[-1]), shape[-1]) if base.ndim > 1 else np.arange(count)
+        whole = np.ones(count)
+        return Evidence(
+            rows[0],
+            rows[1],
+            rows[1],
+            rows[2],
+            rows[3],
+            rows[4],
+            whole[:, None],
+            np.zeros((count, 1)),
+            whole,
+            unit,
+            whole,
+        )
+
+    def at_random(self, rng: np.random.Generator, count: int) -> Evidence:
+        return self.swaps(rng, *rng.integers(POPULATION, size=(2, count)))
+
+
+def population(rate: float, draws: int) -> Population:
+    """The scale of the distortion at which both disagree at this rate."""
     rng = np.random.default_rng(0)
-    return Evidence.join([verifier.swap(verifier.draw(rng, 10_000)) for _ in range(count // 10_000)])
+    margin, distortion = (np.array([[0.8], [0.4]]) * rng.standard_normal((2, POPULATION)) for _ in range(2))
+    low, high = -12.0, 6.0
+    for _ in range(24):
+        middle = (low + high) / 2
+        drawn = Population(margin, distortion, math.exp(middle)).at_random(np.random.default_rng(1), draws)
+        low, high = (middle, high) if 1 - drawn.agree.mean() < rate else (low, middle)
+    return Population(margin, distortion, math.exp(low))
 
 
-def simulate(everything: Evidence, repetitions: int) -> dict[str, Any]:
-    truth = {rung.name: rung.value for rung in ladder(everything)}
-    held = dict.fromkeys([*NAMES, "at any time"], 0)
-    gaps: dict[str, list[float]] = {name: [] for name in NAMES}
-    rng, ordered = np.random.default_rng(1), True
-    for _ in progress(range(repetitions), f"IIA {truth['direct']:.3f}"):
-        sample = everything.part(rng.integers(len(everything), size=SWAPS))
-        rungs = ladder(sample, delta=DELTA)
-        for rung in rungs:
-            # The bound of `markov` cuts ‖Δz‖² off at ε², so it bounds the IIA by more than the rung itself.
-            held[rung.name] += rung.bound <= truth["tail" if rung.name == "markov" else rung.name]
-            gaps[rung.name].append(rung.value - rung.bound)
-        values = [rung.value for rung in rungs]
-        ordered &= all(low <= high + 1e-12 for low, high in itertools.pairwise(values))
-        agree = indicator("direct", sample)
-        looks = [at_any_time(agree[:n], DELTA) for n in range(LOOK, SWAPS + 1, LOOK)]
-        held["at any time"] += all(low <= truth["direct"] <= high for low, high in looks)
+def pairs_of(rng: np.random.Generator, repetitions: int, inputs: int) -> tuple[Array, Array]:
+    """Base and source [repetitions, pairs, masks]: inputs drawn from the population, each in one pair, directions in turn."""
+    drawn = rng.integers(POPULATION, size=(repetitions, inputs // 2, 2))
+    turn = np.arange(MASKS) % 2
+    return drawn[..., turn], drawn[..., 1 - turn]
+
+
+def simulate(rate: float, inputs: int, repetitions: int, draws: int) -> dict[str, Any]:
+    """For each rung: its truth, how often its bound holds, and how wide bounds are."""
+    (people, truth), pairs = known(rate, draws), inputs // 2
+    rng = np.random.default_rng([round(1e6 * rate), inputs])
+    misses = dict.fromkeys([*NAMES, "direct, from above", "counting swaps"], 0)
+    widths: dict[str, list[float]] = {}
+    for start in range(0, repetitions, CHUNK):
+        count = min(CHUNK, repetitions - start)
+        drawn = people.swaps(rng, *pairs_of(rng, count, inputs))
+        for name in ("samplewise", "range", "direct"):
+            values = EVENTS["iia" if name == "direct" else name](drawn).reshape(count, pairs).T
+            misses[name] += missed(values, truth[name])
+            if name == "direct":
+                misses["direct, from above"] += missed(1 - values, 1 - truth[name])
+        for name in ("markov", "tail"):
+            misses[name] += missed_by_choice(drawn, name, count, pairs, truth["tail"])
+        if start < FEWER:
+            misses["counting swaps"] += counted_misses(people, rng, count, inputs, truth["direct"])
+        if start < WIDTHS:
+            for i in range(min(count, WIDTHS - start)):
+                one = drawn.part(slice(i * pairs * MASKS, (i + 1) * pairs * MASKS))
+                for name, wide in widths_of(one).items():
+                    widths.setdefault(name, []).append(wide)
     return {
-        "truth": truth,
-        "held": {name: count / repetitions for name, count in held.items()},
-        "gap": {name: float(np.mean(values)) for name, values in gaps.items()},
-        "ordered": ordered,
+        "rate": rate, "inputs": inputs, "truth": truth,
+        "held": {n: 1 - missing / (min(FEWER, repetitions) if n == "counting swaps" else repetitions) for n, missing in misses.items()},
+        "width": {name: float(np.mean(values)) for name, values in widths.items()},
+    }  # fmt: skip
+
+
+@functools.cache
+def known(rate: float, draws: int) -> tuple[Population, dict[str, float]]:
+    """A population, and every rung's value for it."""
+    people = population(rate, draws)
+    everything = people.at_random(np.random.default_rng(2), 4 * draws)
+    events = {"direct" if name == "iia" else name: float(event(everything).mean()) for name, event in EVENTS.items()}
+    return people, {"markov": best_markov(everything)[0], "tail": best_tail(everything)[0], **events}
+
+
+def missed(values: Array, truth: float) -> int:
+    """Of samples [pairs, samples], how many refute the truth after any pair: their bound would lie above it."""
+    if not 0 < truth < 1:
+        return 0  # no bound lies beyond 0 or 1
+    return int((refuted(values, np.full(values.shape[1], truth), DELTA) > 0).sum())
+
+
+def missed_by_choice(drawn: Evidence, name: str, count: int, pairs: int, truth: float) -> int:
+    """As `certificates` does: ε from the first fifth of the pairs, the bound from the rest."""
+    first, choose, values = pairs // FOR_CHOICE, best_markov if name == "markov" else best_tail, []
+    for i in range(count):
+        rows = i * pairs * MASKS
+        epsilon = choose(drawn.part(slice(rows, rows + first * MASKS)))[1]
+        rest = drawn.part(slice(rows + first * MASKS, rows + pairs * MASKS))
+        far = np.minimum(rest.squared / epsilon**2, 1) if name == "markov" else rest.largest > epsilon
+        values.append(1 - (rest.per_unit(rest.margin <= 2 * epsilon) + rest.per_unit(far)) / 2)
+    return missed(np.stack(values, axis=1), (1 + truth) / 2)
+
+
+def counted_misses(people: Population, rng: np.random.Generator, count: int, inputs: int, truth: float) -> int:
+    """The two-sided binomial interval of many swaps of the same inputs, base and source drawn anew for each."""
+    missing = 0
+    for _ in range(count):
+        chosen = rng.integers(POPULATION, size=inputs)
+        hits = int(people.swaps(rng, *chosen[rng.integers(inputs, size=(2, COUNTED))]).agree.sum())
+        low, high = (bound(hits, COUNTED, DELTA / 2) for bound in (lower_rate, upper_rate))
+        missing += not low <= truth <= high
+    return missing
+
+
+# ---------------------------------------------------------------- widths of other bounds
+
+
+def hoeffding(values: Array) -> float:
+    return math.sqrt(math.log(1 / DELTA) / (2 * len(values)))
+
+
+def bernstein(values: Array) -> float:
+    """Maurer and Pontil 2009."""
+    log, count = math.log(2 / DELTA), len(values)
+    return math.sqrt(2 * float(values.var(ddof=1)) * log / count) + 7 * log / (3 * (count - 1))
+
+
+def hedged(values: Array) -> float:
+    """The betting interval of Waudby-Smith and Ramdas 2023 for a fixed number, one-sided."""
+    count, log = len(values), math.log(1 / DELTA)
+    time = np.arange(1, count + 1)
+    means = (0.5 + np.cumsum(values)) / (time + 1)
+    variances = (0.25 + np.cumsum((values - means) ** 2)) / (time + 1)
+    stakes = np.sqrt(2 * log / (count * np.concatenate([[0.25], variances[:-1]])))
+    nulls = np.sin(np.linspace(0, math.pi / 2, 1500)[1:-1]) ** 2
+    nulls = nulls[nulls < values.mean()]
+    path = np.zeros(len(nulls))
+    best = np.zeros(len(nulls))
+    for block in np.array_split(np.arange(count), max(1, count // 50)):
+        steps = np.minimum(stakes[block, None], 0.75 / nulls) * (values[block, None] - nulls)
+        walked = path + np.cumsum(np.log1p(steps), axis=0)
+        path, best = walked[-1], np.maximum(best, walked.max(axis=0))
+    stands = best < log
+    first = int(stands.argmax()) if stands.any() else len(nulls)
+    return float(values.mean() - (nulls[first - 1] if first else 0.0))
+
+
+def widths_of(one: Evidence) -> dict[str, float]:
+    """Estimate minus lower bound of the IIA."""
+    values = EVENTS["iia"](one)
+    single = one.agree[::MASKS, 0].astype(np.float64)
+    methods: dict[str, Callable[[Array], float]] = {
+        "Hoeffding": hoeffding,
+        "empirical Bernstein": bernstein,
+        "betting, hedged": hedged,
+        "ours": lambda v: float(v.mean()) - lower_any_time(v, DELTA),
     }
+    found = {name: min(method(values), float(values.mean())) for name, method in methods.items()}
+    exact = lower_rate(int(single.sum()), len(single), DELTA)
+    return {**found, "Clopper-Pearson, one mask": float(single.mean()) - exact}
 
 
 # ---------------------------------------------------------------- the page
 
+SHOWN = ("Hoeffding", "empirical Bernstein", "betting, hedged", "Clopper-Pearson, one mask", "ours")
+
 
 def body(record: Record) -> str:
-    rows = [
-        (str(case["replaced"]), name, *(f"{case[key][name]:.4f}" if name in case[key] else "" for key in ("truth", "gap")), f"{100 * share:.1f} %")
-        for case in record["cases"]
-        for name, share in case["held"].items()
-    ]  # fmt: skip
-    return table(("units replaced, of 128", "bound", "truth", "estimate − bound, mean", "holds in"), rows)
+    names = [*NAMES, "direct, from above", "counting swaps"]
+    held = [
+        (str(c["inputs"]), f"{c['rate']:g}", *(f"{100 * c['held'][name]:.1f}" for name in names))
+        for c in record["cases"]
+    ]
+    wide = [
+        (str(c["inputs"]), f"{c['rate']:g}", *(f"{c['width'][name]:.4f}" for name in SHOWN)) for c in record["cases"]
+    ]
+    return "\n".join(
+        [
+            table(("inputs", "disagreement", *names), held),
+            "Estimate minus lower bound of the IIA, mean:\n",
+            table(("inputs", "disagreement", *SHOWN), wide),
+        ]
+    )
 
 
 SECTIONS = (
     Section(
         "coverage",
-        "How often the bounds hold",
-        """200,000 swaps on the digits example are the population; {repetitions} times {swaps} of them are drawn, and each bound at δ = {delta} is compared with the
-truth. *at any time*: the interval is looked at every 250 swaps and must hold at all looks together.
+        "How often the certificates hold for the population",
+        """A population of {population} inputs whose certificates are all known; {repetitions} held-out sets of each size; each set is paired once,
+{masks} masks for each pair; δ = {delta}. In percent, how often each bound holds at all times together, looked at after every pair: at
+least 95 is promised, and {repetitions} repetitions can show 95 only to within ± {chance:.1f}. *Counting swaps* is the two-sided binomial interval of
+{counted} swaps among the same inputs, which counts swaps as if inputs were fresh ({fewer} repetitions).
 """,
         body,
     ),
@@ -90,22 +252,26 @@ truth. *at any time*: the interval is looked at every 250 swaps and must hold at
 
 def main() -> None:
     options = arguments(__doc__, "coverage.json")
-    repetitions = 20 if options.quick else 1000
-    table = Table(
-        "replaced", "bound", "truth", "holds in", "estimate − bound", title=f"{repetitions} repetitions", box=None
+    repetitions, draws = (20, 50_000) if options.quick else (1000, 1_000_000)
+    sizes, rates = (SIZES[:2], RATES[::3]) if options.quick else (SIZES, RATES)
+    chance = 100 * 2.58 * math.sqrt(DELTA * (1 - DELTA) / repetitions)
+    shown = Table(
+        "inputs", "rate", *NAMES, "from above", "counting swaps", title=f"{repetitions} repetitions", box=None
     )
-    found = []
-    for replaced in REPLACED:
-        told = simulate(population(replaced, 20_000 if options.quick else 200_000), repetitions)
-        found.append({"replaced": replaced, **told})
-        for name, share in told["held"].items():
-            truth, gap = told["truth"].get(name), told["gap"].get(name)
-            cells = ("" if value is None else f"{value:.4f}" for value in (truth, gap))
-            shown, wide = cells
-            table.add_row(str(replaced), name, shown, f"{100 * share:.1f} %", wide)
-    Console(width=100).print(table)
-    told = {"delta": DELTA, "swaps": SWAPS, "repetitions": repetitions, "cases": found}
-    write_record(options.json, "coverage", [], options, **told)
+    cases, claims = [], []
+    settings = [(inputs, rate) for inputs in sizes for rate in rates]
+    for inputs, rate in progress(settings, f"{len(settings)} cases"):
+        case = simulate(rate, inputs, repetitions, draws)
+        cases.append(case)
+        shown.add_row(str(inputs), f"{rate:g}", *(f"{100 * share:.1f}" for share in case["held"].values()))
+        least = min(share for name, share in case["held"].items() if name != "counting swaps")
+        claims.append(
+            claim(f"{inputs} inputs, disagreement {rate:g}: least coverage", least, ">=", 0.95 - chance / 100)
+        )
+    Console(width=120).print(shown)
+    facts = {"delta": DELTA, "masks": MASKS, "population": POPULATION, "counted": COUNTED, "fewer": FEWER, "chance": chance,
+             "repetitions": repetitions, "cases": cases, "claims": claims}  # fmt: skip
+    write_record(options.json, "coverage", [], options, **facts)
 
 
 if __name__ == "__main__":

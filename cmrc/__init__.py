@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from cmrc.statistics.stats import Stats
     from cmrc.verification.interpreter import Interpreter, interpret
     from cmrc.verification.interventions import Patch, Swap
+    from cmrc.verification.protocol import better, smallest_certified, verify
     from cmrc.verification.result import Verification
-    from cmrc.verification.verifier import Verifier, smallest_certified, verify
+    from cmrc.verification.verifier import Verifier
 
 __all__ = [
     "Affine",
@@ -55,6 +56,7 @@ __all__ = [
     "Verifier",
     "__version__",
     "bench",
+    "better",
     "calibrate",
     "diagnose",
     "interpret",
@@ -82,15 +84,16 @@ _HOMES = {
     "Swap": "cmrc.verification.interventions:Swap",
     "Verification": "cmrc.verification.result:Verification",
     "Verifier": "cmrc.verification.verifier:Verifier",
+    "better": "cmrc.verification.protocol:better",
     "bench": "cmrc.hosts.onnx.bench:bench",
     "calibrate": "cmrc.statistics.calibrate:calibrate",
     "diagnose": "cmrc.planning.diagnose",
     "interpret": "cmrc.verification.interpreter:interpret",
     "lower": "cmrc.program.lower:lower",
     "plan": "cmrc.planning.planner:plan",
-    "smallest_certified": "cmrc.verification.verifier:smallest_certified",
+    "smallest_certified": "cmrc.verification.protocol:smallest_certified",
     "trace": "cmrc.program.trace:trace",
-    "verify": "cmrc.verification.verifier:verify",
+    "verify": "cmrc.verification.protocol:verify",
 }
 
 

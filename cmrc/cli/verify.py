@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +15,10 @@ from cmrc.cli.terminal import fail, reported
 from cmrc.errors import CmrcError
 from cmrc.files import require_picture
 from cmrc.program.plan import Plan
+from cmrc.program.program import Program
 from cmrc.program.trace import trace
+from cmrc.verification.protocol import better, verify
 from cmrc.verification.result import Verification, draw_plans
-from cmrc.verification.verifier import verify
 
 app = new_app()
 
@@ -26,6 +28,8 @@ app = new_app()
     epilog=examples(
         "cmrc verify model.onnx small.onnx plan.json --data held-out.npz",
         "cmrc verify model.onnx small.onnx plan.json --data held-out.npz --until 'iia>=0.95'",
+        "cmrc verify model.onnx small.onnx plan.json --data held-out.npz --swaps 0",
+        "cmrc verify model.onnx a.onnx a.json b.onnx b.json --data held-out.npz --better iia",
     ),
 )
 def verify_command(
@@ -40,14 +44,32 @@ def verify_command(
         Path, typer.Option(help="Held-out data: a folder or file of .npy or .npz, `labels` beside inputs.")
     ],
     site: Annotated[list[str] | None, typer.Option(help="Swap at these sites only. All of the plan if absent.")] = None,
-    swaps: Annotated[int, typer.Option(help="Interventions; with --until, at most.")] = 2000,
+    swaps: Annotated[
+        int, typer.Option(help="Interventions; with --until, at most. 0: compare without swaps, which is cheap.")
+    ] = 2000,
     p: Annotated[list[float] | None, typer.Option(help="How likely a unit is swapped; several take turns. 0.5")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the swaps.")] = 0,
     until: Annotated[
-        str, typer.Option(help="Stop once it is decided: 'iia>=0.95'. Exit code 0 only if it holds.")
+        str,
+        typer.Option(
+            help="Stop once it is decided: 'iia>=0.95', 'agreement>=0.99', 'accuracy>=0.9', 'drop<=0.01', 'kl<=0.1', "
+            "'d2<=5'. Exit code 0 only if it holds."
+        ),
     ] = "",
+    better_by: Annotated[
+        str, typer.Option("--better", help="Only say which of two is better, by iia or kl; stop once that is decided.")
+    ] = "",
+    about: Annotated[
+        str, typer.Option(help="What the bounds are about: the population of the inputs, or these fixed inputs.")
+    ] = "population",
+    distinct: Annotated[bool, typer.Option(help="With --about fixed: no input meets itself.")] = False,
+    stress: Annotated[
+        float | None, typer.Option(help="Draw easy inputs this many times more rarely, and weigh them as much more.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="Certificates and the target may fail with this probability.")] = 0.05,
-    controls: Annotated[bool, typer.Option(help="Also swap replaced units, and retain units at random.")] = True,
+    controls: Annotated[
+        bool, typer.Option(help="Also say what a model that ignores swaps, or a random plan, would score.")
+    ] = True,
     output: Annotated[str | None, typer.Option(help="Which of several outputs to compare.")] = None,
     reads: Annotated[str | None, typer.Option(help="How: classes, binary or values.")] = None,
     tolerance: Annotated[float | None, typer.Option(help="How far values of a regression may lie apart.")] = None,
@@ -72,27 +94,71 @@ def verify_command(
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             raise CmrcError(f"{twice[0]} is given twice", fix="give every lowered model with its plan once")
         program = trace(model)
-        found: dict[str, Verification] = {}
+        rates = tuple(p) if p and len(p) > 1 else p[0] if p else 0.5
+        reading: dict[str, Any] = {
+            "site": site or None, "output": int(output) if output and output.isdigit() else output, "reads": reads,
+            "tolerance": tolerance, "class_axis": class_axis, "counted": counted,
+        }  # fmt: skip
+        if better_by:
+            compare_two(program, files, data, by=better_by, p=rates, swaps=swaps, seed=seed, delta=delta,
+                        as_json=as_json, reading=reading)  # fmt: skip
+            return
+        results: dict[str, Verification] = {}
         for name, (lowered, file) in zip(names, files, strict=True):
             plan = Plan.load(file)
-            found[name] = verify(
-                program, plan if str(lowered) == "-" else lowered, data, plan=plan, site=site or None, swaps=swaps,
-                p=tuple(p) if p and len(p) > 1 else p[0] if p else 0.5, seed=seed, until=until or None, delta=delta,
-                controls=controls, output=int(output) if output and output.isdigit() else output, reads=reads,
-                tolerance=tolerance, class_axis=class_axis, counted=counted,
+            results[name] = verify(
+                program, plan if str(lowered) == "-" else lowered, data, plan=plan, swaps=swaps, p=rates, seed=seed,
+                until=until or None, delta=delta, about=about, distinct=distinct, stress=stress, controls=controls,
+                watch=terminal.progress, **reading,
             )  # fmt: skip
         if plot is not None:
-            draw_plans(found, plot)
-        first, *others = found
+            draw_plans(results, plot)
+        first, *others = results
         if as_json:
-            documents = {name: result.to_json() for name, result in found.items()}
+            documents = {name: result.to_json() for name, result in results.items()}
             print(json.dumps({"model": str(model), "plans": documents}, indent=1))
         else:
-            for name, result in found.items():
+            for name, result in results.items():
                 terminal.out.print(f"{name}\n{result}\n", markup=False)
-            for name in [] if until else others:  # runs that stop by themselves are not of the same swaps
-                terminal.out.print(f"{name} minus {first}: {found[name].minus(found[first])}", markup=False)
+            for name in [] if until or not swaps else others:  # runs that stop by themselves are not of the same swaps
+                terminal.out.print(f"{name} minus {first}: {results[name].minus(results[first])}", markup=False)
             if plot is not None:
                 terminal.out.print(f"wrote {plot}", markup=False)
-    if any(result.decision is not None and result.decision.holds is not True for result in found.values()):
+    if any(result.decision is not None and result.decision.holds is not True for result in results.values()):
+        fail(1)
+
+
+def compare_two(
+    program: Program,
+    files: Sequence[tuple[Path, Path]],
+    data: Path,
+    *,
+    by: str,
+    as_json: bool,
+    reading: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """Which of two is better. Exit code 1 if the first is not shown to be."""
+    if len(files) != 2:
+        raise CmrcError(
+            "--better compares two lowered models", fix="cmrc verify MODEL LOWERED PLAN LOWERED PLAN --better iia"
+        )
+    plans = [Plan.load(file) for _, file in files]
+    models = [plan if str(path) == "-" else trace(path) for (path, _), plan in zip(files, plans, strict=True)]
+    result = better(
+        program,
+        models[0],
+        models[1],
+        data,
+        by=by,
+        plans=(plans[0], plans[1]),
+        watch=terminal.progress,
+        **options,
+        **reading,
+    )
+    if as_json:
+        print(json.dumps({"first": str(files[0][1]), "second": str(files[1][1]), **result.to_json()}, indent=1))
+    else:
+        terminal.out.print(f"first {files[0][1]}, second {files[1][1]}\n{result}", markup=False)
+    if result.better != 0:
         fail(1)

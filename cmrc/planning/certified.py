@@ -2,7 +2,7 @@
 
     keep 0.95 ─> plan ─> swaps on held-out data ─> certified ─> keep 0.9 ─> ... ─> not certified: the one before it
 
-The shares to keep are fixed beforehand and tested from the largest down, so the search needs no correction (`certify.smallest`).
+The shares to keep are fixed beforehand and tested from the largest down, so the search needs no correction (`certificates.smallest`).
 Every plan is taken literally by the interpreter; lowering it afterwards changes nothing.
 """
 
@@ -17,11 +17,12 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import batches
 from cmrc.statistics.stats import Stats, digest_of_batch
-from cmrc.verification.certificates import Target
-from cmrc.verification.verifier import Data, smallest_certified
+from cmrc.verification.draws import Scope
+from cmrc.verification.protocol import smallest_certified
+from cmrc.verification.targets import Target, require_enough
+from cmrc.verification.verifier import HeldOut
 
 KEEPS = tuple(round(0.95 - 0.05 * i, 2) for i in range(19))
-SWAPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Certify:
     target: str
     held_out: Any
     delta: float = 0.05
-    swaps: int = SWAPS  # at most, for each plan
+    swaps: int | None = None  # at most, for each plan; 16 for each pair of inputs unless given
     p: float | Sequence[float] = 0.5
     seed: int = 0
     keeps: Sequence[int | float] = KEEPS
@@ -41,7 +42,7 @@ class Certify:
 
 
 def certified(program: Program, stats: Stats, make: Callable[[int | float], Plan], asked: Certify) -> Plan:
-    """The smallest certified plan. `plan.made["certificate"]` tells the target, its level, and every test that was made."""
+    """The smallest certified plan. `plan.made["certificate"]` holds the target, its level, and every test."""
     if asked.held_out is None:
         raise CertifyError("there are no held-out data to certify on", fix="give held_out=, disjoint from data")
     if not asked.keeps or sorted(asked.keeps, reverse=True) != list(asked.keeps):
@@ -53,7 +54,8 @@ def certified(program: Program, stats: Stats, make: Callable[[int | float], Plan
         probe.see(digest_of_batch(part.arrays()))
     if probe.digest == stats.digest:
         raise CertifyError("the held-out data are those of the calibration", fix="keep some data apart for held_out=")
-    data = Data.of(parts, program.host.inputs, asked.reading.get("counted"))
+    data = HeldOut.of(parts, program.host.inputs, asked.reading.get("counted"))
+    require_enough(target, asked.delta, len(data), Scope.POPULATION)
     plans: list[Plan] = []
 
     def candidates() -> Iterator[Plan]:
@@ -62,16 +64,22 @@ def certified(program: Program, stats: Stats, make: Callable[[int | float], Plan
             yield plans[-1]
 
     options = {name: value for name, value in asked.reading.items() if name != "counted"}
-    found = smallest_certified(
+    search = smallest_certified(
         program, candidates(), data, target, delta=asked.delta, swaps=asked.swaps, p=asked.p, seed=asked.seed, **options
     )
-    tests = [{"keep": k, **d.to_json()} for k, d in zip(asked.keeps, found.decisions, strict=False)]
-    if found.chosen is None:
+    tests = [{"keep": k, **d.to_json()} for k, d in zip(asked.keeps, search.decisions, strict=False)]
+    if search.chosen is None:
         raise CertifyError(
-            f"{target} is not certified with {asked.keeps[0]} of the units kept: {found.decisions[0]}",
+            f"{target} is not certified with {asked.keeps[0]} of the units kept: {search.decisions[0]}",
             fix="ask for less, keep more, or use a stronger preset",
         )
-    plan = plans[found.chosen]
-    certificate = {"target": str(target), "delta": asked.delta, "keep": asked.keeps[found.chosen], "tests": tests}
+    plan = plans[search.chosen]
+    certificate = {
+        "target": str(target),
+        "about": str(Scope.POPULATION),
+        "delta": asked.delta,
+        "keep": asked.keeps[search.chosen],
+        "tests": tests,
+    }
     plan.made = {**plan.made, "certificate": certificate}
     return plan

@@ -9,19 +9,21 @@ the reduced model minus the original's. Each rung bounds IIA = Pr[same top class
     range        Pr[m > max Δz − min Δz]
     direct       Pr[same top class], the IIA itself
 
-`markov` needs no more than a distribution of margins and one number D2, so planning can read it off calibration statistics
-(`from_scores`); `tail` needs both distributions but not jointly; the others need the interchange runs themselves.
+Each is given as an estimate, and as a lower confidence bound at level 1 − δ over independent units: pairs of inputs for
+statements about the population (`draws.py`). The estimates are in this order always. Bounds come from different numbers and need
+not be, so a rung's bound is lowered to the next one's where it lies above it: that keeps every bound true, and the order too.
 
-Each is given as an estimate, and as a lower confidence bound over the interventions at level 1 − δ. Where an ε is chosen, it
-is chosen on the first fifth of the swaps and the bound is made of the rest. ‖Δz‖² has no bound, so the confidence bound of
-`markov` uses E min(‖Δz‖²/ε², 1): larger than Pr[‖Δz‖∞ > ε], and never larger than D2/ε².
+Where an ε is chosen, it is chosen on the first fifth of the units, and the bound is made of the rest. ‖Δz‖² has no upper limit,
+so the bound of `markov` uses E min(‖Δz‖²/ε², 1): no less than Pr[‖Δz‖∞ > ε], and never more than D2/ε².
+
+`markov` needs no more than a distribution of margins and the number D2: `from_d2`, with D2 from calibration statistics
+(`distortion.py`), needs no swap.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,9 @@ import numpy.typing as npt
 
 from cmrc.errors import CertifyError
 from cmrc.ir.graph import Array
-from cmrc.verification.bounds import at_any_time, lower_mean, upper_mean
+from cmrc.verification.bounds import lower_mean, upper_mean
 from cmrc.verification.evidence import Evidence
+from cmrc.verification.targets import EVENTS, Decision
 
 NAMES = ("markov", "tail", "samplewise", "range", "direct")
 NEEDS = {
@@ -40,12 +43,12 @@ NEEDS = {
     "range": "interchange runs",
     "direct": "interchange runs",
 }
-FOR_CHOICE = 5  # one swap in so many chooses ε
+FOR_CHOICE = 5  # one unit in so many chooses ε
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One certificate: the estimate, the bound that holds with probability 1 − δ, and the ε it was made with."""
+    """One certificate: the estimate, the bound that holds with probability 1 − δ, and the ε that it was made with."""
 
     name: str
     value: float
@@ -61,50 +64,41 @@ def require_level(delta: float) -> None:
 
 
 def ladder(evidence: Evidence, *, delta: float = 0.05) -> tuple[Rung, ...]:
-    """All rungs, each bound at level 1 − δ by itself."""
-    return tuple(_rung(name, evidence, delta) for name in NAMES)
-
-
-def indicator(name: str, evidence: Evidence) -> Array:
-    """For each swap the share of its tokens (one where there are none) on which a rung's event holds."""
-    if name == "direct":
-        return evidence.mean(evidence.agree)
-    wide = evidence.spread if name == "range" else 2 * evidence.largest
-    return evidence.mean(evidence.margin > wide)
+    """All rungs, each bound at level 1 − δ by itself, and no higher than the next."""
+    rungs = [_rung(name, evidence, delta) for name in NAMES]
+    for i in reversed(range(len(rungs) - 1)):
+        rungs[i] = replace(rungs[i], bound=min(rungs[i].bound, rungs[i + 1].bound))
+    return tuple(rungs)
 
 
 def _rung(name: str, evidence: Evidence, delta: float) -> Rung:
     if name in ("samplewise", "range", "direct"):
-        values = indicator(name, evidence)
-        return Rung(name, float(values.mean()), lower_mean(values, delta), NEEDS[name])
-    choose = _best_markov if name == "markov" else _best_tail
+        values, weights = EVENTS["iia" if name == "direct" else name](evidence), evidence.unit_weights
+        bound = lower_mean(values, delta, weights=weights, binary=evidence.binary)
+        return Rung(name, float(np.average(values, weights=weights)), bound, NEEDS[name])
+    choose = best_markov if name == "markov" else best_tail
     value, _ = choose(evidence)
-    split = len(evidence) // FOR_CHOICE
-    first, rest = evidence.part(slice(0, split)), evidence.part(slice(split, None))
-    if split < 2:
-        return Rung(name, value, 0.0, NEEDS[name])
-    _, epsilon = choose(first)
+    first, rest = evidence.first_units(evidence.units // FOR_CHOICE)
+    epsilon = choose(first)[1] if first.units > 1 else np.inf
     if not np.isfinite(epsilon):
         return Rung(name, value, 0.0, NEEDS[name])
-    close = upper_mean(rest.mean(rest.margin <= 2 * epsilon), delta / 2)
+    close = rest.margin <= 2 * epsilon
+    far: Array = rest.largest > epsilon
     if name == "markov":
-        ratio = np.minimum(rest.squared, epsilon**2) / epsilon**2 if epsilon > 0 else np.ones_like(rest.squared)
-        far = upper_mean(rest.mean(ratio), delta / 2)
-    else:
-        far = upper_mean(rest.mean(rest.largest > epsilon), delta / 2)
-    return Rung(name, value, max(0.0, 1 - close - far), NEEDS[name], float(epsilon))
+        far = np.minimum(rest.squared, epsilon**2) / epsilon**2 if epsilon > 0 else np.ones_like(rest.squared)
+    either = upper_mean((rest.per_unit(close) + rest.per_unit(far)) / 2, delta, weights=rest.unit_weights)
+    return Rung(name, value, max(0.0, 1 - 2 * either), NEEDS[name], float(epsilon))
 
 
-def _best_markov(evidence: Evidence) -> tuple[float, float]:
-    d2 = float(evidence.mean(evidence.squared).mean())
-    return from_scores(evidence.margin.ravel(), d2, weights=evidence.weights.ravel())
+def best_markov(evidence: Evidence) -> tuple[float, float]:
+    return from_d2(evidence.margin.ravel(), evidence.average(evidence.squared), weights=evidence.shares.ravel())
 
 
-def from_scores(margins: npt.ArrayLike, d2: float, *, weights: npt.ArrayLike | None = None) -> tuple[float, float]:
-    """The best of 1 − Pr[m ≤ 2ε] − D2/ε² over ε, and that ε, for margins and any number for D2.
+def from_d2(margins: npt.ArrayLike, d2: float, *, weights: npt.ArrayLike | None = None) -> tuple[float, float]:
+    """The best of 1 − Pr[m ≤ 2ε] − D2/ε² over ε, and that ε, for margins and a number for D2.
 
-    With D2 as a sum of scores (Var·‖W‖², the additive estimate) it needs no interchange run, and holds only as far as
-    the margins without interventions are those with them, and the scores add up. The best ε lies just below half a margin.
+    With the D2 of calibration statistics (`distortion`) it needs no swap. It then holds as far as the margins without swaps are
+    those with them. The best ε lies just below half a margin.
     """
     m, share = _sorted_shares(margins, weights)
     below = np.concatenate([[0.0], np.cumsum(share)[:-1]])  # Pr[margin < m_i], where ties count as below their first
@@ -122,14 +116,15 @@ def by_margin(gamma: float, d2: float) -> float:
     return max(0.0, 1 - 4 * d2 / gamma**2) if gamma > 0 else 0.0
 
 
-def _best_tail(evidence: Evidence) -> tuple[float, float]:
+def best_tail(evidence: Evidence) -> tuple[float, float]:
     """Between two distortions Pr[‖Δz‖∞ > ε] stays, and Pr[m ≤ 2ε] grows: the best ε is one of the distortions."""
-    weights = evidence.weights.ravel()
+    weights = evidence.shares.ravel()
     m, m_share = _sorted_shares(evidence.margin.ravel(), weights)
     e, e_share = _sorted_shares(evidence.largest.ravel(), weights)
     close = np.concatenate([[0.0], np.cumsum(m_share)])[np.searchsorted(m, 2 * e, side="right")]
-    far = 1 - np.cumsum(e_share)[np.searchsorted(e, e, side="right") - 1]
-    values = 1 - close - np.maximum(far, 0.0)  # the shares add up to 1 only within rounding
+    beyond = np.concatenate([np.cumsum(e_share[::-1])[::-1], [0.0]])  # summed from above: exactly 0 beyond the largest
+    far = beyond[np.searchsorted(e, e, side="right")]
+    values = 1 - close - far
     best = int(np.argmax(values))
     return max(0.0, float(values[best])), float(e[best])
 
@@ -141,64 +136,12 @@ def _sorted_shares(values: npt.ArrayLike, weights: npt.ArrayLike | None) -> tupl
     return array[order], weight[order] / weight.sum()
 
 
-# ---------------------------------------------------------------- targets
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """`iia>=0.95`, or a rung by its name: `range>=0.9`."""
-
-    rung: str
-    least: float
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        found = re.fullmatch(r"\s*([a-z]+)\s*>=\s*([0-9.]+)\s*", text)
-        name = {"iia": "direct"}.get(found.group(1), found.group(1)) if found else ""
-        try:
-            least = float(found.group(2)) if found else np.nan
-        except ValueError:
-            least = np.nan
-        if name not in ("direct", "range", "samplewise") or not 0 < least < 1:
-            raise CertifyError(
-                f"the target {text!r} is not understood", fix="write iia>=0.95, range>=0.9 or samplewise>=0.9"
-            )
-        return cls(name, least)
-
-    def __str__(self) -> str:
-        return f"{'iia' if self.rung == 'direct' else self.rung}>={self.least:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether a target holds: True, False, or None where the swaps did not suffice to tell; with its interval."""
-
-    target: Target
-    holds: bool | None
-    low: float
-    high: float
-    swaps: int
-    delta: float
-
-    def __str__(self) -> str:
-        said = {True: "holds", False: "does not hold", None: "is undecided"}[self.holds]
-        return f"{self.target} {said} after {self.swaps} swaps: [{self.low:.4f}, {self.high:.4f}] at level {1 - self.delta:g}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"target": str(self.target), "holds": self.holds, "interval": [self.low, self.high], "swaps": self.swaps,
-                "delta": self.delta}  # fmt: skip
-
-
-def decide(target: Target, evidence: Evidence, delta: float) -> Decision:
-    """Look at an interval that may be looked at as often as one likes."""
-    low, high = at_any_time(indicator(target.rung, evidence), delta)
-    holds = True if low >= target.least else False if high < target.least else None
-    return Decision(target, holds, low, high, len(evidence), delta)
+# ---------------------------------------------------------------- the smallest of several
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The smallest certified candidate (its place in the list; None where not even the first is), and every test made."""
+    """The smallest certified candidate (its place in the list; None where not even the first is), and every test."""
 
     chosen: int | None
     decisions: tuple[Decision, ...]
@@ -207,8 +150,9 @@ class Search:
 def smallest(candidates: Iterable[Any], test: Callable[[Any], Decision]) -> Search:
     """Test candidates from the largest to the smallest, and stop at the first that is not certified.
 
-    The order is fixed before any data are seen, and a candidate is tested only if all larger ones were certified: then the
-    chance that any certified one does not meet its target is at most the δ of a single test, however many are tested.
+    The order is fixed before any held-out data are seen, and a candidate is tested only if all larger ones were certified. So
+    the chance that any certified one does not meet its target is at most the δ of a single test, however many are tested:
+    the tests may all use the same inputs.
     """
     decisions: list[Decision] = []
     chosen: int | None = None

@@ -9,6 +9,9 @@
 
 Arrays are [R, tokens], one column where the model has one answer to an input; `weights` sum to 1 over the tokens that count.
 A regression has margin 2·tolerance and spread 2‖Δz‖∞, so that every certificate keeps its meaning.
+
+Swaps of one **unit** share inputs and are not independent; swaps of different units are. For statements about the population a
+unit is a pair of inputs, for statements about a fixed set of inputs it is a single swap, without swaps it is an input.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ class Evidence:
     margin: Array
     weights: Array
     classes: Array  # the original's top class under the intervention
-    rate: Array  # [R], the probability with which a unit was swapped
+    rate: Array  # [R], the probability with which a network unit was swapped
+    unit: Array  # [R], rising: which swaps belong together
+    importance: Array  # [R], within (0, 1]: what a swap counts, the same for all of a unit
 
     def __len__(self) -> int:
         return len(self.agree)
@@ -46,8 +51,49 @@ class Evidence:
             return np.asarray(values[:, 0], dtype=np.float64)
         return np.asarray((values * self.weights).sum(axis=1).clip(0.0, None))
 
+    def per_unit(self, values: Array) -> Array:
+        """For each unit the mean over its swaps, and over their tokens."""
+        return self._by_unit(self.mean(values))
+
+    @property
+    def unit_weights(self) -> Array | None:
+        """What each unit counts; None where all count alike."""
+        return None if (self.importance == 1).all() else self._by_unit(self.importance)
+
+    @property
+    def binary(self) -> bool:
+        """Whether an event on a unit can only happen or not: one swap each, one answer each."""
+        return self.agree.shape[1] == 1 and self.units == len(self)
+
+    @property
+    def units(self) -> int:
+        return len(np.unique(self.unit))
+
+    def average(self, values: Array) -> float:
+        """The estimate: the weighted mean over units."""
+        return float(np.average(self.per_unit(values), weights=self.unit_weights))
+
+    @property
+    def shares(self) -> Array:
+        """[R, tokens]: what each token counts in `average`; they sum to 1."""
+        _, place, count = np.unique(self.unit, return_inverse=True, return_counts=True)
+        swap = self.importance / count[place]
+        return np.asarray(self.weights * (swap / swap.sum())[:, None])
+
+    def _by_unit(self, swaps: Array) -> Array:
+        if len(self.unit) and self.unit[-1] - self.unit[0] + 1 == len(self.unit):  # a swap each
+            return swaps
+        starts = np.flatnonzero(np.diff(self.unit, prepend=-1))
+        return np.asarray(np.add.reduceat(swaps, starts) / np.diff(starts, append=len(swaps)))
+
     def part(self, rows: slice | Array) -> Evidence:
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def first_units(self, count: int) -> tuple[Evidence, Evidence]:
+        """The swaps of the first units, and those of the rest."""
+        names = np.unique(self.unit)
+        edge = int(np.searchsorted(self.unit, names[count])) if count < len(names) else len(self)
+        return self.part(slice(0, edge)), self.part(slice(edge, None))
 
     @classmethod
     def join(cls, parts: list[Evidence]) -> Evidence:
@@ -102,8 +148,20 @@ class Readout:
         return array.reshape(len(array), -1, array.shape[-1])
 
 
-def compare(readout: Readout, original: Array, reduced: Array, counted: Array | None, rate: Array) -> Evidence:
-    """Evidence from the outputs of both under the same interventions. `counted` says which tokens of each row count."""
+def compare(
+    readout: Readout,
+    original: Array,
+    reduced: Array,
+    counted: Array | None,
+    rate: Array,
+    *,
+    unit: Array | None = None,
+    importance: Array | None = None,
+) -> Evidence:
+    """Evidence from the outputs of both under the same interventions. `counted` says which tokens of each row count.
+
+    Without `unit` every row is independent of the others; without `importance` all count alike.
+    """
     if original.shape != reduced.shape:
         shapes = f"the original gives {list(original.shape)}, the reduced model {list(reduced.shape)}"
         raise VerifyError(shapes, fix="verify a model that was lowered from this one")
@@ -125,7 +183,10 @@ def compare(readout: Readout, original: Array, reduced: Array, counted: Array | 
         top = np.partition(z, -2, axis=2)
         spread, margin = most - least, top[..., -1] - top[..., -2]
     weights = _weights(counted, largest.shape)
-    return Evidence(agree, kl, (change**2).sum(axis=2), largest, spread, margin, weights, classes, rate)
+    unit = np.arange(len(largest)) if unit is None else unit
+    importance = np.ones(len(largest)) if importance is None else importance
+    squared = (change**2).sum(axis=2)
+    return Evidence(agree, kl, squared, largest, spread, margin, weights, classes, rate, unit, importance)
 
 
 def highest(z: Array) -> Array:

@@ -440,7 +440,7 @@ def test_verify_reports_and_decides(held_out: Path) -> None:
     assert told["decision"]["holds"] is True
     assert told["swaps"] <= 600
     assert told["controls"] == {}
-    failed = cli(*call, "--until", "iia>=0.999", "--json", "--p", "0.3", "--p", "0.7", "--site", "act4")
+    failed = cli(*call, "--until", "iia>=0.98", "--json", "--p", "0.3", "--p", "0.7", "--site", "act4")
     assert failed.exit_code == 1
     assert set(json.loads(failed.stdout)["plans"]["gentle.json"]["by_rate"]) == {"0.3", "0.7"}
 
@@ -451,6 +451,22 @@ def test_verify_compares_plans_and_draws_them(held_out: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "harsh.json minus gentle.json: ΔIIA -0." in shown.stdout
     assert Path("plans.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_verify_says_which_of_two_is_better(held_out: Path) -> None:
+    models = ("gentle.onnx", "gentle.json"), ("-", "harsh.json")
+    call = ("verify", "model.onnx", *models[0], *models[1], "--data", "held-out.npz", "--better", "iia")
+    shown = cli(*call)
+    assert shown.exit_code == 0, shown.output
+    assert "The first is better by iia (first − second +0." in shown.stdout
+    other = cli("verify", "model.onnx", *models[1], *models[0], "--data", "held-out.npz", "--better", "kl", "--json")
+    assert (other.exit_code, json.loads(other.stdout)["better"]) == (1, "second")
+
+
+def test_verify_without_swaps(held_out: Path) -> None:
+    shown = cli("verify", "model.onnx", "gentle.onnx", "gentle.json", "--data", "held-out.npz", "--swaps", "0")
+    assert shown.exit_code == 0, shown.output
+    assert "Nothing is said about interventions." in shown.stdout
 
 
 def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
@@ -466,8 +482,13 @@ def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
         (("gentle.onnx",), "every lowered model needs its plan"),
         (("-", "gentle.json", "-", "gentle.json"), "- gentle.json is given twice"),
         (("gentle.onnx", "harsh.json"), "the reduced model has 60 units here, the plan retains 24 of 64"),
-        (("gentle.onnx", "gentle.json", "--until", "kl<=1"), "the target 'kl<=1' is not understood"),
-        (("gentle.onnx", "gentle.json", "--p", "2"), "2000 swaps at rate 2.0"),
+        (("gentle.onnx", "gentle.json", "--until", "kl>=1"), "the target 'kl>=1' is not understood"),
+        (
+            ("gentle.onnx", "gentle.json", "--until", "iia>=0.999"),
+            "iia>=0.999 at level 0.95 needs at least 6364 held-out inputs, even if all agree; there are 360",
+        ),
+        (("gentle.onnx", "gentle.json", "--better", "iia"), "--better compares two lowered models"),
+        (("gentle.onnx", "gentle.json", "--p", "2"), "swaps at rate 2.0"),
         (("gentle.onnx", "gentle.json", "--delta", "0"), "delta is 0"),
         (("gentle.onnx", "gentle.json", "--delta", "2"), "delta is 2"),
     ],

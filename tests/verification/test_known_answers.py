@@ -10,7 +10,7 @@ from tolerances import DIFFERENCE_F32
 from torch import nn
 
 import cmrc
-from cmrc.verification.certificates import by_margin, from_scores
+from cmrc.verification.certificates import by_margin, from_d2
 
 
 def traced(model: nn.Module, example: torch.Tensor) -> cmrc.Program:
@@ -145,7 +145,7 @@ def test_a_linear_network_has_closed_forms() -> None:
     margins = evidence.margin[:, 0]
     grid = np.linspace(1e-3, margins.max(), 4001)
     best = max(1 - np.mean(margins <= 2 * e) - evidence.squared.mean() / e**2 for e in grid)
-    value, epsilon = from_scores(margins, float(evidence.squared.mean()))
+    value, epsilon = from_d2(margins, float(evidence.squared.mean()))
     assert value >= max(0.0, best)
     assert epsilon > 0
     assert np.isclose(by_margin(2.0, 0.1), 0.9)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CertifyError, CmrcError, VerifyError
+from cmrc.verification.draws import bernoulli, draw_anew, easy_inputs, pair_hard, pair_up
 from cmrc.verification.evidence import Readout, compare, highest
-from cmrc.verification.verifier import bernoulli
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MEANS = {"act": [0.1, 0.4, -0.2], "act2": [0.3, 0.2]}
 
 
@@ -52,7 +55,7 @@ def test_the_protocol_is_a_loop_over_swaps(host: str) -> None:
     program = program_of(host)
     ((x, _),) = data()
     verifier = cmrc.Verifier(program, cmrc.lower(program, plan_of(program, "act2")), [x])
-    draw = verifier.draw(np.random.default_rng(0), 25)
+    draw = verifier.draw(np.random.default_rng(1), 25)
     evidence = verifier.swap(draw)
     inputs, (mask,) = torch.from_numpy(x), draw.masks.values()
     for i in range(25):
@@ -147,20 +150,39 @@ def test_the_same_seed_gives_the_same_swaps() -> None:
 def test_controls_say_what_a_good_number_would_mean() -> None:
     program = program_of()
     found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=400)
-    assert found.controls["unswapped"].rate.max() == 0
     assert np.isclose(found.controls["unswapped"].agree.mean(), found.plain.agreement.value, atol=0.1)
+    assert found.power is not None
+    assert np.isclose(found.power.ignored, found.controls["ignored"].agree.mean(), atol=0.02)
+    assert len(found.power.warnings) == 2  # swaps move this untrained model too little for 30 pairs to show anything
     moved = found.controls["replaced"]
     assert moved.squared.mean() > 1e-3  # what the replaced units do to the original, the reduced model does not follow
     assert found.controls["random"].squared.mean() > 1e-3
+
+
+def test_controls_show_power_where_swaps_matter() -> None:
+    program = cmrc.trace(EXAMPLES / "digits.onnx")
+    images = np.load(EXAMPLES / "digits_test.npz")["images"]
+    values = cmrc.interpret(program).tap((images,), "act3")
+    gone = np.argsort(values.var(0))[:20]
+    plan = cmrc.Plan(program).do("act3", units=gone, constant=values.mean(0)[gone])
+    found = cmrc.verify(program, plan, [images], swaps=400)
+    assert found.power is not None
+    assert found.power.warnings == ()
+    assert found.verdict.splitlines() == [
+        f"IIA is at least {found.ladder[-1].bound:.4f} for inputs like the held-out ones, with probability 0.95 (estimate "
+        f"{found.iia.value:.4f}; 360 inputs, 180 pairs, 400 swaps).",
+        f"The controls show power: a model that ignores the swaps would have IIA {found.power.ignored:.4f}, units retained "
+        f"at random have {found.power.random:.4f}.",
+    ]
 
 
 def test_rates_take_turns() -> None:
     program = program_of()
     found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, p=(0.0, 0.5, 1.0), controls=False)
     assert list(found.by_rate()) == [0.0, 0.5, 1.0]
-    assert [int((found.evidence.rate == r).sum()) for r in (0.0, 0.5, 1.0)] == [100, 100, 100]
+    assert np.allclose([np.mean(found.evidence.rate == r) for r in (0.0, 0.5, 1.0)], 1 / 3, atol=0.04)
     verifier = cmrc.Verifier(program, plan_of(program, "act2"), data())
-    draw = verifier.draw(np.random.default_rng(0), 4000, (0.0, 0.25, 1.0))
+    draw = verifier.draw(np.random.default_rng(0), 4000, (0.0, 0.25, 1.0), about="fixed")
     (mask,) = draw.masks.values()
     assert np.allclose([mask[draw.rate == r].mean() for r in (0.0, 0.25, 1.0)], [0, 0.25, 1], atol=0.01)
 
@@ -169,9 +191,10 @@ def test_classes_are_told_apart() -> None:
     program = program_of()
     found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, controls=False)
     classes = found.evidence.classes[:, 0]
-    assert {c: e.value for c, e in found.by_class().items()} == {
-        int(c): found.evidence.agree[classes == c].mean() for c in np.unique(classes)
-    }
+    by_class = found.by_class()
+    for c in np.unique(classes):  # ten swaps of each pair: the mean over pairs, weighted by swaps, is that over swaps
+        assert np.isclose(by_class[int(c)].value, found.evidence.agree[classes == c].mean())
+        assert by_class[int(c)].low < by_class[int(c)].value < by_class[int(c)].high
 
 
 def test_plans_are_compared_on_the_same_swaps() -> None:
@@ -191,33 +214,170 @@ def test_plans_are_compared_on_the_same_swaps() -> None:
         good.minus(cmrc.verify(program, plan, data(), swaps=500, seed=1, controls=False))
 
 
+def one_unit(program: cmrc.Program) -> cmrc.Plan:
+    return cmrc.Plan(program).do("act2", units=[0], constant=float(MEANS["act2"][0]))
+
+
 def test_a_run_stops_when_its_target_is_decided() -> None:
     program = program_of()
-    plan = cmrc.Plan(program).do("act2", units=[0], constant=float(MEANS["act2"][0]))
-    early = cmrc.verify(program, plan, data(), swaps=5000, until="iia>=0.6", controls=False)
+    plan, many = one_unit(program), data(400)
+    early = cmrc.verify(program, plan, many, swaps=4000, until="iia>=0.6", controls=False)
     assert early.decision is not None
     assert early.decision.holds is True
-    assert len(early.evidence) < 1500
-    never = cmrc.verify(program, plan, data(), swaps=5000, until="iia>=0.999", controls=False)
+    assert len(early.evidence) < 2000
+    assert early.verdict.startswith(
+        f"iia>=0.6 HOLDS for inputs like the held-out ones. IIA is at least {early.decision.low:.4f} with probability 0.95"
+    )
+    never = cmrc.verify(program, plan, many, swaps=4000, until="iia>=0.98", controls=False)
     assert never.decision is not None
-    assert never.decision.holds is False
-    open_end = cmrc.verify(program, plan, data(), swaps=20, until=f"iia>={early.iia.value:.3f}", controls=False)
+    assert never.decision.holds is not True
+    assert len(never.evidence) < 4000
+    open_end = cmrc.verify(program, plan, many, swaps=300, until=f"iia>={early.iia.value - 0.01:.3f}", controls=False)
     assert open_end.decision is not None
     assert open_end.decision.holds is None
-    assert "is undecided after 20 swaps" in str(open_end)
+    assert "It needs at least" in open_end.verdict
+
+
+def test_a_target_that_the_data_cannot_show_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of()
+    monkeypatch.setattr(cmrc.Verifier, "outputs", lambda *_: pytest.fail("it began to swap"))
+    with pytest.raises(CertifyError) as caught:
+        cmrc.verify(program, one_unit(program), data(60), until="iia>=0.95")
+    assert caught.value.reason == (
+        "iia>=0.95 at level 0.95 needs at least 124 held-out inputs, even if all agree; there are 60"
+    )
+
+
+def test_targets_that_need_no_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of()
+    monkeypatch.setattr(cmrc.Verifier, "outputs", lambda *_: pytest.fail("it began to swap"))
+    ((x, _),) = data(400)
+    labels = cmrc.interpret(program).run((x,))[0].argmax(1)  # the original is always right
+    plan = one_unit(program)
+    for until in ("agreement>=0.7", "accuracy>=0.7", "drop<=0.3"):
+        found = cmrc.verify(program, plan, [(x, labels)], until=until)
+        assert found.decision is not None
+        assert found.decision.holds is True
+        assert found.decision.swaps == 0
+        value = found.plain.agreement.value  # also the accuracy, and one minus its drop
+        assert np.isclose(found.decision.value, 1 - value if until.startswith("drop") else value)
+    with pytest.raises(VerifyError, match="accuracy needs labels"):
+        cmrc.verify(program, plan, [x], until="accuracy>=0.7")
+    with pytest.raises(CertifyError, match=r"iia>=0\.5 needs swaps"):
+        cmrc.verify(program, plan, [x], swaps=0, until="iia>=0.5")
+    cheap = cmrc.verify(program, plan, [x], swaps=0)
+    assert "Nothing is said about interventions." in str(cheap)
+    assert "iia" not in cheap.to_json()
+    with pytest.raises(VerifyError, match="nothing was swapped"):
+        _ = cheap.iia
 
 
 def test_the_smallest_certified_plan() -> None:
     program = program_of()
-    ((x, _),) = data(300)
+    ((x, _),) = data(600)
     means = cmrc.interpret(program).tap((x,), "act2").mean(0) + 0.3  # IIA 0.86, 0.78, 0.76, 0.40
     plans = [cmrc.Plan(program).do("act2", units=range(n), constant=means[:n]) for n in (1, 2, 4, 6)]
-    found = cmrc.smallest_certified(program, plans, [x], "iia>=0.65", swaps=4000)
+    found = cmrc.smallest_certified(program, plans, [x], "iia>=0.65", swaps=3000)
     assert found.chosen == 2
-    assert [decision.holds for decision in found.decisions] == [True, True, True, False]
-    assert cmrc.smallest_certified(program, plans[3:], [x], "iia>=0.99").chosen is None
+    assert [decision.holds for decision in found.decisions][:3] == [True, True, True]
+    assert found.decisions[3].holds is not True
+    assert cmrc.smallest_certified(program, plans[3:], [x], "iia>=0.98").chosen is None
+    assert cmrc.smallest_certified(program, plans, [x], "agreement>=0.6").decisions[0].swaps == 0
     with pytest.raises(CertifyError, match="there are no plans to choose from"):
         cmrc.smallest_certified(program, [], [x], "iia>=0.9")
+
+
+def test_which_of_two_plans_is_better_is_decided_early() -> None:
+    program = program_of()
+    good, bad = one_unit(program), cmrc.Plan(program).do("act2", units=range(6), constant=3.0)
+    many = data(400)
+    for by in ("iia", "kl"):
+        found = cmrc.better(program, good, bad, many, by=by, swaps=4000)
+        assert (found.better, found.swaps < 2000) == (0, True)
+        assert (found.low > 0) if by == "iia" else (found.high < 0)
+        assert str(found).startswith(f"The first is better by {by} (first − second ")
+    assert cmrc.better(program, bad, good, many, swaps=4000).better == 1
+    same = cmrc.better(program, good, good, many, swaps=400)
+    assert (same.better, same.difference) == (None, 0.0)
+    with pytest.raises(VerifyError, match="plans cannot be compared by 'accuracy'"):
+        cmrc.better(program, good, bad, many, by="accuracy")
+
+
+# ---------------------------------------------------------------- which inputs meet
+
+
+@pytest.mark.parametrize(("rows", "swaps"), [(10, 3), (11, 5), (10, 47), (2, 9)])
+def test_every_input_is_in_one_pair(rows: int, swaps: int) -> None:
+    found = pair_up(np.random.default_rng(0), rows, swaps)
+    assert len(found) == swaps
+    assert found.units == min(rows // 2, swaps)
+    pairs = [frozenset(p) for p in zip(found.base.tolist(), found.source.tolist(), strict=True)]
+    assert all(len(pair) == 2 for pair in pairs)
+    by_unit = {unit: {pairs[i] for i in np.flatnonzero(found.unit == unit)} for unit in range(found.units)}
+    assert all(len(members) == 1 for members in by_unit.values())
+    assert len(set().union(*(pair for members in by_unit.values() for pair in members))) == 2 * found.units
+    counts = np.bincount(found.unit)
+    assert counts.max() - counts.min() <= 1
+    parts = found.parts(4)
+    assert np.array_equal(np.concatenate([part.unit for part in parts]), found.unit)
+    assert not any(set(a.unit.tolist()) & set(b.unit.tolist()) for a, b in itertools.pairwise(parts))
+
+
+def test_an_input_never_meets_itself_if_asked() -> None:
+    found = draw_anew(np.random.default_rng(0), 3, 600, distinct=True)
+    assert (found.base != found.source).all()
+    assert np.allclose(
+        np.bincount(found.base * 3 + found.source, minlength=9)[[1, 2, 3, 5, 6, 7]] / 600, 1 / 6, atol=0.06
+    )
+    assert (
+        draw_anew(np.random.default_rng(0), 3, 600).base == draw_anew(np.random.default_rng(0), 3, 600).source
+    ).any()
+
+
+def test_stress_prefers_hard_inputs_and_stays_unbiased() -> None:
+    """Failures sit on hard inputs: the weighted mean is that of the population, though hard ones are drawn more often."""
+    rng = np.random.default_rng(0)
+    margin = rng.random(4000)
+    easy = easy_inputs(margin, np.zeros(4000, dtype=np.int64))
+    assert np.isclose(easy.mean(), 0.75, atol=0.01)
+    fails = (margin < 0.1).astype(float)
+    means, hard = [], []
+    for seed in range(60):
+        found = pair_hard(np.random.default_rng(seed), easy, 2000, 4.0)
+        used = np.flatnonzero(np.diff(found.unit, prepend=-1))
+        base, weight = found.base[used], found.importance[used]
+        means.append(np.average(fails[base], weights=weight))
+        hard.append(1 - easy[base].mean())
+        assert set(base.tolist()).isdisjoint(found.source.tolist())
+    assert np.isclose(np.mean(means), fails.mean(), atol=3 * np.std(means) / np.sqrt(60))
+    assert np.isclose(np.mean(hard), 0.25 / (0.25 + 0.75 / 4), atol=0.02)
+    rare = easy_inputs(np.ones(100), np.repeat([0, 1], [99, 1]))
+    assert not rare[99]
+    program = program_of()
+    found = cmrc.verify(program, one_unit(program), data(400), stress=3, swaps=400)
+    assert set(np.unique(found.evidence.importance)) == {1 / 3, 1.0}
+
+
+def test_statements_about_the_fixed_set_count_swaps() -> None:
+    program = program_of()
+    found = cmrc.verify(program, one_unit(program), data(60), swaps=500, about="fixed")
+    assert found.evidence.units == 500
+    assert "for these held-out inputs only" in found.verdict
+    population = cmrc.verify(program, one_unit(program), data(60), swaps=500)
+    assert population.evidence.units == 30
+    assert population.ladder[-1].bound < found.ladder[-1].bound
+
+
+def test_swaps_that_change_nothing_are_said_to_prove_nothing() -> None:
+    """A site whose units the head hardly reads: a model that ignores the swaps scores as well."""
+    program = outputs_of(3)
+    head = next(iter(program.find("act")))
+    plan = cmrc.Plan(program).do(head.name, units=range(7), constant=0.2)
+    found = cmrc.verify(program, plan, [INPUT], p=0.0, swaps=200)
+    assert found.power is not None
+    assert not found.power.above_ignored
+    assert "Warning: swaps at these sites prove nothing: a model that ignores them would have IIA" in str(found)
+    assert found.to_json()["warnings"]
 
 
 def test_the_report_and_its_json() -> None:
@@ -231,7 +391,9 @@ def test_the_report_and_its_json() -> None:
     assert document["keep"] == {"act2": [6, 8]}
     assert document["iia"] == found.iia.to_json()
     assert set(document["certificates"]) == {"delta", "markov", "tail", "samplewise", "range", "direct"}
-    assert set(document["controls"]) == {"replaced", "random", "unswapped"}
+    assert set(document["controls"]) == {"ignored", "replaced", "random", "unswapped"}
+    assert document["about"] == "population"
+    assert document["verdict"] == found.verdict
 
 
 # ---------------------------------------------------------------- how outputs are read
@@ -297,8 +459,7 @@ def test_a_single_logit_is_read_by_its_sign() -> None:
     verifier = cmrc.Verifier(program, plan, [INPUT], reads="binary")
     draw = verifier.draw(np.random.default_rng(0), 300)
     found = verifier.swap(draw)
-    chosen = {v.value: v.over(v.keep, draw.masks[v.value]) for v in verifier.variables}
-    z, other = (verifier._run(held, draw, chosen)[:, 0] for held in (verifier.original, verifier.reduced))
+    z, other = (answers[:, 0] for answers in verifier.outputs(draw))
     assert np.array_equal(found.agree[:, 0], (z > 0) == (other > 0))
     assert np.allclose(found.margin[:, 0], np.abs(z))
     p, q = (1 / (1 + np.exp(-logit.astype(np.float64))) for logit in (z, other))
@@ -326,8 +487,11 @@ REFUSED = {
     "odd-reading": (3, {"reads": "ranks"}, "outputs cannot be read as 'ranks'"),
     "odd-axis": (3, {"class_axis": 0}, "axis 0 of an output of shape [1, 3] holds no classes"),
     "odd-output": (3, {"output": "logits"}, "the model has no output 'logits'"),
-    "no-swaps": (3, {"swaps": 0}, "0 swaps at rate 0.5"),
-    "odd-rate": (3, {"p": 1.5}, "2000 swaps at rate 1.5"),
+    "no-swaps": (3, {"swaps": -1}, "-1 swaps"),
+    "odd-rate": (3, {"p": 1.5}, "swaps at rate 1.5"),
+    "odd-scope": (3, {"about": "all"}, "a statement cannot be about 'all'"),
+    "stress-fixed": (3, {"about": "fixed", "stress": 2}, "stress is for statements about the population"),
+    "odd-stress": (3, {"stress": 0.5}, "stress is 0.5"),
 }
 
 
