@@ -24,7 +24,7 @@ from cmrc.planning import fits
 from cmrc.planning.allocate import Curve, allocate
 from cmrc.planning.certified import KEEPS, Certify, certified
 from cmrc.planning.objectives import Context, Scores, gram, optimal_constant, score
-from cmrc.planning.recipe import Recipe, make_recipe
+from cmrc.planning.recipe import KEEP, Recipe, make_recipe
 from cmrc.planning.selection import Order, bottom, eliminate, eliminate_for_interchange, greedy
 from cmrc.planning.stream import Stream
 from cmrc.program.do import Affine
@@ -76,6 +76,11 @@ def plan(
     sites = _sites(program, chosen)
     made = stats if stats is not None else _calibrate(program, data, chosen, [s.value for s in sites], None, watch)
     if certify is not None:
+        if chosen.budget is not None:
+            raise RecipeError(
+                "certify and budget both decide how many units stay",
+                fix="leave out the budget: certify tries one share of the units after the other",
+            )
         asked = Certify(certify, held_out, delta, seed=chosen.seed, keeps=keeps, reading=reading or {})
         given = {"recipe": chosen, "data": data, "watch": watch}
         return certified(program, made, lambda keep: plan(program, made, **given, keep=keep), asked)
@@ -221,7 +226,9 @@ def _counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe) -> list[
         return allocate(program, curves, recipe.budget)
     found = []
     for r in ranked:
-        keep = _lookup(recipe.keep, r.site, program) if isinstance(recipe.keep, dict) else recipe.keep
+        keep = KEEP if recipe.keep is None else recipe.keep
+        if isinstance(keep, dict):
+            keep = _lookup(keep, r.site, program)
         found.append(0 if keep is None else r.site.units - _kept(program, r.site, recipe, keep))
     return found
 

@@ -5,7 +5,7 @@
     multiple_of: 8
     protect: [stem.act]
 
-A preset names an objective, a selection rule and a replacement class (paper table 1); each can be given on its own.
+A preset names an objective, a selection rule and a kind of replacement (paper table 1); each can be given separately.
 """
 
 from __future__ import annotations
@@ -14,18 +14,31 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from cmrc.errors import RecipeError
+from cmrc.planning.recipe_file import check_recipe, read_recipe
 
 ObjectiveName = Literal["variance", "logit", "task", "removal", "taylor", "magnitude", "random"]
 SelectName = Literal["bottom", "joint"]
 ReplaceName = Literal["zero", "mean", "optimal", "refit", "affine", "wls", "merge"]
 ParentRule = Literal["pearson", "output-pearson", "random", "all"]
-STRICT = ConfigDict(extra="forbid", strict=False)
+LossName = Literal["cross-entropy", "kl", "logit", "squared-error"]
+CurvatureName = Literal["auto", "gauss-newton", "full", "monte-carlo"]
+
+STRICT = ConfigDict(extra="forbid")
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+Number = Annotated[int, Field(strict=True, ge=1)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+Ridge = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Position = Annotated[str, Field(strict=True)] | Annotated[int, Field(strict=True)]
+KEEP = 0.5  # of the units of each site, if a recipe has neither keep nor budget
+
+
+def one_of(names: Any) -> str:
+    return f"one of {', '.join(names.__args__)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,7 @@ class Method:
     select: SelectName = "bottom"
     replace: ReplaceName = "mean"
     ridge: float | Literal["loo"] = 1e-6
-    drift_ridge: float | None = None  # of what makes up for earlier replacements: kept units over rows, without one
+    drift_ridge: float | None = None  # of the correction for earlier replacements; None: kept units over rows
     interchange: float | None = None  # the probability of a swap that affine maps are fitted for
     parents: int = 16
     parent_rule: ParentRule = "pearson"
@@ -63,12 +76,41 @@ PRESETS: dict[str, Method] = {
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the whole model may cost afterwards: `amount` up to 1 is a part of what it costs now. Latency is in ms."""
+    """What the whole model may cost afterwards: an `amount` up to 1 is a part of the present cost. Latency is in ms."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     of: Literal["parameters", "macs", "bytes", "latency"]
-    amount: float
+    amount: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+# What every key of a recipe may be, as an error and the schema say it.
+ALLOWED = {
+    "preset": f"one of {', '.join(PRESETS)}",
+    "objective": one_of(ObjectiveName),
+    "select": one_of(SelectName),
+    "replace": one_of(ReplaceName),
+    "ridge": 'a number, 0 or more, or "loo"',
+    "drift_ridge": "a number, 0 or more",
+    "interchange": "the probability of a swap: 0 or more, below 1",
+    "parents": "a whole number, 1 or more",
+    "parent_rule": one_of(ParentRule),
+    "clip": "true or false",
+    "sites": "a list of site names or globs",
+    "protect": "a list of site names or globs",
+    "keep": "a part of the units above 0 and up to 1.0, a whole number of units, or either by site or glob",
+    "budget": "{of: parameters, macs, bytes or latency, amount: a number above 0, up to 1 for a part}",
+    "minimum": "a part of the units above 0 and up to 1.0, or a whole number of units",
+    "multiple_of": "a whole number, 1 or more, or one by site or glob",
+    "schedule": "a list of parts of the units above 0 and up to 1.0, or of whole numbers of units",
+    "recompute": "one of never, fits, all",
+    "seed": "a whole number, 0 or more",
+    "loss": one_of(LossName),
+    "curvature": one_of(CurvatureName),
+    "draws": "a whole number, 1 or more",
+    "positions": "all, each, a position, the name of a mask, or one of these by site",
+    "batch": "a whole number, 1 or more",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,42 +123,42 @@ class Recipe:
     objective: ObjectiveName | None = None
     select: SelectName | None = None
     replace: ReplaceName | None = None
-    ridge: float | Literal["loo"] | None = None
-    drift_ridge: float | None = None
-    interchange: float | None = None
-    parents: int | None = None
+    ridge: Ridge | Literal["loo"] | None = None
+    drift_ridge: Ridge | None = None
+    interchange: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = None
+    parents: Number | None = None
     parent_rule: ParentRule | None = None
-    clip: bool = True  # constants stay within the calibrated range
+    clip: Annotated[bool, Field(strict=True)] = True  # constants stay within the calibrated range
 
     sites: list[str] = field(default_factory=lambda: ["*"])
     protect: list[str] = field(default_factory=list)
-    keep: int | float | dict[str, int | float] = 0.5  # a part of the units, or a whole number of them; by site or glob
+    keep: Number | Share | dict[str, Number | Share] | None = None  # a part of the units, or a number; None: `KEEP`
     budget: Budget | None = None  # instead of keep: one budget for all sites
-    minimum: int | float = 1  # of a site's units, likewise
-    multiple_of: int | dict[str, int] | None = None  # 8 for channels of convolutions, 1 elsewhere
-    schedule: list[int | float] = field(default_factory=list)  # what is kept at earlier steps, each scored anew
-    # after the replacements upstream of a site: fit it anew (affine maps towards the original), or score it anew too
+    minimum: Number | Share = 1  # of the units of each site, as in keep
+    multiple_of: Number | dict[str, Number] | None = None  # 8 for channels of convolutions, 1 elsewhere
+    schedule: list[Number | Share] = field(default_factory=list)  # what earlier steps keep; each is scored again
+    # after the replacements upstream of a site: fit it again (affine maps towards the original), or score it again too
     recompute: Literal["never", "fits", "all"] = "never"
 
-    seed: int = 0
-    loss: str = "cross-entropy"
-    curvature: str = "auto"
-    draws: int = 8
-    positions: str | int | dict[str, str | int] = "all"
-    batch: int = 256
+    seed: Seed = 0
+    loss: LossName = "cross-entropy"
+    curvature: CurvatureName = "auto"
+    draws: Number = 8
+    positions: Position | dict[str, Position] = "all"
+    batch: Number = 256
 
     def __post_init__(self) -> None:
-        _require(self.preset in PRESETS, f"there is no preset {self.preset!r}", f"say one of {', '.join(PRESETS)}")
-        keeps = [*self.schedule, *(self.keep.values() if isinstance(self.keep, dict) else [self.keep])]
-        fits = all(k > 0 and (isinstance(k, int) or k <= 1) for k in [*keeps, self.minimum])
-        _require(fits, "keep, minimum and schedule are parts up to 1.0, or whole numbers of units", "write 0.5, or 64")
-        _require(self.budget is None or self.budget.amount > 0, "a budget must be above 0", "give a part, or a number")
-        swaps = self.interchange is None or 0 <= self.interchange < 1
-        _require(swaps, f"interchange is {self.interchange}", "give the probability of a swap, below 1")
+        if self.preset not in PRESETS:
+            raise RecipeError(f"there is no preset {self.preset!r}", fix=f"use {ALLOWED['preset']}")
+        if self.budget is not None and self.keep is not None:
+            raise RecipeError(
+                "keep and budget are both given, and each decides how many units stay",
+                fix="leave out keep to meet the budget, or leave out budget to keep what keep says",
+            )
 
     @property
     def method(self) -> Method:
-        """The preset with what the recipe says otherwise."""
+        """The preset, with what the recipe changes."""
         names = [f.name for f in dataclasses.fields(Method)]
         return dataclasses.replace(
             PRESETS[self.preset], **{n: getattr(self, n) for n in names if getattr(self, n) is not None}
@@ -124,7 +166,7 @@ class Recipe:
 
     @property
     def calibration(self) -> dict[str, Any]:
-        """What `cmrc.calibrate` is told besides the sites and what to gather there."""
+        """The arguments of `cmrc.calibrate` besides the sites and what to gather there."""
         names = ("positions", "loss", "curvature", "draws", "seed")
         return {"size": self.batch, **{name: getattr(self, name) for name in names}}
 
@@ -132,49 +174,36 @@ class Recipe:
     def needs(self) -> frozenset[str]:
         """What calibration must bring."""
         method = self.method
-        found = {"moments"}
+        needs = {"moments"}
         if method.objective in ("task", "removal", "taylor") or method.replace in ("optimal", "refit", "wls"):
-            found |= {"curvature"}
+            needs |= {"curvature"}
         if method.objective == "task" or method.replace in ("optimal", "refit"):
-            found |= {"range"}
+            needs |= {"range"}
         if method.replace == "refit" or (method.select == "joint" and method.objective == "task"):
-            found |= {"coupling"}
+            needs |= {"coupling"}
         if method.select == "joint" or method.replace in ("affine", "wls", "merge"):
-            found |= {"scatter"}
+            needs |= {"scatter"}
         if method.replace == "wls" or method.ridge == "loo":
-            found |= {"rows"}
-        return frozenset(found)
+            needs |= {"rows"}
+        return frozenset(needs)
 
     def to_json(self) -> dict[str, Any]:
         """Only what differs from the defaults, and the method in full."""
         plain = dataclasses.asdict(self)
         default = dataclasses.asdict(Recipe())
-        told = {name: value for name, value in plain.items() if value != default[name]}
-        return {"preset": self.preset, **told, **dataclasses.asdict(self.method), "seed": self.seed}
-
-
-def _require(holds: bool, reason: str, fix: str) -> None:
-    if not holds:
-        raise RecipeError(reason, fix=fix)
+        changed = {name: value for name, value in plain.items() if value != default[name]}
+        return {"preset": self.preset, **changed, **dataclasses.asdict(self.method), "seed": self.seed}
 
 
 def make_recipe(base: Recipe | Mapping[str, Any] | str | Path | None = None, **options: Any) -> Recipe:
-    """A recipe from a file, a mapping or another recipe, with some of it said otherwise."""
+    """A recipe from a file, a mapping or another recipe, with `options` in place of some of its keys."""
     where = ""
     if isinstance(base, (str, Path)):
-        where, base = str(base), _read(Path(base))
+        where, base = str(base), read_recipe(Path(base))
     if isinstance(base, Recipe):
         base = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    told = {**(base or {}), **options}
-    try:
-        return _schema().validate_python(told)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "recipe"
-        known = ", ".join(f.name for f in dataclasses.fields(Recipe))
-        odd = first["type"] in ("unexpected_keyword_argument", "extra_forbidden")
-        reason = f"{name!r} is not part of a recipe" if odd else f"{name}: {first['msg'].lower()}"
-        raise RecipeError(reason, at=where, fix=f"a recipe has {known}") from error
+    recipe: Recipe = check_recipe(_schema(), {**(base or {}), **options}, ALLOWED, where)
+    return recipe
 
 
 def _schema() -> TypeAdapter[Recipe]:
@@ -183,14 +212,7 @@ def _schema() -> TypeAdapter[Recipe]:
 
 def json_schema() -> dict[str, Any]:
     """The schema of a recipe, for editors."""
-    return _schema().json_schema()
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise RecipeError(f"cannot be read: {error}", at=str(path), fix="give a YAML file") from error
-    if not isinstance(found, dict):
-        raise RecipeError("is not a mapping of names to values", at=str(path), fix="write lines like `keep: 0.5`")
-    return found
+    schema = _schema().json_schema()
+    for name, allowed in ALLOWED.items():
+        schema["properties"][name]["description"] = allowed
+    return schema
