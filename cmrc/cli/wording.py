@@ -16,9 +16,9 @@ from cmrc.errors import CmrcError
 
 # Keywords whose flag is the same word; then those that are called otherwise.
 SAME = (
-    "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "held_out", "keep", "loss", "need", "output",
+    "about", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "held_out", "keep", "loss", "need", "output",
     "plot", "positions", "preset", "provider", "reads", "recipe", "residue", "rounds", "seed", "sessions", "site", "sites",
-    "stats", "swaps", "threads", "tolerance", "until",
+    "stats", "stress", "swaps", "threads", "tolerance", "until",
 )  # fmt: skip
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"size": "--batch", "sizes": "--size"}
 
