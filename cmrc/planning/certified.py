@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cmrc.errors import CertifyError
+import numpy as np
+
+from cmrc.errors import CertifyError, VerifyError
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import batches
 from cmrc.statistics.stats import Stats, digest_of_batch
+from cmrc.verification.certificates import from_d2
+from cmrc.verification.distortion import distortion
 from cmrc.verification.draws import Scope
 from cmrc.verification.protocol import smallest_certified
 from cmrc.verification.targets import Target, require_enough
-from cmrc.verification.verifier import HeldOut
+from cmrc.verification.verifier import HeldOut, Verifier
 
 KEEPS = tuple(round(0.95 - 0.05 * i, 2) for i in range(19))
 
@@ -74,12 +78,35 @@ def certified(program: Program, stats: Stats, make: Callable[[int | float], Plan
             fix="ask for less, keep more, or use a stronger preset",
         )
     plan = plans[search.chosen]
-    certificate = {
+    certificate: dict[str, Any] = {
         "target": str(target),
         "about": str(Scope.POPULATION),
         "delta": asked.delta,
         "keep": asked.keeps[search.chosen],
         "tests": tests,
     }
+    if (expected := _without_swaps(program, plan, stats, data, options, asked.p)) is not None:
+        certificate["without_swaps"] = expected
     plan.made = {**plan.made, "certificate": certificate}
     return plan
+
+
+def _without_swaps(
+    program: Program, plan: Plan, stats: Stats, data: HeldOut, options: Mapping[str, Any], p: float | Sequence[float]
+) -> dict[str, float] | None:
+    """D2 by the scatter of the calibration, and the certificate that follows with the margins of plain runs.
+
+    None where the plan replaces units at another place than before the model's last linear op, or the scatter is not known.
+    """
+    values = {entry.value for entry in plan.entries}
+    known = [site for site in stats.sites.values() if site.columns.value in values and "scatter" in site.arrays]
+    if len(values) != 1 or not known:
+        return None
+    try:
+        (site,) = distortion(program, plan, stats, p=p if isinstance(p, (int, float)) else float(np.mean(p)))
+    except VerifyError:
+        return None
+    if not site.exact:
+        return None
+    plain = Verifier(program, plan, data, **options).plain().evidence
+    return {"d2": site.d2, "iia": from_d2(plain.mean(plain.margin), site.d2)[0]}

@@ -381,13 +381,16 @@ def digits_program() -> tuple[cmrc.Program, list[tuple[np.ndarray, ...]], list[t
 
 def test_the_smallest_plan_of_which_a_target_is_certified(tmp_path: Path) -> None:
     program, train, test = digits_program()
-    stats = cmrc.calibrate(program, train, sites="act4")
+    stats = cmrc.calibrate(program, train, sites="act4", need=["scatter"])
     given = {"sites": ["act4"], "certify": "iia>=0.9", "held_out": test, "keeps": [0.9, 0.75, 0.5, 0.25]}
     plan = cmrc.plan(program, stats, **given)
     told = plan.made["certificate"]
     assert told["keep"] in (0.9, 0.75, 0.5)
     assert [t["holds"] for t in told["tests"]] == [True] * (len(told["tests"]) - 1) + [told["tests"][-1]["holds"]]
     assert told["tests"][-1]["holds"] is not True
+    swapped = cmrc.verify(program, plan, test, controls=False)
+    assert np.isclose(told["without_swaps"]["d2"], swapped.d2.value, rtol=0.3)  # of other data
+    assert told["without_swaps"]["iia"] < swapped.iia.value
     assert plan.made["sites"]["act4"]["kept"] == round(told["keep"] * 64)
     assert cmrc.verify(program, cmrc.lower(program, plan), test, seed=7, controls=False).iia.high > 0.9
     plan.save(tmp_path / "plan.json")

@@ -10,7 +10,9 @@ from tolerances import DIFFERENCE_F32
 from torch import nn
 
 import cmrc
+from cmrc.errors import VerifyError
 from cmrc.verification.certificates import by_margin, from_d2
+from cmrc.verification.distortion import distortion
 
 
 def traced(model: nn.Module, example: torch.Tensor) -> cmrc.Program:
@@ -149,6 +151,56 @@ def test_a_linear_network_has_closed_forms() -> None:
     assert value >= max(0.0, best)
     assert epsilon > 0
     assert np.isclose(by_margin(2.0, 0.1), 0.9)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["constant", "affine"])
+def test_the_scatter_gives_d2_without_swaps(kind: str, p: float) -> None:
+    """Units that vary together: single scores add up to far less than D2, the scatter gives it exactly."""
+    rng = np.random.default_rng(0)
+    mixed = rng.normal(size=(6, 4)) + 3 * rng.normal(size=(1, 4))
+    model = nn.Sequential(linear(mixed, rng.normal(size=6)), linear(rng.normal(size=(3, 6)) + 1, np.zeros(3)))
+    program = traced(model, torch.zeros(2, 4))
+    x = rng.normal(size=(400, 4)).astype(np.float32)
+    gone = [1, 3, 4]
+    stats = cmrc.calibrate(program, [x], sites="0", need=["scatter"])
+    plan = cmrc.Plan(program)
+    if kind == "constant":
+        plan.do("0", units=gone, constant=stats["0"].mean[gone] + 0.1)
+    else:
+        plan.do("0", units=gone[:2], affine=cmrc.Affine([0, 2, 5], rng.normal(size=(2, 3)), 0.3))
+        plan.do("0", units=gone[2:], constant=0.5)
+    (found,) = distortion(program, plan, stats, p=p)
+    assert found.exact
+    if p == 0:
+        measured = cmrc.verify(program, plan, [x], swaps=0).plain.evidence.squared.mean()
+        assert np.isclose(found.d2, measured, **DIFFERENCE_F32)
+    verifier = cmrc.Verifier(program, plan, [x])
+    many = verifier.swap(verifier.draw(np.random.default_rng(1), 40_000, p, about="fixed"))
+    assert np.isclose(found.d2, many.squared.mean(), rtol=0.05)
+    if kind == "constant":
+        weight = np.asarray(model[1].weight.detach(), dtype=np.float64)
+        added = float((stats["0"].variance * (weight**2).sum(0))[gone].sum())
+        assert added < 0.6 * found.d2
+
+
+def test_d2_from_statistics_needs_units_that_are_read() -> None:
+    model = nn.Sequential(
+        linear(np.eye(4), np.zeros(4)),
+        nn.Tanh(),
+        linear(np.ones((3, 4)), np.zeros(3)),
+        nn.Tanh(),
+        linear(np.eye(3), np.zeros(3)),
+    )
+    program = traced(model, torch.zeros(2, 4))
+    stats = cmrc.calibrate(
+        program, [np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)], need=["scatter"]
+    )
+    (before,) = distortion(program, cmrc.Plan(program).do("1", units=[0], constant=0.0), stats)
+    assert not before.exact
+    by_position = cmrc.Plan(program).do("3", units=[0], constant=np.zeros((1, 1)))
+    with pytest.raises(VerifyError, match="D2 from statistics is for units that are single numbers"):
+        distortion(program, by_position, stats)
 
 
 # ---------------------------------------------------------------- a Boolean circuit
