@@ -1,4 +1,4 @@
-"""Hypothesis profiles, golden files (`--update-golden` writes them anew), and what is left out without torch."""
+"""Hypothesis profiles, golden files (`--update-golden` writes them anew), and what is left out: `--quick`, no torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ settings.load_profile(os.environ.get("CMRC_HYPOTHESIS", "ci"))
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
+# What `--quick` leaves out. The whole suite runs it all.
+LONG = (
+    "benchmarks/",
+    "differential/",
+    "fuzz/",
+    "hosts/onnx/test_memory.py",
+    "hosts/onnx/test_optimised.py",
+    "passes/test_properties.py",
+    "passes/test_runtime.py",
+    "planning/",
+    "structures/",
+    "test_docs.py",
+    "verification/test_known_answers.py",
+    "zoo/",
+)
 NEED_TORCH = {"torch", "transformers", "sklearn"}
 WITHOUT_TORCH = find_spec("torch") is None
 
@@ -45,7 +60,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="leave out what takes long: whole models, many cases, training"
+    )
     parser.addoption("--update-golden", action="store_true", help="write the golden files under tests/golden anew")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        long = [item for item in items if item.path.relative_to(HERE).as_posix().startswith(LONG)]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
 
 
 @pytest.fixture

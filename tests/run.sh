@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# Run the tests; arguments go to pytest, e.g. bash tests/run.sh -k affine
+# Run the tests; arguments go to pytest:
+#   bash tests/run.sh                every test
+#   bash tests/run.sh --quick        the inner loop: under two minutes on two quiet cores
+#   bash tests/run.sh -k affine      what a name says
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .ci/venv
