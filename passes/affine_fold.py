@@ -13,7 +13,7 @@ One forward sweep, one rule an op; absorbing is shared with constant_fold (absor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,20 @@ from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
 from cmrc.ir.meanings import slab_of
 from cmrc.ir.tensors import constant, evaluate_op, take
 from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
-from cmrc.passes.rewriting.rewriter import Declined, Log, Sweep, is_affine_do, operand_axis, result_axis
+from cmrc.passes.rewriting.driver import Pass, Sinking, sink_all
+from cmrc.passes.rewriting.outcome import (
+    JOINED,
+    PAST,
+    UNREAD,
+    Declined,
+    Log,
+    Movement,
+    Rewritten,
+    RuleOutcome,
+    folded,
+    past,
+)
+from cmrc.passes.rewriting.rewriter import Sweep, is_affine_do, operand_axis, result_axis
 
 # Of the largest scale of the parents: below it the division would lose the precision of the result.
 SMALLEST_SCALE = 1e-6
@@ -41,13 +54,15 @@ class Relation:
     slab: Array
     weight: Array
     sources: tuple[int, ...]
+    position: int = 0  # the operand of the node that it has arrived at
+    alone: bool = True  # whether no other operand of that node is replaced so
 
     @property
     def repeat(self) -> int:
         return len(self.units) // int(self.weight.shape[0])
 
 
-Rule = Callable[[Sweep, Node, Relation], Declined | str]
+Rule = Callable[[Sweep, Node, Relation], RuleOutcome]
 
 
 def relation_of(node: Node) -> Relation:
@@ -60,11 +75,11 @@ def relation_of(node: Node) -> Relation:
     return Relation(source, attrs["axis"], units, parents, slab, constant(weight), node.marks.sources)
 
 
-def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> str:
+def _sink(sweep: Sweep, node: Node, position: int, relation: Relation) -> Rewritten:
     inputs = tuple(relation.source if i == position else o for i, o in enumerate(node.inputs))
     sweep.emit(node.with_inputs(inputs))
     _put(sweep, node.output, relation)
-    return "past"
+    return PAST
 
 
 def _put(sweep: Sweep, value: Value, relation: Relation) -> None:
@@ -78,21 +93,19 @@ def _put(sweep: Sweep, value: Value, relation: Relation) -> None:
 # ---------------------------------------------------------------- rules
 
 
-def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """W_P += W_S · B, b += W_S · β."""
-    if isinstance(node.inputs[1], str) or not is_affine_do(sweep.producers.get(str(node.inputs[0]))):
+    if isinstance(node.inputs[1], str) or relation.position != 0:
         return Declined("its weight is computed at run time")
     if relation.axis != node.attrs["axis"]:
         return Declined("it acts along another axis than the replacement")
     mix = (relation.parents, literal(relation.weight))
-    return (
-        fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix) + ", affine into the weight"
-    )
+    return _with_weight(fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix))
 
 
-def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """The same at every kernel position; units and parents must share a group."""
-    if isinstance(node.inputs[1], str) or not is_affine_do(sweep.producers.get(str(node.inputs[0]))):
+    if isinstance(node.inputs[1], str) or relation.position != 0:
         return Declined("its weight is computed at run time")
     if relation.axis != node.attrs["axis"]:
         return Declined("it mixes positions along the replaced axis")
@@ -112,13 +125,16 @@ def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> Declined |
             return Declined("its groups would keep different numbers of channels")
     mix = (relation.parents, literal(relation.weight))
     outcome = fold_into_conv(sweep, node, relation.source, relation.units, relation.slab, mix)
-    return outcome if isinstance(outcome, Declined) else outcome + ", affine into the weight"
+    return outcome if isinstance(outcome, Declined) else _with_weight(outcome)
 
 
-def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def _with_weight(outcome: Rewritten) -> Rewritten:
+    return folded(f"{outcome.detail}, affine into the weight")
+
+
+def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """f(x) = a·x + d with known a and d."""
-    position = next(i for i, o in enumerate(node.inputs) if isinstance(o, str) and sweep.producers.get(o) is not None
-                    and is_affine_do(sweep.producers[o]))  # fmt: skip
+    position = relation.position
     fn, rank = node.attrs["fn"], len(node.output.shape)
     if position not in POINTWISE[fn].affine_in:
         return Declined("it is not affine in the replaced units")
@@ -174,7 +190,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Decl
     return _sink(sweep, node, position, replace(relation, axis=axis, slab=slab, weight=mixed))
 
 
-def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """A linear f over other axes, alike for every unit: B as it is, β as a constant goes through f."""
     fn, axes, attrs = node.attrs["fn"], tuple(node.attrs["axes"]), node.attrs
     if relation.axis in axes:
@@ -198,7 +214,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> Decli
     return _sink(sweep, node, 0, replace(relation, axis=axis, slab=result))
 
 
-def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """A unit that becomes a block takes its relation along, position by position."""
     before, after = sweep.shape(relation.source), node.output.shape
     units = blocks(before, after, relation.axis, relation.units)
@@ -217,16 +233,16 @@ def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> Declin
     return _sink(sweep, node, 0, replace(relation, axis=axis, units=where, parents=origin, slab=result))
 
 
-def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     perm = node.attrs["perm"]
     return _sink(
         sweep, node, 0, replace(relation, axis=perm.index(relation.axis), slab=np.transpose(relation.slab, perm))
     )
 
 
-def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """Along the units, positions shift. One replaced part at a time: the next sweep takes the next."""
-    position = next(i for i, o in enumerate(node.inputs) if isinstance(o, str) and is_affine_do(sweep.producers.get(o)))
+    position = relation.position
     if relation.axis != node.attrs["axis"]:
         return Declined("the concatenation runs along another axis")
     sizes = [sweep.shape(operand)[relation.axis] for operand in node.inputs[:position]]
@@ -239,7 +255,7 @@ def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> Decline
     return _sink(sweep, node, position, shifted)
 
 
-def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """Units that are not read vanish; the parents of the others must be read as well."""
     axis, keep = node.attrs["axis"], node.attrs["keep"]
     if axis != relation.axis:
@@ -252,7 +268,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
     units = [u for r in rows for u in blocks_of_units[r]]
     if not rows:
         sweep.emit(node.with_inputs((relation.source,)))
-        return "past, none of the units is read here"
+        return UNREAD
     used = np.flatnonzero(np.any(relation.weight[rows] != 0, axis=0))
     parents = [relation.parents[p * relation.repeat + k] for p in used for k in range(relation.repeat)]
     if any(u not in where for u in units) or any(p not in where for p in parents):
@@ -265,7 +281,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
         sweep.put_do(
             node.output, axis, [where[u] for u in units], np.take(relation.slab, chosen, axis=axis), relation.sources
         )
-        return "past, what is left of it is constant"
+        return past("what is left of it is constant")
     reduced = replace(
         relation,
         units=tuple(where[u] for u in units),
@@ -276,7 +292,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> Decline
     return _sink(sweep, node, 0, reduced)
 
 
-def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """The later wins where both name a unit. Two affine do's, none of whose units is a parent of the other, become one."""
     if node.attrs["axis"] != relation.axis:
         return Declined("a replacement along another axis stands here")
@@ -285,7 +301,7 @@ def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> Declined | 
         return Declined("the parents of an affine replacement are themselves replaced")
     if here >= set(relation.units):
         sweep.emit(node.with_inputs((relation.source, *node.inputs[1:])))
-        return "past, all of its units are replaced again"
+        return Rewritten(Movement.UNREAD, "past, all of its units are replaced again")
     if not is_affine_do(node):  # which goes first, or they would change places for ever
         return Declined("a replacement by constants stands here")
     if here & (set(relation.units) | set(relation.parents)):
@@ -293,7 +309,7 @@ def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> Declined | 
     return _join(sweep, node, relation)
 
 
-def _join(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def _join(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """Two affine do's become one: block rows, the union of the parents."""
     other = relation_of(node)
     if other.repeat != 1 or relation.repeat != 1:
@@ -320,17 +336,17 @@ def _join(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
     tensors = (literal(compress(joined.slab, joined.axis)), literal(joined.weight))
     marks = replace(node.marks, sources=joined.sources)
     sweep.emit(replace(node, inputs=(joined.source, *tensors), attrs=attrs, marks=marks))
-    return "joined with the next do"
+    return JOINED
 
 
-def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """An op that reads sizes, not values, does not see the do."""
     made = [relation.source if isinstance(o, str) and is_affine_do(sweep.producers.get(o)) else o for o in node.inputs]
     sweep.emit(node.with_inputs(made))
-    return "past"
+    return PAST
 
 
-def stop(sweep: Sweep, node: Node, relation: Relation) -> Declined | str:
+def stop(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     if node.marks.shape_only is not None:
         return read_shape_only(sweep, node, relation)
     return Declined(node.marks.why or f"{node.kind} is not an op that replacements can pass")
@@ -350,34 +366,26 @@ RULES: dict[str, Rule] = {
 }
 
 
+def arriving(sweep: Sweep, node: Node, dos: Mapping[int, Node]) -> Relation:
+    position, do = next(iter(dos.items()))
+    alone = len({other.name for other in dos.values()}) == 1
+    return replace(relation_of(do), position=position, alone=alone)
+
+
+def several(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
+    return Declined("several operands are replaced by affine functions")
+
+
+def rule_for(node: Node, relation: Relation) -> Callable[[Sweep, Node, Relation], RuleOutcome]:
+    return several if not relation.alone and node.op != "concat" else RULES.get(node.op, stop)
+
+
+SINKING = Sinking("affine_fold", is_affine_do, arriving, rule_for, lambda relation: relation.sources)
+
+
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Sink every affine do as far as it goes."""
-    sweep = Sweep(graph, log)
-    for original in graph.nodes:
-        node = sweep.arrive(original)
-        if node is None:
-            continue
-        found = [o for o in node.values() if is_affine_do(sweep.producers.get(o))]
-        if not found:
-            sweep.emit(node)
-            continue
-        if len(set(found)) > 1 and node.op != "concat":
-            outcome: Declined | str = Declined("several operands are replaced by affine functions")
-        else:
-            relation = relation_of(sweep.producers[found[0]])
-            outcome = RULES.get(node.op, stop)(sweep, node, relation)
-        if isinstance(outcome, Declined):
-            for name in found:
-                log.reasons[name, node.name] = outcome.reason
-            sweep.emit(node)
-            continue
-        sweep.changed = True
-        log.did("affine_fold", node, outcome, relation.sources)
-    for name in graph.outputs:
-        seen = sweep.redirected.get(name, name)
-        if is_affine_do(sweep.producers.get(seen)):
-            log.reasons[seen, "output"] = "it is an output of the model"
-    return sweep.finish(), sweep.changed
+    return sink_all(SINKING, graph, log)
 
 
-PASS = ("affine_fold", run)
+PASS = Pass("affine_fold", run, moves=is_affine_do)

@@ -13,7 +13,7 @@ noted; other readers of the same value go on without it. Condition: constants ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,10 +35,10 @@ from cmrc.passes.rewriting.absorb import (
 )
 from cmrc.passes.rewriting.addends import add_behind_batch_norm, merge_addends
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
+from cmrc.passes.rewriting.driver import Pass, Sinking, sink_all
 from cmrc.passes.rewriting.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
+from cmrc.passes.rewriting.outcome import JOINED, NOTHING_TO_ADD, PAST, UNREAD, Declined, Log, RuleOutcome, past, taken
 from cmrc.passes.rewriting.rewriter import (
-    Declined,
-    Log,
     Sweep,
     is_constant_do,
     operand_axis,
@@ -47,14 +47,14 @@ from cmrc.passes.rewriting.rewriter import (
     result_axis,
 )
 
-Rule = Callable[[Sweep, Node, Facts], Declined | str]
+Rule = Callable[[Sweep, Node, Facts], RuleOutcome]
 
 
 CONSTANT_OUTPUT = "every unit of this output is constant, so nothing of the model would be left"
 # ---------------------------------------------------------------- rules
 
 
-def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """f(x_S := a, y_S := b) -> do(f(x, y), S := f(a, b)); 0 · y is 0 whatever y; a fully known operand becomes a tensor."""
     out = node.output.shape
     axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
@@ -97,13 +97,13 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     kept = None if agreed or zeros else _summand_beside_zero(sweep, node, inputs)
     if kept is not None:
         sweep.redirected[node.name] = kept
-        return "nothing to add, the constants are 0"
+        return NOTHING_TO_ADD
     sweep.emit(node.with_inputs(inputs))
     if not agreed and not zeros:
-        return "a constant operand"
+        return taken("a constant operand")
     slab = np.concatenate([slab, nothing], axis=axis)
     sweep.put_do(node.output, axis, [*sorted(agreed), *sorted(zeros)], compress(slab, axis), sources_of(facts))
-    return "past" if all(inputs[i] == fact.source for i, fact in facts.items()) else "past, in part"
+    return PAST if all(inputs[i] == fact.source for i, fact in facts.items()) else past("in part")
 
 
 def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
@@ -152,7 +152,7 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
     return spread(slab, axis, len(units))
 
 
-def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units a mean or sum takes it in, an RMS norm 0."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
@@ -197,7 +197,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     return sink(sweep, node, facts, axis, fact.units, evaluate_op("along", attrs, slab, *parameters))
 
 
-def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Follow the units to where they go (axes.py)."""
     fact = facts[0]
     before, after = sweep.shape(fact.source), node.output.shape
@@ -211,13 +211,13 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
     return sink(sweep, node, facts, moved.axis, moved.index, slab)
 
 
-def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """transpose(do(x)) -> do(transpose(x)), the axis permuted."""
     fact, perm = facts[0], node.attrs["perm"]
     return sink(sweep, node, facts, perm.index(fact.axis), fact.units, np.transpose(fact.full(), perm))
 
 
-def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """expand(do(x)) -> do(expand(x)) where the units' own axis is not the one expanded."""
     fact = facts[0]
     lead = len(node.output.shape) - len(sweep.shape(fact.source))
@@ -226,7 +226,7 @@ def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     return sink(sweep, node, facts, fact.axis + lead, fact.units, fact.full().reshape((1,) * lead + fact.full().shape))
 
 
-def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the units: positions shift. Along another axis: every part must be known in the same units."""
     along = node.attrs["axis"]
     axes = {fact.axis for fact in facts.values()}
@@ -263,7 +263,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     return sink(sweep, node, facts, axis, common, join(full, along))
 
 
-def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """select(do(x, S), K) -> do(select(x, K), S in K); nothing left of S, nothing left of the do."""
     fact, axis, keep = facts[0], node.attrs["axis"], node.attrs["keep"]
     if axis != fact.axis:
@@ -274,11 +274,11 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     left = [(i, u) for i, u in enumerate(keep) if u in known]
     if not left:
         sweep.emit(bare(node, facts))
-        return "past, none of the units is read here"
+        return UNREAD
     return sink(sweep, node, facts, axis, [i for i, _ in left], fact.at([u for _, u in left]))
 
 
-def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """do after do on one axis: the later wins where both name a unit; constant parents of an affine do join its bias."""
     axis = node.attrs["axis"]
     if isinstance(node.inputs[1], str):
@@ -297,7 +297,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
             slab = compress(join([fact.at(first), later.full()], axis), axis)
             attrs["units"] = (*first, *later.units)
         sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path, marks))
-        return "joined with the next do"
+        return JOINED
     if set(node.attrs["parents"]) & set(fact.units):
         return _join_constant_parents(sweep, node, facts)
     later_units = set(node.attrs["units"])
@@ -305,10 +305,10 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     sweep.emit(bare(node, facts))
     if first:
         sweep.put_do(node.output, axis, first, fact.at(first), fact.sources)
-    return "past"
+    return PAST
 
 
-def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """B [x_Q; c] + β = B_Q x_Q + (β + B_c c)."""
     fact, axis, parents = facts[0], node.attrs["axis"], node.attrs["parents"]
     value, weight = node.inputs[1:]
@@ -329,7 +329,7 @@ def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     return sink_through_do(sweep, replace(node, inputs=inputs, attrs=attrs), facts)
 
 
-def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the contracted axis: into bias and columns. Along another: the constants go through the map."""
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
@@ -347,7 +347,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
     return sink(sweep, node, facts, fact.axis, tuple(units), result)
 
 
-def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
@@ -401,7 +401,7 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
     return evaluate_op("conv", attrs, full, small, shift)
 
 
-def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def stop(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     if node.marks.shape_only is not None:
         return runtime.read_shape_only(sweep, node, facts)
     return Declined(node.marks.why or f"{node.kind} is not an op that replacements can pass")
@@ -424,43 +424,32 @@ RULES: dict[str, Rule] = {
 }
 
 
+def facts_of(sweep: Sweep, node: Node, dos: Mapping[int, Node]) -> Facts:
+    return {i: known_of(do) for i, do in dos.items()}
+
+
+def rule_for(node: Node, facts: Facts) -> Callable[[Sweep, Node, Facts], RuleOutcome]:
+    if any(fact.runtime for fact in facts.values()):
+        return runtime.RULES.get(node.op, runtime.stop)
+    return RULES.get(node.op, stop)
+
+
+def merge_with_addends(sweep: Sweep, node: Node) -> Node | None:
+    node = merge_addends(sweep, node)
+    return None if add_behind_batch_norm(sweep, node) else node
+
+
+def at_output(do: Node) -> str:
+    whole = len(do.attrs["units"]) == do.output.shape[do.attrs["axis"]]
+    return CONSTANT_OUTPUT if whole else "it is an output of the model"
+
+
+SINKING = Sinking("constant_fold", is_constant_do, facts_of, rule_for, sources_of, merge_with_addends, at_output)
+
+
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Sink every constant do as far as it goes."""
-    sweep = Sweep(graph, log)
-    for original in graph.nodes:
-        arrived = sweep.arrive(original)
-        if arrived is None:
-            continue
-        node = merge_addends(sweep, arrived)
-        if add_behind_batch_norm(sweep, node):
-            continue
-        facts = {
-            i: known_of(sweep.producers[o])
-            for i, o in enumerate(node.inputs)
-            if isinstance(o, str) and is_constant_do(sweep.producers.get(o))
-        }
-        if not facts:
-            sweep.emit(node)
-            continue
-        before = len(sweep.emitted)
-        at_run_time = any(fact.runtime for fact in facts.values())
-        rule = runtime.RULES.get(node.op, runtime.stop) if at_run_time else RULES.get(node.op, stop)
-        outcome = rule(sweep, node, facts)
-        if isinstance(outcome, Declined):
-            for i in facts:
-                log.reasons[str(node.inputs[i]), node.name] = outcome.reason
-            if not any(made.name == node.name for made in sweep.emitted[before:]):
-                sweep.emit(node)
-            continue
-        sweep.changed = True
-        log.did("constant_fold", node, outcome, sources_of(facts))
-    for name in graph.outputs:
-        seen = sweep.redirected.get(name, name)
-        if is_constant_do(sweep.producers.get(seen)):
-            do = sweep.producers[seen]
-            whole = len(do.attrs["units"]) == do.output.shape[do.attrs["axis"]]
-            log.reasons[seen, "output"] = CONSTANT_OUTPUT if whole else "it is an output of the model"
-    return sweep.finish(), sweep.changed
+    return sink_all(SINKING, graph, log)
 
 
-PASS = ("constant_fold", run)
+PASS = Pass("constant_fold", run, moves=lambda node: is_constant_do(node) or node.marks.addend)

@@ -19,10 +19,13 @@ from functools import cached_property
 
 import numpy as np
 
+from cmrc.ir.attributes import SelectAttrs, attributes
 from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
-from cmrc.ir.graph import Graph, Marks, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.tensors import take
-from cmrc.passes.rewriting.rewriter import Declined, Log, idle_nodes, narrowed, operand_axis, parameter_axis
+from cmrc.passes.rewriting.driver import Pass, apply_rule
+from cmrc.passes.rewriting.outcome import DROPPED, Declined, Log, Movement, Rewritten, RuleOutcome
+from cmrc.passes.rewriting.rewriter import idle_nodes, narrowed, operand_axis, parameter_axis
 
 
 @dataclass
@@ -84,6 +87,9 @@ class Rise:
             self.moves[key] = moved if isinstance(moved, str) else (moved.axis, Keep(moved.index, moved.period))
         return self.moves[key]
 
+    def emissions(self) -> int:
+        return len(self.settled)
+
     def settle(self, node: Node) -> None:
         name = node.name
         self.settled[name] = node
@@ -119,27 +125,35 @@ class Rise:
         return Graph(self.graph.inputs, tuple(reversed(self.settled.values())), outputs)
 
 
-VANISHES = Marks(vanishes=True)
-Rule = Callable[[Rise, Node, int, Keep], Declined | Node]
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What arrives: of an axis only these positions are read, by these readers."""
+
+    axis: int
+    keep: Keep
+    readers: tuple[Node, ...] = ()
 
 
-def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Node:
+def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Rewritten:
+    """The same op on smaller operands, making these positions only."""
     before = node.output
     output = Value(before.name, narrowed(before.shape, axis, keep), before.dtype)
     changed = {**node.attrs, **attrs} if attrs else node.attrs
-    return Node(node.op, tuple(inputs), (output,), changed, node.origin, node.path, node.marks)
+    smaller = Node(node.op, tuple(inputs), (output,), changed, node.origin, node.path, node.marks)
+    return Rewritten(Movement.NARROWED, f"{before.shape[axis]} -> {len(keep)} along axis {axis}", smaller)
 
 
-def _copy(inputs: Sequence[Operand], outputs: tuple[Value, ...]) -> Node:
-    """A node that only copies: it vanishes, and its readers read its operand."""
-    return Node("pointwise", tuple(inputs), outputs, {"fn": "identity"}, marks=VANISHES)
+def _copy(node: Node, operand: Operand, axis: int, keep: Keep) -> Rewritten:
+    """What is left of the node is a copy of its operand, which its readers read instead."""
+    return replace(_shrunk(node, (operand,), axis, keep), movement=Movement.COPIES)
 
 
 # ---------------------------------------------------------------- rules
 
 
-def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def drop_rows_of_linear(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """select(W x + b, K) -> W[K] x + b[K]; along another axis it rises to x."""
+    axis, keep = wanted.axis, wanted.keep
     x, weight, bias = (*node.inputs, None)[:3]
     if axis != node.attrs["axis"]:
         return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
@@ -150,8 +164,9 @@ def drop_rows_of_linear(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
     return _shrunk(node, (x, take(weight, node.attrs["w_out"], keep), bias), axis, keep)
 
 
-def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def drop_rows_of_conv(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Output channels. In a grouped convolution whole groups go with their inputs; the others keep equally many outputs."""
+    axis, keep = wanted.axis, wanted.keep
     x, weight, bias = (*node.inputs, None)[:3]
     attrs, groups = node.attrs, node.attrs["groups"]
     if axis > attrs["axis"]:
@@ -180,8 +195,9 @@ def drop_rows_of_conv(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined
     return _shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, keep, groups=len(left))
 
 
-def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_pointwise(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """To every operand that has the axis; a broadcast operand stays."""
+    axis, keep = wanted.axis, wanted.keep
     inputs = []
     for i, operand in enumerate(node.inputs):
         local = None if operand is None else operand_axis(node, i, rise.shape(operand), axis)
@@ -189,15 +205,16 @@ def rise_through_pointwise(rise: Rise, node: Node, axis: int, keep: Keep) -> Dec
     return _shrunk(node, inputs, axis, keep)
 
 
-def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_along_other_axes(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """An axis that the op does not touch rises; parameters that run along it are sliced."""
+    axis, keep = wanted.axis, wanted.keep
     axes, x = node.attrs["axes"], node.inputs[0]
     shape = rise.shape(x)
     source = axis
     if node.attrs.get("drop"):
         source = [d for d in range(len(shape)) if d not in axes][axis]
     if source in axes and node.attrs["fn"] == "tile":
-        return _rise_to_repeated(rise, node, axis, keep)
+        return _rise_to_repeated(rise, node, wanted)
     if source in axes:
         return Declined("it mixes the units with each other")
     inputs = [rise.select(x, source, keep)]
@@ -207,8 +224,9 @@ def rise_along_other_axes(rise: Rise, node: Node, axis: int, keep: Keep) -> Decl
     return _shrunk(node, inputs, axis, keep)
 
 
-def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def _rise_to_repeated(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """x, repeated along an axis as often as run time says: the same positions of every repeat."""
+    axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     each, period = int(rise.shape(x)[axis]), keep.period or int(node.output.shape[axis])
     read = np.isin(np.arange(period), keep)
@@ -219,20 +237,22 @@ def _rise_to_repeated(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined
     return _shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
 
 
-def rise_through_reshape(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_reshape(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Backwards through the same map as a do goes forwards (axes.py)."""
+    axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     moved = rise.move(node.output.shape, rise.shape(x), axis, keep)
     if isinstance(moved, str):
-        return _rise_to_copies(rise, node, axis, keep) or Declined(moved)
+        return _rise_to_copies(rise, node, wanted) or Declined(moved)
     return _shrunk(node, (rise.select(x, *moved),), axis, keep)
 
 
 SHARED = "query heads that share a key-value head go together, or equally many of every such group"
 
 
-def _rise_to_copies(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node | None:
+def _rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | None:
     """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are alike, so any n of each of some groups will do."""
+    axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     maker = rise.makers.get(str(x))
     if maker is None or maker.op != "expand" or keep.period:
@@ -251,20 +271,23 @@ def _rise_to_copies(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined |
     return _shrunk(node, (rise.select(some, group, groups),), axis, keep)
 
 
-def rise_through_transpose(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_transpose(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
+    axis, keep = wanted.axis, wanted.keep
     return _shrunk(node, (rise.select(node.inputs[0], node.attrs["perm"][axis], keep),), axis, keep)
 
 
-def rise_through_expand(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_expand(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """An axis that was expanded from one is simply expanded to fewer."""
+    axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     local = axis - (len(node.output.shape) - len(rise.shape(x)))
     operand = x if _is_copied(rise, node, axis) else rise.select(x, local, keep)
     return _shrunk(node, (operand,), axis, keep)
 
 
-def rise_through_concat(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
+    axis, keep = wanted.axis, wanted.keep
     if axis != node.attrs["axis"]:
         return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
     if keep.period:
@@ -276,13 +299,14 @@ def rise_through_concat(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
         if share:
             inputs.append(rise.select(operand, axis, share))
         offset += size
-    smaller = _shrunk(node, inputs, axis, keep)
-    alone = len(inputs) == 1 and isinstance(inputs[0], str) and rise.shape(inputs[0]) == smaller.output.shape
-    return _copy(smaller.inputs, smaller.outputs) if alone else smaller
+    shape = narrowed(node.output.shape, axis, keep)
+    alone = len(inputs) == 1 and isinstance(inputs[0], str) and rise.shape(inputs[0]) == shape
+    return _copy(node, inputs[0], axis, keep) if alone else _shrunk(node, inputs, axis, keep)
 
 
-def rise_through_select(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """select(select(x, J), K) -> select(x, J[K]); on another axis they change places."""
+    axis, keep = wanted.axis, wanted.keep
     if axis == node.attrs["axis"] and keep.period:
         return Declined("it takes samples apart")
     if axis != node.attrs["axis"]:
@@ -291,12 +315,13 @@ def rise_through_select(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
         return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
     rest = tuple(node.attrs["keep"][k] for k in keep)
     if not node.origin and is_whole(rest, rise.shape(node.inputs[0])[axis]):
-        return _copy(node.inputs, _shrunk(node, node.inputs, axis, keep).outputs)
-    return _shrunk(node, node.inputs, axis, keep).with_attrs(keep=rest).with_marks(touched=True)
+        return _copy(node, node.inputs[0], axis, keep)
+    return _shrunk(node.with_attrs(keep=rest).with_marks(touched=True), node.inputs, axis, keep)
 
 
-def rise_through_do(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """A do that stays shrinks with its value, if nothing that it needs is lost."""
+    axis, keep = wanted.axis, wanted.keep
     x, attrs = node.inputs[0], node.attrs
     value, *weights = node.inputs[1:]
     seen = rise.shape(value)
@@ -310,9 +335,7 @@ def rise_through_do(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined |
     if left and any(p not in where for p in parents):
         return Declined("an affine replacement reads units that are dropped here")
     if not left:  # nothing of the do is read: it is a plain copy of what stays, which its readers take directly
-        output = replace(node.output, shape=narrowed(node.output.shape, axis, keep))
-        inputs = (rise.select(x, axis, keep),)
-        return _copy(inputs, (output,))
+        return _copy(node, rise.select(x, axis, keep), axis, keep)
     if weights and len(attrs["units"]) != rise.shape(weights[0])[0]:
         return Declined("an affine replacement of blocks stays here")
     along = axis if len(seen) == len(node.output.shape) else 0
@@ -325,8 +348,9 @@ def rise_through_do(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined |
     return _shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep, **changes)
 
 
-def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_matmul(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Rows come from the left operand, columns from the right, batch axes from both."""
+    axis, keep = wanted.axis, wanted.keep
     left, right = node.inputs
     rank = len(node.output.shape)
     if min(len(rise.shape(left)), len(rise.shape(right))) < 2:
@@ -342,8 +366,9 @@ def rise_through_matmul(rise: Rise, node: Node, axis: int, keep: Keep) -> Declin
     return _shrunk(node, inputs, axis, keep)
 
 
-def rise_through_attention(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def rise_through_attention(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Value units come from v, queries from q, heads from all. A key-value head may serve several query heads."""
+    axis, keep = wanted.axis, wanted.keep
     q, k, v, *masks = node.inputs
     rank = len(node.output.shape)
     if axis == rank - 1:
@@ -374,8 +399,9 @@ def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | No
     return [int(g) for g in groups] if len(set(counts[groups].tolist())) == 1 and list(keep) == sorted(keep) else None
 
 
-def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def drop_columns_of_table(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """The axes of a table behind its rows; the first axes are those of the indices."""
+    axis, keep = wanted.axis, wanted.keep
     ids, table = node.inputs
     column = axis - len(node.output.shape) + len(rise.shape(table))
     if column < 1:
@@ -383,11 +409,11 @@ def drop_columns_of_table(rise: Rise, node: Node, axis: int, keep: Keep) -> Decl
     return _shrunk(node, (ids, rise.select(table, column, keep)), axis, keep)
 
 
-def stop(rise: Rise, node: Node, axis: int, keep: Keep) -> Declined | Node:
+def stop(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     return Declined(node.marks.why or f"{node.kind} makes all of its units at once")
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Callable[[Rise, Node, Selection], RuleOutcome]] = {
     "linear": drop_rows_of_linear,
     "conv": drop_rows_of_conv,
     "pointwise": rise_through_pointwise,
@@ -404,8 +430,8 @@ RULES: dict[str, Rule] = {
 }
 
 
-def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
-    """The axis, the positions of it that some reader needs, and the readers; `None` where all is needed or nothing is new."""
+def needed(rise: Rise, node: Node) -> Selection | None:
+    """What the readers of a node need of it; `None` where all is needed or nothing is new."""
     name = node.name
     if len(node.outputs) != 1 or name in rise.graph.outputs:
         return None
@@ -417,15 +443,15 @@ def needed(rise: Rise, node: Node) -> tuple[int, Keep, list[Node]] | None:
         return None
     if name not in rise.lost_readers and not [r for r in selects if not r.origin or r.marks.touched]:
         return None
-    told = selects[0].attrs
-    axis, period = told["axis"], told.get("period", 0)
+    first = attributes(selects[0], SelectAttrs)
+    axis, period = first["axis"], first.get("period", 0)
     if [r for r in selects if r.attrs["axis"] != axis or r.attrs.get("period", 0) != period]:
         return None
     if node.op == "expand" and _is_copied(rise, node, axis):
         selects = [_of_first_copies(rise, select) for select in selects]
         readers = [rise.settled[reader.name] for reader in readers]
     keep = _union([select.attrs["keep"] for select in selects], period)
-    return None if len(keep) == (period or node.output.shape[axis]) else (axis, keep, readers)
+    return None if len(keep) == (period or node.output.shape[axis]) else Selection(axis, keep, tuple(readers))
 
 
 def _union(parts: Sequence[Sequence[int]], period: int) -> Keep:
@@ -487,28 +513,24 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             rise.changed = rise.changed or bool(node.origin)
             if node.origin:
                 rise.lost_readers.update(node.values())
-                log.did("dead_subgraph", node, "dropped, nobody reads it")
+                log.did("dead_subgraph", node, DROPPED)
             continue
-        need = needed(rise, node) if name in rise.selected else None
-        if need is None:
-            rise.settle(node)
-            continue
-        axis, keep, readers = need
-        outcome = _of_known_sizes(rise, RULES.get(node.op, stop)(rise, node, axis, keep))
-        if isinstance(outcome, Declined):
-            for reader in readers:
-                log.reasons[name, reader.name] = outcome.reason
+        wanted = needed(rise, node) if name in rise.selected else None
+        outcome = None
+        if wanted is not None:
+            places = [(name, reader.name) for reader in wanted.readers]
+            outcome = apply_rule(rise, raise_select, node, wanted, places)
+        if wanted is None or outcome is None or outcome.node is None:
             rise.pending.clear()
             rise.settle(node)
             continue
-        rise.changed = True
-        if outcome.op != "select":
-            log.did("dead_subgraph", node, f"{node.output.shape[axis]} -> {len(keep)} along axis {axis}")
-        settle_readers(rise, name, keep, readers)
-        if outcome.marks.vanishes:
-            _replace_by_operand(rise, outcome)
+        if node.op != "select" or outcome.movement is Movement.COPIES:
+            log.did("dead_subgraph", node, outcome)
+        settle_readers(rise, name, wanted.keep, wanted.readers)
+        if outcome.movement is Movement.COPIES:
+            _replace_by_operand(rise, outcome.node)
         else:
-            rise.settle(outcome)
+            rise.settle(outcome.node)
         stack += rise.pending
         rise.pending.clear()
     for value in graph.inputs:
@@ -518,8 +540,9 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     return rise.result(), rise.changed
 
 
-def _of_known_sizes(rise: Rise, outcome: Declined | Node) -> Declined | Node:
-    """A rule's outcome, declined where it would select from an operand of dynamic size, which may be broadcast as well."""
+def raise_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
+    """What the rule of the op says; declined where it would select from an operand of dynamic size, which may be broadcast."""
+    outcome = RULES.get(node.op, stop)(rise, node, wanted)
     for select in rise.pending:
         size = rise.shape(select.inputs[0])[select.attrs["axis"]]
         if not isinstance(size, int) and "period" not in select.attrs:
@@ -541,6 +564,10 @@ def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
     return set(idle - lost)
 
 
+def _is_on_its_way(node: Node) -> bool:
+    return node.op in ("do", "select") and (not node.origin or node.marks.touched)
+
+
 def _replace_by_operand(rise: Rise, node: Node) -> None:
     """Readers of a node that only copies read its operand."""
     operand = node.inputs[0]
@@ -551,4 +578,4 @@ def _replace_by_operand(rise: Rise, node: Node) -> None:
         rise.selected.add(operand)
 
 
-PASS = ("dead_subgraph", run)
+PASS = Pass("dead_subgraph", run, moves=_is_on_its_way)

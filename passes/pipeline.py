@@ -18,17 +18,12 @@ from cmrc.ir.graph import Graph, Node
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.rewriting import fused
-from cmrc.passes.rewriting.rewriter import Action, Log, idle_nodes, is_affine_do, is_constant_do
+from cmrc.passes.rewriting.outcome import Action, Log
+from cmrc.passes.rewriting.rewriter import idle_nodes
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
 ROUNDS = 64
-# What a pass moves: without any of it in the graph there is nothing to do.
-MOVES: dict[str, Callable[[Node], bool]] = {
-    "constant_fold": lambda node: is_constant_do(node) or node.marks.addend,  # which it merges
-    "affine_fold": is_affine_do,
-    "dead_subgraph": lambda node: node.op in ("do", "select") and (not node.origin or node.marks.touched),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +67,16 @@ def run(
 
 
 def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], None]) -> Result:
-    log, seconds = Log(idle=idle_nodes(graph)), dict.fromkeys((name for name, _ in PIPELINE), 0.0)
+    log, seconds = Log(idle=idle_nodes(graph)), dict.fromkeys((rewrite.name for rewrite in PIPELINE), 0.0)
     verify_graph(graph, since=since)
     for _ in range(ROUNDS):
         moved = False
-        for name, rewrite in PIPELINE:
-            after_others = moved and name == "dead_subgraph"  # what they left unread
-            if not after_others and not any(MOVES[name](node) for node in graph.nodes):
+        for rewrite in PIPELINE:
+            name, after_others = rewrite.name, moved and rewrite is dead_subgraph.PASS  # what they left unread
+            if not after_others and not any(rewrite.moves(node) for node in graph.nodes):
                 continue
             start, before = time.perf_counter(), graph
-            graph, changed = rewrite(graph, log)
+            graph, changed = rewrite.run(graph, log)
             if changed:
                 verify_graph(graph, since=before)
             seconds[name] += time.perf_counter() - start

@@ -43,11 +43,7 @@ BACKWARD: set[str] = set()
 MEAN_TWO_THINGS: set[str] = set()
 
 # Still to be mended: decisions that read the program's own English, and abilities of a host that are guessed.
-DECIDED_ON_PROSE = {
-    "cmrc.program.dry_run: 'into' in a.detail",
-    "cmrc.program.report: a.detail.startswith('joined')",
-    "cmrc.program.report: a.detail.startswith('past')",
-}
+DECIDED_ON_PROSE: set[str] = set()
 GUESSED_CAPABILITIES: set[str] = set()
 PROSE = {"detail", "folds", "reason", "why", "fix", "text", "message"}  # attributes that hold sentences
 

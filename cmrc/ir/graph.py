@@ -118,7 +118,6 @@ class Marks:
     addend: bool = False  # an inserted sum that may be merged with the next
     touched: bool = False  # a select of the host whose positions have changed
     narrowed: bool = False  # attention that compares fewer units: its scale must be written out
-    vanishes: bool = False  # a copy: its readers read its operand instead
 
 
 NO_MARKS = Marks()

@@ -13,6 +13,7 @@ from cmrc.ir.dtypes import as_dtype
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.ops import OPS
 from cmrc.passes import pipeline as passes
+from cmrc.passes.rewriting.outcome import Movement
 from cmrc.program.do import Do
 from cmrc.program.outcome import Ending, Outcome, SiteFolding
 
@@ -26,7 +27,7 @@ def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:
     if result.residue:
         first = result.residue[0]
         return Outcome(Ending.STOPS, node=first.stopped_at, op=first.stopped_op, reason=first.reason)
-    ends = dict.fromkeys(a.node for a in result.actions if a.rule != "dead_subgraph" and "into" in a.detail)
+    ends = dict.fromkeys(action.node for action in result.actions if action.movement is Movement.FOLDED)
     return Outcome(Ending.FOLDS, into=tuple(ends))
 
 

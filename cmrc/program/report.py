@@ -93,12 +93,7 @@ def make_report(
     for i, entry in enumerate(plan.entries):
         size = int(program.values[entry.value].shape[entry.axis])
         left = final.get(entry.value)
-        taken = [
-            a
-            for a in result.actions
-            if i in a.sources and a.rule != "dead_subgraph" and not a.detail.startswith("past")
-        ]
-        folded = [f"{a.node} ({a.op}): {a.detail}" for a in taken if not a.detail.startswith("joined")]
+        folded = [f"{a.node} ({a.op}): {a.detail}" for a in result.actions if i in a.sources and a.ends_here]
         node = program.producers.get(entry.value)
         sites.append(
             SiteReport(

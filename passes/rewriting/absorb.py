@@ -17,15 +17,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from cmrc.ir.attributes import ConvAttrs, LinearAttrs, attributes
 from cmrc.ir.axes import spread
-from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Tensor, Value, literal
+from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, literal
 from cmrc.ir.meanings import conv_pads
 from cmrc.ir.tensors import apply, constant, take
-from cmrc.passes.rewriting.rewriter import Declined, Sweep, complement, resized
+from cmrc.passes.rewriting.outcome import NOTHING_TO_ADD, Declined, Rewritten, RuleOutcome, folded, taken
+from cmrc.passes.rewriting.rewriter import Sweep, complement, resized
 
 # A plane of a fixed size is stored, unless it holds more than so many times the numbers of the weight it comes from, which would make
 # the model larger: then it is made from ones when the model runs. onnxruntime does that once, when it loads the model.
 STORED = 1
+Mix = tuple[Sequence[int], Tensor]  # the parents, and the matrix B that rebuilds the replaced units from them
 ADDEND = Marks(addend=True)  # a sum that constant_fold merges with the next
 
 
@@ -54,47 +57,69 @@ def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
 
 
 def fold_into_linear(
-    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: tuple[Sequence[int], Tensor] | None = None
-) -> str:
-    """y = W x + b with units of x replaced: see the module. Returns what happened, for the report."""
-    axis, w_in = node.attrs["axis"], node.attrs["w_in"]
-    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: Mix | None = None
+) -> Rewritten:
+    """y = W x + b with units of x replaced: see the module."""
+    attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
-    keep = complement(units, weight.shape[w_in])
-    if mix is not None:
-        attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0])}
-        folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
-    else:
-        folded = weight
-    smaller = node.with_inputs((sweep.select(x, axis, keep), take(folded, w_in, keep), bias))
+    keep = complement(units, weight.shape[attrs["w_in"]])
+    columns = take(mixed_columns(weight, attrs["w_in"], units, mix), attrs["w_in"], keep)
+    smaller = node.with_inputs((sweep.select(x, attrs["axis"], keep), columns, bias_of(node)))
     if not slab.any():
         sweep.emit(smaller)
-        return "nothing to add, the constants are 0"
-    outs, alpha = weight.shape[node.attrs["w_out"]], node.attrs.get("alpha", 1.0)
-    if position_free(slab, axis):
-        values = np.broadcast_to(slab.reshape(-1), len(units))
-        attrs = {"axis": w_in, "units": tuple(units)}
-        vector = apply("weigh_columns", (weight, literal(values)), attrs, (outs,), weight.dtype)
-        beta = node.attrs.get("beta", 1.0)
-        if node.marks.takes_bias and not isinstance(bias, str) and beta:
-            summed = add_tensors(bias, vector, alpha / beta, weight.dtype)
-            sweep.emit(smaller.with_inputs((*smaller.inputs[:2], summed)))
-            return "constants into the bias"
-        trailing = len(node.output.shape) - axis - 1
-        if trailing:
-            shape = (outs, *([1] * trailing))
-            vector = apply("reshape", (vector,), {"shape": shape}, shape, vector.dtype)
-        add_after(sweep, smaller, add_tensors(None, vector, alpha, weight.dtype) if alpha != 1.0 else vector)
-        return "constants into a bias"
+        return NOTHING_TO_ADD
+    if position_free(slab, attrs["axis"]):
+        return _add_to_linear(sweep, node, smaller, units, slab)
+    return _add_buffer_to_linear(sweep, node, smaller, units, slab)
+
+
+def bias_of(node: Node) -> Operand:
+    return node.inputs[2] if len(node.inputs) > 2 else None
+
+
+def mixed_columns(weight: Tensor, axis: int, units: Sequence[int], mix: Mix | None, **grouping: int) -> Tensor:
+    """W_P += W_S · B: the columns of the parents take over what the replaced units sent."""
+    if mix is None:
+        return weight
+    parents, matrix = mix
+    attrs = {"axis": axis, "units": tuple(units), "parents": tuple(parents), **grouping}
+    return apply("fold_columns", (weight, matrix), attrs, weight.shape, weight.dtype)
+
+
+def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequence[int], slab: Array) -> Rewritten:
+    """b += W_S c, in the bias where the host's op has a place for one, else in an op behind it."""
+    attrs, weight, bias = attributes(node, LinearAttrs), node.inputs[1], bias_of(node)
+    assert isinstance(weight, Tensor)
+    outs, alpha, beta = weight.shape[attrs["w_out"]], attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    values = literal(np.broadcast_to(slab.reshape(-1), len(units)))
+    columns = {"axis": attrs["w_in"], "units": tuple(units)}
+    vector = apply("weigh_columns", (weight, values), columns, (outs,), weight.dtype)
+    if node.marks.takes_bias and not isinstance(bias, str) and beta:
+        total = add_tensors(bias, vector, alpha / beta, weight.dtype)
+        sweep.emit(smaller.with_inputs((*smaller.inputs[:2], total)))
+        return folded("constants into the bias")
+    trailing = len(node.output.shape) - attrs["axis"] - 1
+    if trailing:
+        shape = (outs, *([1] * trailing))
+        vector = apply("reshape", (vector,), {"shape": shape}, shape, vector.dtype)
+    add_after(sweep, smaller, add_tensors(None, vector, alpha, weight.dtype) if alpha != 1.0 else vector)
+    return folded("constants into a bias")
+
+
+def _add_buffer_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequence[int], slab: Array) -> Rewritten:
+    """Constants that differ by position: W_S c is a tensor with those positions."""
+    attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
+    assert isinstance(weight, Tensor)
+    axis, w_in, w_out = attrs["axis"], attrs["w_in"], attrs["w_out"]
     values = spread(slab, axis, len(units))
-    attrs = {"axis": axis, "w_in": w_in, "w_out": node.attrs["w_out"], "alpha": alpha}
-    shape = tuple(int(n) for n in resized(values.shape, axis, outs))
-    addend = apply("linear", (literal(values), take(weight, w_in, units)), attrs, shape, weight.dtype)
+    shape = tuple(int(n) for n in resized(values.shape, axis, weight.shape[w_out]))
+    product = {"axis": axis, "w_in": w_in, "w_out": w_out, "alpha": attrs.get("alpha", 1.0)}
+    addend = apply("linear", (literal(values), take(weight, w_in, units)), product, shape, weight.dtype)
     add_after(sweep, smaller, addend)
-    return f"constants that differ by position into an added {list(shape)} buffer"
+    return folded(f"constants that differ by position into an added {list(shape)} buffer")
 
 
-def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], slab: Array) -> str:
+def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], slab: Array) -> Rewritten:
     """mean(x) over C units of which those in S are c -> mean(x_K) · |K| / C + Σ c / C; a sum likewise, without the factor."""
     size, out = int(sweep.values[x].shape[axis]), node.output
     keep = complement(units, size)
@@ -105,16 +130,18 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
         sweep.emit(Node("pointwise", (out.name, literal(len(keep) / size)), (scaled,), {"fn": "mul"}, path=node.path))
         sweep.redirected[out.name], out = scaled.name, scaled
     if not slab.any():
-        return "nothing to add, the constants are 0"
+        return NOTHING_TO_ADD
     added = slab.sum(axis=axis, keepdims=not node.attrs.get("drop")) / (size if mean else 1)
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
     addend = add_tensors(None, literal(added), dtype=out.dtype)
     sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=node.path, marks=ADDEND))
     sweep.redirected[node.output.name] = total.name
-    return "constants into an added number"
+    return folded("constants into an added number")
 
 
-def leave_out_of_norm(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], sources: Sequence[int]) -> str:
+def leave_out_of_norm(
+    sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], sources: Sequence[int]
+) -> Rewritten:
     """x / √(mean x² + ε) · w with x_S = 0: over the k of n units that stay, ε and w² are n/k times as large; S stays 0.
 
     What the norm made of n units is laid out of those k again, for the readers that take in that S is 0.
@@ -137,12 +164,12 @@ def leave_out_of_norm(sweep: Sweep, node: Node, x: str, axis: int, units: Sequen
     sweep.emit(Node("select", (out.name,), (spread,), {"axis": axis, "keep": index}))
     nothing = np.zeros([len(units) if d == axis else 1 for d in range(len(out.shape))])
     sweep.redirected[out.name] = sweep.do(spread, axis, units, nothing, sources)
-    return "left out, the constants are 0"
+    return taken("left out, the constants are 0")
 
 
 def fold_into_rows(
     sweep: Sweep, node: Node, rows: Node, x: str, x_axis: int, axis: int, units: Sequence[int], slab: Array
-) -> str:
+) -> Rewritten:
     """table[ids] x with units of x := c is table_K[ids] x_K + (table_S c)[ids]: the sums are a table of their own."""
     ids, table = rows.inputs
     assert isinstance(table, Tensor)
@@ -161,7 +188,7 @@ def fold_into_rows(
     added = Value(sweep.fresh(node.name, "sums"), resized(rows.output.shape, axis, 1), rows.output.dtype)
     sweep.emit(Node("embedding", (ids, sums), (added,), rows.attrs, path=node.path, marks=Marks(like=rows.name)))
     add_after(sweep, smaller, added.name)
-    return "constants into a table of sums"
+    return folded("constants into a table of sums")
 
 
 def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
@@ -185,61 +212,79 @@ def has_border(node: Node) -> bool:
 
 
 def fold_into_conv(
-    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: tuple[Sequence[int], Tensor] | None = None
-) -> Declined | str:
-    """y = conv(x; W) + b with channels of x replaced: see the module. Returns what happened, for the report."""
-    axis, groups = node.attrs["axis"], node.attrs["groups"]
-    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: Mix | None = None
+) -> RuleOutcome:
+    """y = conv(x; W) + b with channels of x replaced: see the module."""
+    attrs, weight, bias = attributes(node, ConvAttrs), node.inputs[1], bias_of(node)
     assert isinstance(weight, Tensor)
+    axis = attrs["axis"]
     if isinstance(bias, str):
         return Declined("its bias is computed at run time")
-    spatial_dims = sweep.values[x].shape[axis + 1 :]
-    if not position_free(slab, axis) and slab.any() and not all(isinstance(n, int) for n in spatial_dims):
+    by_position = not position_free(slab, axis)
+    if by_position and slab.any() and not all(isinstance(n, int) for n in sweep.values[x].shape[axis + 1 :]):
         return Declined("the constants differ by position, and the number of positions is not fixed")
-    transposed = bool(node.attrs.get("transposed"))
-    w_in = 0 if transposed else 1
-    channels = int(sweep.values[x].shape[axis])
-    keep = complement(units, channels)
-    folded = weight
-    if mix is not None:
-        attrs = {"axis": w_in, "units": tuple(units), "parents": tuple(mix[0]), "groups": 1 if transposed else groups}
-        folded = apply("fold_columns", (weight, mix[1]), attrs, weight.shape, weight.dtype)
-    smaller = node.with_inputs((sweep.select(x, axis, keep), conv_columns(folded, node, keep), bias))
+    keep = complement(units, int(sweep.values[x].shape[axis]))
+    w_in, groups = (0, 1) if attrs.get("transposed") else (1, attrs["groups"])
+    columns = conv_columns(mixed_columns(weight, w_in, units, mix, groups=groups), node, keep)
+    smaller = node.with_inputs((sweep.select(x, axis, keep), columns, bias))
     if not slab.any():
         sweep.emit(smaller)
-        return "nothing to add, the constants are 0"
-    outs, kernel = int(node.output.shape[axis]), weight.shape[2:]
-    if not position_free(slab, axis):
-        spatial = tuple(int(n) for n in spatial_dims)
-        full = np.zeros((*slab.shape[:axis], channels, *spatial))
-        full[(slice(None),) * axis + (list(units),)] = slab
-        shape = (*slab.shape[:axis], outs, *conv_shape(node, spatial))
-        addend = apply("conv", (literal(full), weight), pure_conv(node), shape, weight.dtype)
-        add_after(sweep, smaller, addend)
-        return f"constants that differ by position into an added {list(shape)} buffer"
-    bundle = kernel_of_constants(node, units, np.broadcast_to(slab.reshape(-1), len(units)), outs)
-    if not has_border(node):
-        if math.prod(kernel) > 1:
-            over = tuple(range(2, 2 + len(kernel)))
-            bundle = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), weight.dtype)
-        vector = apply("reshape", (bundle,), {"shape": (outs,)}, (outs,), weight.dtype)
-        sweep.emit(smaller.with_inputs((*smaller.inputs[:2], add_tensors(bias, vector, dtype=weight.dtype))))
-        return "constants into the bias"
-    lead = (1,) * axis
-    plain = {**pure_conv(node), "groups": 1}
-    fixed = all(isinstance(n, int) for n in spatial_dims)
-    spatial = tuple(int(n) for n in spatial_dims) if fixed else ()
-    shape = (*lead, outs, *conv_shape(node, spatial)) if fixed else ()
-    if fixed and math.prod(shape) <= STORED * math.prod(weight.shape):
-        ones = literal(np.ones((*lead, 1, *spatial)))
-        add_after(sweep, smaller, apply("conv", (ones, bundle), plain, shape, weight.dtype))
-        return f"constants into an added {list(shape)} buffer, exact at the zero-padded border"
+        return NOTHING_TO_ADD
+    if by_position:
+        return _add_buffer_to_conv(sweep, node, smaller, x, units, slab)
+    values = np.broadcast_to(slab.reshape(-1), len(units))
+    bundle = kernel_of_constants(node, units, values, int(node.output.shape[axis]))
+    if has_border(node):
+        return _add_plane(sweep, node, smaller, x, bundle)
+    return _add_to_bias_of_conv(sweep, node, smaller, bundle)
+
+
+def _add_buffer_to_conv(
+    sweep: Sweep, node: Node, smaller: Node, x: str, units: Sequence[int], slab: Array
+) -> Rewritten:
+    """Constants that differ by position: convolve them once, alone."""
+    axis, weight, before = attributes(node, ConvAttrs)["axis"], node.inputs[1], sweep.values[x].shape
+    assert isinstance(weight, Tensor)
+    spatial = tuple(int(n) for n in before[axis + 1 :])
+    full = np.zeros((*slab.shape[:axis], int(before[axis]), *spatial))
+    full[(slice(None),) * axis + (list(units),)] = slab
+    shape = (*slab.shape[:axis], int(node.output.shape[axis]), *conv_shape(node, spatial))
+    add_after(sweep, smaller, apply("conv", (literal(full), weight), pure_conv(node), shape, weight.dtype))
+    return folded(f"constants that differ by position into an added {list(shape)} buffer")
+
+
+def _add_to_bias_of_conv(sweep: Sweep, node: Node, smaller: Node, bundle: Tensor) -> Rewritten:
+    """Without padding every window sees all of the constants: b += Σ over the kernel."""
+    outs, *kernel = int(node.output.shape[attributes(node, ConvAttrs)["axis"]]), *bundle.shape[2:]
+    if math.prod(kernel) > 1:
+        over = tuple(range(2, 2 + len(kernel)))
+        bundle = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), bundle.dtype)
+    vector = apply("reshape", (bundle,), {"shape": (outs,)}, (outs,), bundle.dtype)
+    bias = bias_of(node)
+    assert not isinstance(bias, str)
+    sweep.emit(smaller.with_inputs((*smaller.inputs[:2], add_tensors(bias, vector, dtype=bundle.dtype))))
+    return folded("constants into the bias")
+
+
+def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor) -> Rewritten:
+    """Under zero padding windows at the border see less: a plane, stored where it is small, else made from ones."""
+    axis, weight, out = attributes(node, ConvAttrs)["axis"], node.inputs[1], node.output
+    assert isinstance(weight, Tensor)
+    attrs = {**pure_conv(node), "groups": 1}
+    lead, outs, spatial = (1,) * axis, int(out.shape[axis]), sweep.values[x].shape[axis + 1 :]
+    if all(isinstance(n, int) for n in spatial):
+        sizes = tuple(int(n) for n in spatial)
+        shape = (*lead, outs, *conv_shape(node, sizes))
+        if math.prod(shape) <= STORED * math.prod(weight.shape):
+            ones = literal(np.ones((*lead, 1, *sizes)))
+            add_after(sweep, smaller, apply("conv", (ones, bundle), attrs, shape, weight.dtype))
+            return folded(f"constants into an added {list(shape)} buffer, exact at the zero-padded border")
     # A batch of one suffices: the plane is the same for every sample.
     plane = plane_of_ones(sweep, node, x)
-    border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *node.output.shape[axis + 1 :]), node.output.dtype)
-    sweep.emit(Node("conv", (plane, bundle, None), (border,), plain, path=node.path))
+    border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *out.shape[axis + 1 :]), out.dtype)
+    sweep.emit(Node("conv", (plane, bundle, None), (border,), attrs, path=node.path))
     add_after(sweep, smaller, border.name)
-    return "constants into a run-time plane, exact at the zero-padded border of any size"
+    return folded("constants into a run-time plane, exact at the zero-padded border of any size")
 
 
 def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:

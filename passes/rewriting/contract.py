@@ -23,7 +23,8 @@ from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
 from cmrc.ir.tensors import apply, constant, take
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.rewriting.known import Facts, Known, sink
-from cmrc.passes.rewriting.rewriter import Declined, Sweep, complement
+from cmrc.passes.rewriting.outcome import NOTHING_TO_ADD, Declined, RuleOutcome, folded, taken
+from cmrc.passes.rewriting.rewriter import Sweep, complement
 
 
 def zero_units(fact: Known) -> set[int]:
@@ -33,7 +34,7 @@ def zero_units(fact: Known) -> set[int]:
     return set(np.asarray(fact.units)[zero].tolist())
 
 
-def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Constant value units pass, for rows of softmax sum to 1. Query units at 0 and constant key units leave the scores."""
     if max(facts) > 2:
         return Declined("its mask is replaced")
@@ -65,7 +66,7 @@ def _shares(sweep: Sweep, node: Node) -> bool:
     return sweep.shape(node.inputs[0])[-3] != sweep.shape(node.inputs[1])[-3]
 
 
-def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """q kᵀ without the units that are 0 in q, or the same for every key in k."""
     last = len(node.output.shape) - 1
     if node.marks.square:
@@ -92,7 +93,7 @@ def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
         assert isinstance(source, str)
         inputs[position] = sweep.select(source, last, keep)
     sweep.emit(node.with_inputs(inputs).with_marks(narrowed=True))  # hosts write the scale out
-    return "taken in, the scores are the same without these units"
+    return taken("taken in, the scores are the same without these units")
 
 
 def every_query_sees(node: Node) -> bool:
@@ -109,7 +110,7 @@ def every_query_sees(node: Node) -> bool:
 # ---------------------------------------------------------------- products
 
 
-def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Contracted units leave both operands where they are 0, or become a sum beside a parameter. Elsewhere 0 stays 0."""
     shapes = [sweep.shape(operand) for operand in node.inputs]
     if min(len(shape) for shape in shapes) < 2:
@@ -151,7 +152,7 @@ def _looked_up(sweep: Sweep, name: Operand, position: int) -> Node | None:
     return maker if len(maker.inputs[1].shape) - (1 if position == 0 else 2) >= 1 else None
 
 
-def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) -> Declined | str:
+def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) -> RuleOutcome:
     """Leave out what is 0; a constant beside a parameter becomes a sum."""
     if not all(isinstance(sweep.shape(node.inputs[i])[inner[i]], int) for i in (0, 1)):
         return Declined("the other operand has a dynamic size along the contracted axis")
@@ -180,9 +181,9 @@ def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) ->
     smaller = node.with_inputs(inputs)
     if addend is None:
         sweep.emit(smaller)
-        return "nothing to add, the constants are 0"
+        return NOTHING_TO_ADD
     add_after(sweep, smaller, addend)
-    return "constants into an added buffer"
+    return folded("constants into an added buffer")
 
 
 def _product(node: Node, position: int, slab: Array, weight: Tensor) -> Tensor:

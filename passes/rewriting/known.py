@@ -11,7 +11,8 @@ from cmrc.ir.axes import Index, compress, spread
 from cmrc.ir.graph import Array, Node, Tensor
 from cmrc.ir.meanings import slab_of
 from cmrc.ir.tensors import constant
-from cmrc.passes.rewriting.rewriter import Declined, Sweep
+from cmrc.passes.rewriting.outcome import PAST, Declined, RuleOutcome
+from cmrc.passes.rewriting.rewriter import Sweep
 
 NOTHING = np.zeros(())
 NOT_FINITE = "its result for these constants is infinite or not a number"
@@ -66,10 +67,10 @@ def sources_of(facts: Facts) -> tuple[int, ...]:
     return tuple(sorted({*first.sources, *(s for fact in others for s in fact.sources)})) if others else first.sources
 
 
-def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> Declined | str:
+def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> RuleOutcome:
     """The op on its operands as they were, and what its units become behind it."""
     if not np.isfinite(slab).all():
         return Declined(NOT_FINITE)
     sweep.emit(bare(node, facts))
     sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
-    return "past"
+    return PAST

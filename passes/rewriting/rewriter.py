@@ -1,7 +1,4 @@
-"""What the passes share: the outcome of a rule, and the record of what was done.
-
-A rule looks at one node. It rewrites it and says what happened, or it returns `Declined(reason)`; an op without a rule stops.
-"""
+"""The walk down a graph that sinking passes share, and where the axes of operands lie in a result."""
 
 from __future__ import annotations
 
@@ -12,44 +9,7 @@ from dataclasses import dataclass, field
 from cmrc.ir.axes import Index, Keep, is_whole, product
 from cmrc.ir.axes import complement as remaining
 from cmrc.ir.graph import Array, Graph, Marks, Node, Operand, Shape, Value, literal
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """The rule understands the op and cannot pass it, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One movement that happened: which rule, at which node, for which of the plan's entries."""
-
-    rule: str
-    at: Node
-    detail: str
-    sources: tuple[int, ...] = ()
-
-    @property
-    def node(self) -> str:
-        return self.at.label
-
-    @property
-    def op(self) -> str:
-        return self.at.kind
-
-
-@dataclass(slots=True)
-class Log:
-    """What a pipeline did, and why what stopped stopped: reasons by (value, consumer)."""
-
-    actions: list[Action] = field(default_factory=list)
-    reasons: dict[tuple[str, str], str] = field(default_factory=dict)
-    # Nodes that nobody needed before the first pass: they are the host's own, and stay with what they read.
-    idle: frozenset[str] | None = None
-
-    def did(self, rule: str, node: Node, detail: str, sources: Sequence[int] = ()) -> None:
-        self.actions.append(Action(rule, node, detail, tuple(sources)))
+from cmrc.passes.rewriting.outcome import Log
 
 
 @dataclass(slots=True)
@@ -87,6 +47,9 @@ class Sweep:
             return node
         self.emit(node)
         return None
+
+    def emissions(self) -> int:
+        return len(self.emitted)
 
     def emit(self, node: Node) -> None:
         self.emitted.append(node)

@@ -21,8 +21,8 @@ from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ir.tensors import take
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
+from cmrc.passes.rewriting.outcome import PAST, UNREAD, Declined, Rewritten, RuleOutcome, folded, past, taken
 from cmrc.passes.rewriting.rewriter import (
-    Declined,
     Sweep,
     complement,
     operand_axis,
@@ -32,7 +32,7 @@ from cmrc.passes.rewriting.rewriter import (
     result_axis,
 )
 
-Rule = Callable[[Sweep, Node, Facts], Declined | str]
+Rule = Callable[[Sweep, Node, Facts], RuleOutcome]
 
 
 def twin(sweep: Sweep, node: Node, inputs: Sequence[Operand], shape: Shape, **attrs: object) -> str:
@@ -51,18 +51,18 @@ def twin(sweep: Sweep, node: Node, inputs: Sequence[Operand], shape: Shape, **at
     return output.name
 
 
-def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], value: str) -> str:
+def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], value: str) -> Rewritten:
     sweep.emit(bare(node, facts))
     sweep.put_do(node.output, axis, units, value, sources_of(facts))
-    return "past, as a value of run time"
+    return past("as a value computed at run time")
 
 
-def add(sweep: Sweep, smaller: Node, addend: str) -> str:
+def add(sweep: Sweep, smaller: Node, addend: str) -> Rewritten:
     add_after(sweep, smaller, addend)
-    return "constants of run time into an added plane"
+    return folded("constants computed at run time into an added plane")
 
 
-def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> str:
+def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> Rewritten:
     """Groups whose inputs are all constants, under zero padding and at any size: convolve a plane of ones."""
     fact, axis = facts[0], node.attrs["axis"]
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
@@ -85,7 +85,7 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
 # ---------------------------------------------------------------- rules
 
 
-def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """f(x_S := v, y_S := b) -> do(f(x, y), S := f(v, b)); f(x := v, y) -> f(v, y)."""
     rank = len(node.output.shape)
     axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
@@ -102,7 +102,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     ):
         known = {i: part_of(sweep, fact, range(len(fact.units))) for i, fact in facts.items()}
         sweep.emit(node.with_inputs(known.get(i, o) for i, o in enumerate(node.inputs)))
-        return "a value of run time as an operand"
+        return taken("a value computed at run time as an operand")
     if unknown:
         replaced = facts[sorted(facts)[0]].source
         return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
@@ -139,7 +139,7 @@ def runs_along(node: Node, position: int, shape: Shape, axis: int) -> bool:
     return local >= 0 and shape[local] != 1
 
 
-def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """f over other axes acts on the value as it does on the rest."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
@@ -165,7 +165,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> Declined | 
     return sink(sweep, node, facts, kept.index(fact.axis), fact.units, twin(sweep, node, inputs, shape))
 
 
-def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Where the units keep an axis of their own and the value has one position along every axis that is merged or split."""
     fact = facts[0]
     before, after, seen = sweep.shape(fact.source), node.output.shape, sweep.shape(fact.runtime)
@@ -188,7 +188,7 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> Declined | s
     return sink(sweep, node, facts, axis, fact.units, twin(sweep, node, (fact.runtime,), tuple(shape)))
 
 
-def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """transpose(do(x, v)) -> do(transpose(x), transpose(v))."""
     fact, perm = facts[0], node.attrs["perm"]
     seen = sweep.shape(fact.runtime)
@@ -196,7 +196,7 @@ def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> Declined |
     return sink(sweep, node, facts, perm.index(fact.axis), fact.units, value)
 
 
-def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """select(do(x, v), K) -> do(select(x, K), the part of v that is read)."""
     fact, axis, keep = facts[0], node.attrs["axis"], node.attrs["keep"]
     if axis != fact.axis:
@@ -207,12 +207,12 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     left = [(i, u) for i, u in enumerate(keep) if u in known]
     if not left:
         sweep.emit(bare(node, facts))
-        return "past, none of the units is read here"
+        return UNREAD
     value = sweep.select(fact.runtime, axis, fact.positions([u for _, u in left]))
     return sink(sweep, node, facts, axis, [i for i, _ in left], value)
 
 
-def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the units: positions shift, the value stays as it is."""
     (position, fact), *others = facts.items()
     if others:
@@ -226,7 +226,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> Declined | st
     return sink(sweep, node, facts, fact.axis, [offset + u for u in fact.units], fact.runtime)
 
 
-def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """W x with x_S := v -> W_K x_K + W_S v."""
     _, weight, bias = (*node.inputs, None)[:3]
     if set(facts) != {0} or isinstance(weight, str) or weight is None:
@@ -245,7 +245,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> Declined | str
     return add(sweep, smaller, addend)
 
 
-def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Channels: conv(x_K; W_K) + conv(v; W_S). A group whose every input is known has known outputs: past it."""
     _, weight, bias = (*node.inputs, None)[:3]
     if set(facts) != {0} or not isinstance(weight, Tensor) or isinstance(bias, str):
@@ -279,13 +279,13 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
     return add(sweep, smaller, addend)
 
 
-def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def read_shape_only(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """An op that reads sizes, not values, does not see the do."""
     sweep.emit(bare(node, facts))
-    return "past"
+    return PAST
 
 
-def stop(sweep: Sweep, node: Node, facts: Facts) -> Declined | str:
+def stop(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     if node.marks.shape_only is not None:
         return read_shape_only(sweep, node, facts)
     return Declined(f"{node.kind} cannot take constants that exist only at run time")

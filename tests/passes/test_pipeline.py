@@ -36,7 +36,7 @@ def test_the_three_screens(golden: Callable[[str, str], None]) -> None:
     assert gap(outputs_of(plain, inputs), outputs_of(graph, inputs)) > MOVES * EXACT_F64
     assert result.residue == []
     assert result.graph.values()["linear_1"].shape == ("N", 2)
-    assert set(result.seconds) == {name for name, _ in PIPELINE}
+    assert set(result.seconds) == {rewrite.name for rewrite in PIPELINE}
     assert [(a.rule, a.node, a.detail, a.sources) for a in result.actions] == [
         ("constant_fold", "relu_1", "past", (0,)),
         ("constant_fold", "linear_2", "constants into the bias", (0,)),
