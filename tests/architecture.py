@@ -105,14 +105,33 @@ def longest_chain(edges: Iterable[Import]) -> list[str]:
 # ---------------------------------------------------------------- what a lowering runs through
 
 
-def entered(work: Callable[[], object]) -> set[str]:
-    """The modules of cmrc that have a function which runs during the work; running a module's body does not count."""
+class Trail(NamedTuple):
+    """The modules of cmrc that some work runs through, and which of them calls which."""
+
+    modules: set[str]
+    calls: set[Import]
+
+
+def follow(work: Callable[[], object]) -> Trail:
+    """A module counts if one of its functions runs; running a module's body does not."""
     by_file = {str(path.resolve()): name for name, path in modules().items()}
-    seen: set[str] = set()
+    trail = Trail(set(), set())
+
+    @cache
+    def module(file: str) -> str | None:
+        return by_file.get(str(Path(file).resolve()))
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name != "<module>":
-            seen.add(frame.f_code.co_filename)
+        name = module(frame.f_code.co_filename)
+        if event != "call" or name is None or frame.f_code.co_name == "<module>":
+            return
+        trail.modules.add(name)
+        caller = frame.f_back
+        while caller is not None and module(caller.f_code.co_filename) is None:  # a library in between
+            caller = caller.f_back
+        source = None if caller is None else module(caller.f_code.co_filename)
+        if source is not None and source != name:
+            trail.calls.add(Import(source, name))
 
     before = sys.getprofile()
     sys.setprofile(watch)
@@ -120,11 +139,17 @@ def entered(work: Callable[[], object]) -> set[str]:
         work()
     finally:
         sys.setprofile(before)
-    return {by_file[real] for name in seen if (real := str(Path(name).resolve())) in by_file}
+    return trail
 
 
-def linear_fold() -> dict[str, set[str]]:
-    """The modules that one unit of an ONNX model with two linear maps goes through, step by step."""
+def mutual(calls: Iterable[Import]) -> list[str]:
+    """The pairs of modules that call each other."""
+    every = set(calls)
+    return sorted(str(call).replace("->", "<->") for call in every if call[::-1] in every and call.source < call.target)
+
+
+def linear_fold() -> dict[str, Trail]:
+    """What one unit of an ONNX model with two linear maps goes through, step by step."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 
@@ -148,25 +173,31 @@ def linear_fold() -> dict[str, set[str]]:
         ir_version=8,
     )
     state: dict[str, Any] = {}
-    traced, planned, lowered = cmrc.trace, cmrc.Plan, cmrc.lower  # loaded here: the first use of a name imports it
 
     def trace() -> None:
-        state["program"] = traced(proto)
+        state["program"] = cmrc.trace(proto)
 
     def plan() -> None:
-        state["plan"] = planned(state["program"]).do("act", units=[1], constant=0.5)
+        state["plan"] = cmrc.Plan(state["program"]).do("act", units=[1], constant=0.5)
 
     def lower() -> None:
-        state["lowered"] = lowered(state["program"], state["plan"])
+        state["lowered"] = cmrc.lower(state["program"], state["plan"])
 
     def save() -> None:
         with tempfile.TemporaryDirectory() as folder:
             state["lowered"].save(Path(folder) / "small.onnx")
 
-    return {work.__name__: entered(work) for work in (trace, plan, lower, save)}
+    steps = (trace, plan, lower, save)
+    for work in steps:  # once before: the first use of a name imports modules, and the bodies of their classes run
+        work()
+    return {work.__name__: follow(work) for work in steps}
 
 
 # ---------------------------------------------------------------- the report
+
+
+def lines(name: str) -> int:
+    return len(modules()[name].read_text(encoding="utf-8").splitlines())
 
 
 def by_room(names: Iterable[str]) -> str:
@@ -174,7 +205,7 @@ def by_room(names: Iterable[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
-def report(steps: Mapping[str, set[str]]) -> Iterator[str]:
+def report(steps: Mapping[str, Trail]) -> Iterator[str]:
     edges = {edge for edge in imports() if room(edge.source) != FRONT}
     inside = [edge for edge in edges if room(edge.source) == room(edge.target)]
     chain = longest_chain(edges)
@@ -185,11 +216,15 @@ def report(steps: Mapping[str, set[str]]) -> Iterator[str]:
     found = cycles(imports())
     yield f"cycles                           {len(found)}"
     yield from (f"    {', '.join(n.removeprefix('cmrc.') for n in cycle)}" for cycle in found)
-    rewriting = {name for name in steps["lower"] if room(name) in ("ir", "passes")}
-    yield f"an ONNX lower runs through       {len(steps['lower'])}: {by_room(steps['lower'])}"
+    lowering = steps["lower"].modules
+    rewriting = {name for name in lowering if room(name) in ("ir", "passes")}
+    yield f"an ONNX lower runs through       {len(lowering)}: {by_room(lowering)}"
     yield f"    of these, the fold itself    {len(rewriting)}: {', '.join(sorted(n.removeprefix('cmrc.') for n in rewriting))}"
-    every = set().union(*steps.values())
+    every = set[str]().union(*(trail.modules for trail in steps.values()))
     yield f"trace, plan, lower and save      {len(every)}: {by_room(every)}"
+    yield f"    lines of a module, mean      {sum(map(lines, every)) // len(every)}"
+    pairs = mutual(call for trail in steps.values() for call in trail.calls)
+    yield f"    pairs that call each other   {len(pairs)}{': ' if pairs else ''}{', '.join(pairs)}"
 
 
 if __name__ == "__main__":

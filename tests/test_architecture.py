@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from architecture import FRONT, Import, cycles, imports, linear_fold, modules, report, room, tree
+from architecture import FRONT, Import, cycles, imports, linear_fold, modules, mutual, report, room, tree
 
 BASE = ("_version", "errors", "files", "strict_json")
 HOSTS = ("hosts", "hosts.onnx", "hosts.fx")
@@ -135,11 +135,19 @@ def test_capabilities_of_a_host_are_not_guessed() -> None:
 
 def test_the_report_counts() -> None:
     steps = linear_fold()
-    assert {room(name) for name in steps["lower"]} <= {"ir", "passes", "hosts", "hosts.onnx", "program", *BASE}
-    assert {"cmrc.program.lower", "cmrc.passes.constant_fold", "cmrc.hosts.onnx.write"} <= steps["lower"]
+    assert {room(name) for name in steps["lower"].modules} <= {"ir", "passes", "hosts", "hosts.onnx", "program", *BASE}
+    assert {"cmrc.program.lower", "cmrc.passes.constant_fold", "cmrc.hosts.onnx.write"} <= steps["lower"].modules
     lines = "\n".join(report(steps))
     assert f"modules                          {len(modules())}\n" in lines
     assert "an ONNX lower runs through" in lines
+
+
+def test_calls_go_one_way() -> None:
+    """Back goes only `watch`, which the caller hands to the passes."""
+    calls = {call for trail in linear_fold().values() for call in trail.calls}
+    assert Import("cmrc.program.lower", "cmrc.passes.pipeline") in calls
+    assert mutual(calls) == ["cmrc.passes.pipeline <-> cmrc.program.lower"]
+    assert mutual([Import("a", "b"), Import("b", "a"), Import("b", "c")]) == ["a <-> b"]
 
 
 @pytest.mark.parametrize("loop", [["a", "b"], ["a", "b", "c"]])
