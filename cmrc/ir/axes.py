@@ -164,7 +164,7 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
 def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
     """The axis and its positions that make up a mask, if there is one axis that does."""
     if mask.size == 1:
-        return 0, (0,)
+        return (0, (0,)) if mask.ndim else None  # a single unit may have no axis left
     count = np.count_nonzero(mask)
     for local, size in enumerate(mask.shape):
         if size == 1:

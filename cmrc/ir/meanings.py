@@ -161,8 +161,8 @@ def fold_columns(attrs: Attrs, weight: Array, mix: Array) -> Array:
     """W_P += W_S · B along `axis` of a weight (units as in `do`); with `groups`, a unit counts over all groups."""
     axis, groups, per = attrs["axis"], attrs.get("groups", 1), weight.shape[attrs["axis"]]
     moved = np.array(np.moveaxis(weight, axis, 0), dtype=np.float64)  # per, (out, ...)
-    units = np.asarray(attrs["units"]).reshape(mix.shape[0], -1)
-    parents = np.asarray(attrs["parents"]).reshape(mix.shape[1], -1)
+    units = np.asarray(attrs["units"], dtype=np.int64).reshape(mix.shape[0], -1)
+    parents = np.asarray(attrs["parents"], dtype=np.int64).reshape(mix.shape[1], -1)
     if groups == 1:
         rows = moved[units]  # s, r, rest
         np.add.at(moved, parents, np.einsum("sr...,sp->pr...", rows, mix))

@@ -47,8 +47,12 @@ def folds(text: str, kind: str) -> bool:
     return text.startswith("folds")
 
 
-def requests(program: cmrc.Program, rng: np.random.Generator) -> list[Request]:
-    """One to three do's. No two name the same units of an axis: that is refused, and tells nothing."""
+def requests(program: cmrc.Program, rng: np.random.Generator, described: dict[str, str] | None = None) -> list[Request]:
+    """One to three do's. No two name the same units of an axis: that is refused, and tells nothing.
+
+    `described` keeps how sites fold between plans for one program.
+    """
+    described = {} if described is None else described
     if rng.random() < 0.08:
         grouped = _group(program, rng)
         if grouped is not None:
@@ -57,7 +61,7 @@ def requests(program: cmrc.Program, rng: np.random.Generator) -> list[Request]:
     chosen: list[Request] = []
     used: set[str] = set()
     for _ in range(int(rng.choice([1, 2, 3], p=[0.68, 0.22, 0.1]))):
-        site, kind = _site(program, sites, rng, used)
+        site, kind = _site(program, sites, rng, used, described)
         if site is None:
             break
         used.add(site.value)
@@ -66,7 +70,7 @@ def requests(program: cmrc.Program, rng: np.random.Generator) -> list[Request]:
 
 
 def _site(
-    program: cmrc.Program, sites: list[Site], rng: np.random.Generator, used: set[str]
+    program: cmrc.Program, sites: list[Site], rng: np.random.Generator, used: set[str], described: dict[str, str]
 ) -> tuple[Site | None, str]:
     kind = "affine" if rng.random() < 0.35 else "constant"
     left = [site for site in sites if site.value not in used]
@@ -83,10 +87,12 @@ def _site(
     order = [left[i] for i in rng.permutation(len(left))]
     if rng.random() < 0.93:
         other = "constant" if kind == "affine" else "affine"
-        for site in order[:8]:
+        for site in order[:6]:
             if site.units < 2:
                 continue
-            text = program.describe(site).folds
+            if site.value not in described:
+                described[site.value] = program.describe(site).folds
+            text = described[site.value]
             for either in (kind, other):
                 if folds(text, either):
                     return site, either

@@ -14,17 +14,25 @@ import pytest
 
 from cmrc.ir import ops
 from tests.fuzz import case as cases
-from tests.fuzz import worker
+from tests.fuzz import torch_judge, worker
 from tests.fuzz.judge import judge
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+TORCH_REGRESSIONS = sorted((Path(__file__).parent / "regressions" / "torch").glob("*.json"))
 FIXED = 150
+FIXED_TORCH = 25
 FRESH = 25
 
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_failed_once(path: Path) -> None:
     outcome = judge(cases.load(path))
+    assert not outcome.failed, f"{outcome.kind}: {outcome.detail}"
+
+
+@pytest.mark.parametrize("path", TORCH_REGRESSIONS, ids=lambda path: path.stem)
+def test_what_failed_once_in_torch(path: Path) -> None:
+    outcome = torch_judge.judge(torch_judge.load(path))
     assert not outcome.failed, f"{outcome.kind}: {outcome.detail}"
 
 
@@ -47,6 +55,12 @@ def test_fixed_seeds() -> None:
     failed, kinds = _failures(range(FIXED))
     assert not failed
     assert kinds["equal"] >= 0.3 * FIXED  # most random plans are refused: the generator has to be steered
+
+
+def test_fixed_seeds_of_torch() -> None:
+    outcomes = {seed: torch_judge.run(seed)[0] for seed in range(FIXED_TORCH)}
+    assert not {seed: f"{o.kind}: {o.detail}" for seed, o in outcomes.items() if o.failed}
+    assert sum(o.kind == "equal" for o in outcomes.values()) >= 0.3 * FIXED_TORCH
 
 
 def test_fresh_seeds(record_property: Callable[[str, Any], None]) -> None:

@@ -60,10 +60,10 @@ def traced(made: Case) -> cmrc.Program | Outcome:
         return raw(error)
 
 
-def with_plan(made: Case, program: cmrc.Program, rng: np.random.Generator) -> Case | Outcome:
+def with_plan(made: Case, program: cmrc.Program, rng: np.random.Generator, described: dict[str, str]) -> Case | Outcome:
     """The case with a random plan, or why there is none."""
     try:
-        chosen = requests(program, rng)
+        chosen = requests(program, rng, described)
     except CmrcError as error:
         return Outcome("fault" if "fault of cmrc" in str(error) else "refused", f"{error.kind}: {error.reason}")
     except Exception as error:
@@ -87,8 +87,9 @@ def run(seed: int, *, folder: Path | None = None, failures: Path | None = None, 
     if isinstance(program, Outcome):
         told.outcome = program
     else:
+        described: dict[str, str] = {}
         for _ in range(TRIES):
-            planned = with_plan(made, program, rng)
+            planned = with_plan(made, program, rng, described)
             if isinstance(planned, Outcome):
                 told.outcome = planned
             else:

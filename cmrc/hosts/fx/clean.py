@@ -5,13 +5,14 @@ glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
 stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
 zeros(n)      ->   full(n, 0)
+squeeze(x)    ->   squeeze(x, its axes of size 1)
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -176,6 +177,14 @@ def _spell_stack(a: Arguments) -> None:
     _become(a.node, aten.cat.default, [_call(a.node, aten.unsqueeze.default, x, axis) for x in a["tensors"]], axis)
 
 
+def _spell_squeeze(a: Arguments) -> None:
+    """Name the axes that it drops: others may have a single unit, too, when some are gone."""
+    shape, named = a.shape(0), a.node.args[1:] or tuple(a.node.kwargs.values())
+    asked: Any = named[0] if named else range(len(shape))
+    axes = [int(i) % len(shape) for i in (asked if isinstance(asked, Iterable) else (asked,))] if shape else []
+    _become(a.node, aten.squeeze.dims, a["self"], [i for i in axes if shape[i] == 1])
+
+
 def _spell_weight_norm(a: Arguments) -> None:
     v, g = a["v"], a["g"]
     axes = [d for d in range(a.rank()) if d != int(a["dim"]) % a.rank()]
@@ -192,6 +201,9 @@ SPELLED = {
     aten.zeros.default: _spell_filled,
     aten.ones.default: _spell_filled,
     aten.glu.default: _spell_glu,
+    aten.squeeze.default: _spell_squeeze,
+    aten.squeeze.dim: _spell_squeeze,
+    aten.squeeze.dims: _spell_squeeze,
     aten.stack.default: _spell_stack,
     aten._weight_norm.default: _spell_weight_norm,
 }

@@ -199,7 +199,7 @@ def _still_splits(draft: Draft, graph: Graph, split: fx.Node, parts: Sequence[No
     if flat != list(range(int(graph.values()[source].shape[axis]))):
         return False
     x, sizes = draft.nodes[source], [len(part.attrs["keep"]) for part in order]
-    if opname(split) == "chunk" and len(set(sizes)) == 1:
+    if opname(split) == "chunk" and len(set(sizes)) == 1 and len(sizes) == split.args[1]:
         split.update_arg(0, x)
     else:
         split.target, split.kwargs = aten.split_with_sizes.default, {}

@@ -51,7 +51,7 @@ def shape_of(node: Any) -> Shape:
     if not isinstance(value, torch.Tensor):
         return ()
     sizes: list[Any] = list(value.shape)  # integers, or torch's symbols
-    return tuple(int(n) if isinstance(n, int) else str(n).replace(" ", "") for n in sizes)
+    return tuple(int(n) if isinstance(n, int) or str(n).isdigit() else str(n).replace(" ", "") for n in sizes)
 
 
 class Arguments:

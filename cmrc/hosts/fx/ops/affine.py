@@ -19,7 +19,9 @@ FACTORS = {"matmul": (1, 0), "mm": (1, 0), "addmm": (2,)}
 
 
 @row("linear")
-def read_linear(a: Arguments) -> Read:
+def read_linear(a: Arguments) -> Read | None:
+    if a.shape(0)[-1:] != a.shape("weight")[-1:]:  # an expression that torch knows to be equal, and the IR does not
+        return None
     return Read("linear", (0, 1, 2), {"axis": a.rank() - 1, "w_in": 1, "w_out": 0}, TAKES_BIAS)
 
 
@@ -52,7 +54,7 @@ def read_convolution(a: Arguments) -> Read | None:
 
 def _conv(a: Arguments, *, transposed: bool) -> Read | None:
     rank = a.rank("weight") - 2
-    if rank < 1 or not isinstance(a.shape("weight")[0], int):
+    if rank < 1 or not isinstance(a.shape("weight")[0], int) or not isinstance(a.shape(0)[-rank - 1], int):
         return None
     kernel = [int(k) for k in a.shape("weight")[2:]]
     dilation = integers(a["dilation"], rank)

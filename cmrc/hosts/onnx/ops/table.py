@@ -278,7 +278,7 @@ ROWS: dict[str, Row] = {
     "Expand": Row(layout.read_expand, write="shape"),
     "Flatten": Row(layout.read_flatten),
     "Reshape": Row(layout.read_reshape, write="shape"),
-    "Squeeze": Row(layout.read_squeeze),
+    "Squeeze": Row(layout.read_squeeze, write="squeeze"),
     "Tile": Row(layout.read_tile),
     "Transpose": Row(layout.read_transpose),
     "Unsqueeze": Row(layout.read_unsqueeze),

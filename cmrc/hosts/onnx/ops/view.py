@@ -76,7 +76,8 @@ class View:
     def attr(self, name: str, default: T) -> T:
         attribute = self.node.attributes.get(name)
         if attribute is None or attribute.is_ref():
-            return default
+            # A float attribute is a float32, its default in the standard as well.
+            return float(np.float32(default)) if isinstance(default, float) else default  # type: ignore[return-value]
         value = attribute.value
         whole = isinstance(default, float) and isinstance(value, int)
         if default is not None and not isinstance(value, type(default)) and not whole:

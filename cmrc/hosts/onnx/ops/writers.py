@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir
 
 from cmrc.hosts.onnx.ops.positions import write_select
@@ -83,6 +84,18 @@ def _write_joint_bias(patch: ModelPatch, onnx_node: onnx_ir.Node, biases: Sequen
     onnx_node.replace_input_with(3, patch.initializer(joint, base=old.name))
 
 
+def write_squeeze(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Without axes it drops every one of size 1: name those that it dropped, for others may have a single unit now."""
+    rewire(patch, onnx_node, nodes[0], before[0])
+    if "axes" in onnx_node.attributes or len(onnx_node.inputs) > 1:
+        return
+    axes = [i for i, n in enumerate(patch.was[str(before[0].inputs[0])]) if n == 1]
+    if patch.opset < 13:
+        onnx_node.attributes["axes"] = onnx_ir.AttrInt64s("axes", axes)
+    else:
+        set_inputs(onnx_node, [onnx_node.inputs[0], patch.array(np.array(axes, dtype=np.int64))])
+
+
 WRITERS: dict[str, NodeWriter] = {
     "concat": write_concat,
     "conv": write_conv,
@@ -91,4 +104,5 @@ WRITERS: dict[str, NodeWriter] = {
     "resize": write_resize,
     "select": write_select,
     "shape": write_shape,
+    "squeeze": write_squeeze,
 }
