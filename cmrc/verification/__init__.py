@@ -1,7 +1,9 @@
 """Interventions on the units that stay: run them, count agreement, certify it.
 
-interpreter    runs interventions             interventions  swaps, patches, and how they are drawn
-verifier       cmrc.verify                    result         what it found, as text, JSON and pictures
-evidence       what one swap shows            bounds         intervals for proportions and means
-certificates   what may be concluded, at which level
+interpreter    runs interventions                 pieces         a graph cut at sites, ready to run
+interventions  swaps and patches, as data         draws          which inputs meet, which units are swapped
+verifier       swaps in both models               evidence       what one swap shows
+protocol       cmrc.verify, better, ...           result         what they return: verdict, text, JSON, picture
+targets        what a run can decide              certificates   the ladder of lower bounds
+bounds         for means of independent values    distortion     D2 from calibration statistics, without swaps
 """
