@@ -82,6 +82,7 @@ class Progress(_Strict):
 
 
 class Header(_Strict):
+    format: Literal["cmrc-stats-1"]
     sites: dict[str, SiteHeader]
     model: dict[str, Any] | None
     data: Annotated[str, Field(pattern=r"^0x[0-9a-f]{1,64}$")]
@@ -92,16 +93,17 @@ class Header(_Strict):
 
 def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Write one file, whole or not at all."""
-    metadata = {"format": FORMAT, "stats": json.dumps(header)}
+    # One entry only: safetensors writes several in random order, and the same statistics must be the same bytes.
+    metadata = {"stats": json.dumps({"format": FORMAT, **header})}
     write_whole(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata))
 
 
 def read(path: Path) -> tuple[Header, list[dict[str, Array]]]:
     """The header, and for every site its arrays by name: all checked, or a StatsError that says what is wrong."""
     metadata, arrays = _read_tensors(path)
-    if metadata.get("format") != FORMAT:
+    if "stats" not in metadata:
         raise StatsError("is not a file of statistics", at=str(path), fix=FIX)
-    header = _parse_header(metadata.get("stats", ""), path)
+    header = _parse_header(metadata["stats"], path)
     by_site: list[dict[str, Array]] = [{} for _ in header.sites]
     for key, array in arrays.items():
         number, _, name = key.partition(".")
