@@ -1,7 +1,8 @@
-"""Pages that are generated are up to date."""
+"""Pages that are generated are up to date, and pages that name code name what is there."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -56,3 +57,76 @@ def test_every_record_is_shown_and_none_is_of_a_quick_run() -> None:
     records = {path for path in RECORDS.glob("*.json") if not path.name.endswith(".part.json")}
     assert records <= found
     assert not [path.name for path in records if json.loads(path.read_text())["quick"]]
+
+
+# ---------------------------------------------------------------- pages that name code
+
+NAMING_PAGES = ("design.md", "glossary.md")
+CODE = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.py)(?::([A-Za-z_][\w.]*))?")
+FOLDER = re.compile(r"`((?:[\w.-]+/)+)`")
+NAME = re.compile(r"`([A-Za-z_]\w*)`")
+
+
+def source_of(path: str) -> Path:
+    """`passes/pipeline.py` lies at the top of the tree, `program/lower.py` in cmrc/."""
+    for start in (ROOT, ROOT / "cmrc"):
+        if (start / path).exists():
+            return start / path
+    raise AssertionError(f"there is no {path}")
+
+
+def names_in(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    names: dict[str, ast.stmt] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names[node.name] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names[node.target.id] = node
+        elif isinstance(node, ast.Assign):
+            names |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def require_name(path: str, dotted: str) -> None:
+    body = ast.parse(source_of(path).read_text()).body
+    for part in dotted.split("."):
+        names = names_in(body)
+        assert part in names, f"there is no {dotted} in {path}"
+        body = getattr(names[part], "body", [])
+
+
+@pytest.mark.parametrize("page", NAMING_PAGES)
+def test_modules_folders_and_names_of_a_page_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    places = CODE.findall(text)
+    assert len(places) > 20
+    for path, dotted in places:
+        source_of(path)
+        if dotted:
+            require_name(path, dotted)
+    for folder in FOLDER.findall(text):
+        source_of(folder)
+
+
+def test_single_names_of_the_design_page_are_used_in_the_code() -> None:
+    sources = [path for folder in ("cmrc", "passes", "tests") for path in (ROOT / folder).rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources)))
+    unknown = sorted(set(NAME.findall((ROOT / "docs" / "design.md").read_text())) - words)
+    assert unknown == []
+
+
+def test_the_graphs_of_the_design_page_are_what_the_passes_print() -> None:
+    from cmrc.ir.text import parse, to_text
+    from cmrc.passes import pipeline
+
+    page = (ROOT / "docs" / "design.md").read_text()
+    graphs = [block.replace("\n     ", " ") for block in re.findall(r"```\n(graph.*?)```", page, re.DOTALL)]
+    printed = [to_text(parse(graphs[0]))]
+    pipeline.run(parse(graphs[0]), watch=lambda name, graph: printed.append(to_text(graph)))
+    assert graphs == printed
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
