@@ -142,7 +142,7 @@ def digits() -> Images:
 
 
 def cifar10_pictures() -> Mapping[str, np.ndarray]:
-    """All of CIFAR-10 as bytes [count, 3, 32, 32] and labels. The package stores one picture a row of a PNG."""
+    """All of CIFAR-10 as bytes [count, 3, 32, 32] and labels. The package stores one picture per row of a PNG."""
     held = cache() / "cifar10.npz"
     if not held.exists():
         _unpack_cifar10(held)

@@ -116,7 +116,7 @@ def measure(subject: Subject, resumed: Resumed) -> dict[str, Any]:
             pruned = torch_pruned(model, example, norm)
             told |= {"seconds": {"prune": time.perf_counter() - begin}, **sizes_of_module(pruned, example)}
             return {**told, **subject.judge(torch_run(pruned))}
-        except Exception as error:  # whatever it raises is what is told
+        except Exception as error:  # whatever it raises is reported
             whole = {"parameters": 0, "macs": 0, "seconds": {"prune": time.perf_counter() - begin}}
             return {**whole, **told, "onnx": f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"}
 

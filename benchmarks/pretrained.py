@@ -179,7 +179,7 @@ def exported_runs(model: nn.Module, subject: Subject, save: Callable[[Path], obj
                 save(path)
             arrays = [tensor.numpy() for tensor in subject.example]
             want, got = torch_run(model)(*arrays), file_run(path)(*arrays)
-        except Exception as error:  # whatever a peer raises is what is told
+        except Exception as error:  # whatever a peer raises is reported
             return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     apart = float(np.abs(want - got).max() / np.abs(want).max())
     return "runs" if apart < 1e-3 else f"differs by {apart:.1e}"

@@ -133,7 +133,7 @@ def small(seed: int, samples: int = 1000) -> Case:
 
 
 def mnist(seed: int, samples: int = 2000) -> Case:
-    """784-512-512-10 on all of MNIST, one checkpoint a seed."""
+    """784-512-512-10 on all of MNIST, one checkpoint per seed."""
     training = TRAININGS[f"mlp-{seed}"]
     return Case(training.model(), "acts.1", *_drawn(training.data, seed, samples), seed)
 

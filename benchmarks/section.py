@@ -1,4 +1,4 @@
-"""One section of docs/results.md: how a record is told in words, tables and a picture.
+"""One section of docs/results.md: how a record reads in words, tables and a picture.
 
 Every benchmark module holds `SECTIONS`; `benchmarks.report` puts them together.
 """

@@ -8,7 +8,7 @@
 
 The relation holds among values before a scaling `a·x + d`; after it `B' = a_S B / a_P` and `β' = a_S β + d_S − B' d_P`,
 so a parent whose scale is 0 cannot carry it. A nonlinear op stops it: f(B x) is no affine function of f(x).
-One forward sweep, one rule an op; absorbing is shared with constant_fold (absorb.py).
+One forward sweep, one rule per op; absorbing is shared with constant_fold (absorb.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     %d = do(%h, c) {units=S}                      %r = relu(%h)
     %r = relu(%d)                           ->    %d = do(%r, relu(c)) {units=S}
 
-One forward sweep, one rule an op. A rule gives the constants of the result by calling the evaluator (`ops.py`) on the
+One forward sweep, one rule per op. A rule gives the constants of the result by calling the evaluator (`ops.py`) on the
 constants of the operands, so an op has one meaning. Where a rule declines, the do stays before that op and the reason is
 noted; other readers of the same value go on without it. Condition: constants are finite (0 · x is taken to be 0).
 """
@@ -282,7 +282,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """do after do on one axis: the later wins where both name a unit; constant parents of an affine do join its bias."""
     axis = node.attrs["axis"]
     if isinstance(node.inputs[1], str):
-        return Declined("a replacement by values of run time stands here")
+        return Declined("a replacement by values known only at run time stands here")
     fact = facts[0]
     if axis != fact.axis:
         return Declined("a replacement along another axis stands here")

@@ -5,7 +5,7 @@
     %s = select(%a) {keep=K}                      %y = linear(%a, ...)
     %y = linear(%s, ...)
 
-One backward sweep, one rule an op. A value whose every reader needs only some positions is made only there; readers that
+One backward sweep, one rule per op. A value whose every reader needs only some positions is made only there; readers that
 need fewer still select from what is left. What nobody reads is dropped. Only bytes move: nothing is computed.
 """
 

@@ -114,7 +114,7 @@ def conv(attrs: Attrs, x: Array, weight: Array, bias: Array | None = None) -> Ar
 
 
 def slab_of(value: Array, axis: int, rank: int) -> Array:
-    """The constants of a do with as many axes as the value they go into: fewer axes mean one number a unit, or one for all."""
+    """The constants of a do with as many axes as the value they go into: fewer axes mean one number per unit, or one for all."""
     return value if value.ndim == rank else value.reshape([value.size if i == axis else 1 for i in range(rank)])
 
 

@@ -116,7 +116,7 @@ def _lowered(program: Program, counts: Sequence[int], curves: Sequence[Curve]) -
 
 
 def _latency(program: Program, graph: Graph) -> float:
-    """Milliseconds of one run under onnxruntime, the median of several; sizes of run time are 1."""
+    """Milliseconds of one run under onnxruntime, the median of several; sizes known only at run time are 1."""
     host = program.host.build(graph) if graph is not program.graph else program.host
     rng = np.random.default_rng(0)
     inputs = {}

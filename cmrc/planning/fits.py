@@ -78,7 +78,7 @@ def affine(
 
     Where the statistics know the drift, the model's earlier replacements have moved a to a' here, and what is matched is the
     next op's original input W a: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW that is a regression of a'_S + d on a'_K,
-    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): replaced units also make up for what the units that stay have drifted, and with
+    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): replaced units also correct the drift of the units that stay, and with
     `output` = W by G_SS⁻¹ W_Sᵀ e for what the value has lost that W a is added to, the stream of a residual block. Little of d
     follows from a'_K, and what a sample of n rows says too much of it is carried on from site to site. So it has a ridge of its
     own, `drift_ridge`: |K|/n if none is given, that of Hoerl, Kennard and Baldwin where signal and noise are alike.
@@ -115,7 +115,7 @@ def _drift(
     """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K) + P e, M = G_SS⁻¹ G_SK, P = G_SS⁻¹ W_Sᵀ (0 without G or W).
 
     G_SS is damped: it is singular where there are fewer outputs than units. A unit that hardly reaches the next op would have to
-    move without bound to make up for anything, so that its damping is at least that of a unit with the part `FLOOR` of the
+    move without bound to correct anything, so that its damping is at least that of a unit with the part `FLOOR` of the
     largest G_ss Var a_s. That product, and so all of this, does not change when a unit is rescaled.
     """
     moved = stats.arrays["cross"] / stats.count - stats.covariance

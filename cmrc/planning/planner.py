@@ -313,7 +313,7 @@ def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -
 
 
 def shape_constants(stats: SiteStats, constants: Array, site: Site) -> Array:
-    """[units, features] as a do takes it: numbers, a vector a head, or a slab with every position."""
+    """[units, features] as a do takes it: numbers, one vector per head, or a slab with every position."""
     columns = stats.columns
     if columns.features == 1:
         return constants[:, 0]

@@ -13,7 +13,7 @@ from cmrc.program.plan import Plan
 
 
 def plot_scores(plan: Plan, path: str | Path) -> None:
-    """One panel a site: the units by score, those that were replaced apart from those that stay. PNG, SVG or PDF."""
+    """One panel per site: the units by score, those that were replaced apart from those that stay. PNG, SVG or PDF."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -12,7 +12,7 @@ H = JᵀMJ (Gauss-Newton) = Σ_k B_k B_kᵀ, where for the first two B_k = √p_
 the logits J is that op's W, so everything is in closed form and any host will do: h = p W² − (p W)². Elsewhere J takes one
 vjp for each logit, which needs torch. `full` adds what Gauss-Newton leaves out of h where functions bend: for every
 smooth pointwise a = σ(z) above the site, Σ_i (∂L/∂a_i) σ''(z_i) (∂z_i/∂a_j)². For affine and pointwise ops that is exact.
-`monte-carlo` draws labels ŷ ~ p instead of one vjp a logit: E[∇L(ŷ) ∇L(ŷ)ᵀ] = JᵀMJ.
+`monte-carlo` draws labels ŷ ~ p instead of one vjp per logit: E[∇L(ŷ) ∇L(ŷ)ᵀ] = JᵀMJ.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def closed_form(program: Program, columns: Columns) -> Array | None:
 
 
 def _smallest(shape: Shape) -> tuple[int, ...]:
-    """The shape where every size of run time is 1."""
+    """The shape where every size known only at run time is 1."""
     return tuple(product([dim])[0] for dim in shape)
 
 

@@ -3,7 +3,7 @@
     y = W x + b,  x_S := c           ->  y = W_K x_K + (b + W_S c)
     y = W x + b,  x_S := B x_P + β   ->  y = (W_K + [W_S B]_P) x_K + (b + W_S β)
 
-A convolution with zero padding sees zeros, not c, beyond the border. There `W_S c` is not one number a channel, so it is
+A convolution with zero padding sees zeros, not c, beyond the border. There `W_S c` is not one number per channel, so it is
 added as a plane: stored where the spatial size is known, computed from a plane of ones at run time where it is not.
 
 Folding is linear algebra in float64, cast once to the parameter's dtype: equal to the clamped model up to rounding.
@@ -33,7 +33,7 @@ ADDEND = Marks(addend=True)  # a sum that constant_fold merges with the next
 
 
 def position_free(slab: Array, axis: int) -> bool:
-    """Whether the constants are one number a unit, the same at every position of the other axes."""
+    """Whether the constants are one number per unit, the same at every position of the other axes."""
     return bool(slab.size == slab.shape[axis])
 
 

@@ -63,7 +63,7 @@ def add_behind_batch_norm(sweep: Sweep, node: Node) -> bool:
 
 
 def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor | str | None:
-    """What a batch norm makes of a plane when its shift is left out; of one of run time, by scaling the kernel that makes it."""
+    """What a batch norm makes of a plane when its shift is left out; of one known only at run time, by scaling the kernel that makes it."""
     weight, _, _, variance = node.inputs[1:]
     if not isinstance(variance, Tensor) or not (weight is None or isinstance(weight, Tensor)):
         return None

@@ -1,4 +1,4 @@
-"""Constants that meet a product of two values, or attention: part of constant_fold, with a rule an op as there.
+"""Constants that meet a product of two values, or attention: part of constant_fold, with one rule per op as there.
 
     softmax(q kᵀ · s) v
     q_u := 0              q kᵀ is the same without unit u of both
@@ -127,7 +127,7 @@ def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
         return Declined("the replaced axis is broadcast here")
     if slab.any():
         if position == 0 or not averages(sweep, node.inputs[0]):
-            return Declined("it sums constants with weights of run time")
+            return Declined("it sums constants with weights known only at run time")
         if slab.shape[inner[1]] != 1:
             return Declined("the constants differ by position, and the product mixes positions")
     slab = np.take(slab, [0], axis=inner[position])
@@ -167,7 +167,7 @@ def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) ->
             units = sorted(fact.units)
             return fold_into_rows(sweep, node, rows, fact.source, fact.axis, inner[1 - position], units, fact.at(units))
         if others or not isinstance(weight, Tensor):
-            return Declined("it contracts constants with values of run time")
+            return Declined("it contracts constants with values known only at run time")
         gone = sorted(fact.units)
         addend = _product(node, position, fact.at(gone), take(weight, inner[1 - position], gone))
     keep = complement(gone, int(sweep.shape(node.inputs[0])[inner[0]]))

@@ -6,7 +6,7 @@
                                                           %d = do(%y, %v) {units=S}
 
 From there a do carries a value instead of numbers. Ops do to that value, a batch of one, what they do to the rest, until an
-affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold, with a rule an op as there.
+affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold, with one rule per op as there.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the units: positions shift, the value stays as it is."""
     (position, fact), *others = facts.items()
     if others:
-        return Declined("several of its parts are replaced, one by values of run time")
+        return Declined("several of its parts are replaced, one by values known only at run time")
     if fact.axis != node.attrs["axis"]:
         return Declined("another part of the concatenation is not replaced")
     sizes = [sweep.shape(operand)[fact.axis] for operand in node.inputs[:position]]

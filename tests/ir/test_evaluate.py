@@ -1,4 +1,4 @@
-"""Running a graph in numpy: sizes of run time, checks of every shape, and what it cannot run."""
+"""Running a graph in numpy: sizes known only at run time, checks of every shape, and what it cannot run."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (concat_different_units, "the parts are replaced in different units"),
     (concat_run_time_sizes, "the constants differ between parts whose sizes are known only at run time"),
     (concat_run_time_part, "a part has a size known only at run time"),
-    (run_time_do, "a replacement by values of run time stands here"),
+    (run_time_do, "a replacement by values known only at run time stands here"),
     (do_along_another_axis, "a replacement along another axis stands here"),
     (parents_of_blocks, "the parents of an affine replacement of blocks are themselves replaced"),
     (weight_of_run_time, "its weight is computed at run time"),
@@ -536,7 +536,7 @@ DECLINES_AT_RUN_TIME: list[tuple[Callable[[], Graph], str]] = [
     (rt_mixed_positions, "it mixes positions along the replaced axis"),
     (rt_uneven_groups, "its groups would keep different numbers of channels"),
     (rt_another_op, "matmul cannot take constants that exist only at run time"),
-    (rt_two_parts, "several of its parts are replaced, one by values of run time"),
+    (rt_two_parts, "several of its parts are replaced, one by values known only at run time"),
     (rt_joined_along_another_axis, "another part of the concatenation is not replaced"),
     (rt_part_of_any_size, "a part has a size known only at run time"),
 ]

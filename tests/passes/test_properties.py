@@ -23,7 +23,7 @@ SCALE = 1e6  # graphs whose values grow beyond this say nothing about the passes
 
 
 def reference(case: Case) -> list[np.ndarray]:
-    """The outputs before any pass; graphs that blow up, or whose windows outgrow a size of run time, are thrown away."""
+    """The outputs before any pass; graphs that blow up, or whose windows outgrow a size known only at run time, are thrown away."""
     try:
         with np.errstate(all="ignore"):
             values = evaluate(case.graph, case.inputs)
@@ -73,7 +73,7 @@ def test_the_pipeline_preserves_meaning() -> None:
 def test_cost_never_grows(case: Case) -> None:
     reference(case)
     result = run(case.graph)
-    # The one exception, which the report names: constants of run time that were computed and then found no taker.
+    # The one exception, which the report names: constants known only at run time that were computed and then found no taker.
     assume(not any(left.node.op == "do" and isinstance(left.node.inputs[1], str) for left in result.residue))
     before, after = cost(case.graph, case.inputs), cost(result.graph, case.inputs)
     assert after.parameters <= before.parameters

@@ -177,7 +177,7 @@ MUTANTS: dict[str, tuple[str, Patch, set[str]]] = {
     "a reshaped slab is turned around": (
         "constant_fold", wrapped(constant_fold, "move_slab", reversed_slab), {"reshape"}),
     "units move one too far": ("constant_fold", wrapped(constant_fold, "move", off_by_one), {"reshape"}),
-    "constants of run time are added to the wrong weight": (
+    "constants known only at run time are added to the wrong weight": (
         "constant_fold", wrapped(runtime, "conv_columns", lambda original, w, node, keep: original(w, node, keep[::-1])),
         {"conv-depthwise-padded-at-any-size", "run-time-conv"}),
     "affine parts are forgotten in linear": (

@@ -9,7 +9,7 @@ from cmrc.ir.graph import Graph
 
 
 def known_at_run_time(channels: int = 4, height: int | str = "H", width: int | str = "W") -> tuple[Net, str]:
-    """A padded depthwise convolution of any size: its replaced channels are a plane of run time."""
+    """A padded depthwise convolution of any size: its replaced channels are a plane known only at run time."""
     net, h = image(channels, height, width)
     return net, net.conv(h, channels, (3, 3), pad=((1, 1), (1, 1)), groups=channels)
 
@@ -50,7 +50,7 @@ def run_time_conv_in_groups() -> Graph:
 
 
 def run_time_pointwise() -> Graph:
-    """A plane of run time and numbers, in the same units, and a slope for each channel."""
+    """A plane known only at run time and numbers, in the same units, and a slope for each channel."""
     net, h = known_at_run_time()
     other = net.conv("x", 4, (1, 1))
     net.conv(net.pointwise("prelu", net.pointwise("add", h, other), net.leaf(4), align=(None, (1,))), 2, (1, 1))

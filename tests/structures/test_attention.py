@@ -1,4 +1,4 @@
-"""Attention heads as units: constants that are a number, a vector a head, or different by position; grouped queries."""
+"""Attention heads as units: constants that are a number, one vector per head, or different by position; grouped queries."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_transformer_without_its_idle_coordinates_is_the_same_algorithm() -> N
 
 
 def test_a_linear_network_has_closed_forms() -> None:
-    """Δz = W_S (c − a_S(base)), whatever is swapped: D2 = tr(W_S C_SS W_Sᵀ), and every swap can be told in advance."""
+    """Δz = W_S (c − a_S(base)), whatever is swapped: D2 = tr(W_S C_SS W_Sᵀ), and every swap can be predicted."""
     rng = np.random.default_rng(0)
     inner, outer = rng.normal(size=(6, 4)), rng.normal(size=(3, 6))
     model = nn.Sequential(linear(inner, rng.normal(size=6)), linear(outer, rng.normal(size=3)))

@@ -212,7 +212,7 @@ def carried(plan: cmrc.Plan, program: cmrc.Program) -> cmrc.Plan | None:
 def ask(subject: Subject, host: str, request: str, folder: Path) -> Outcome:
     """Lower, compare with the clamped model at two batch sizes, count, and try the result as a user would."""
     program, plan = subject.on(host), subject.plan(host, request)
-    if not program.axes:  # there is nothing to ask for: what a user is told who tries
+    if not program.axes:  # there is nothing to ask for: what a user who tries reads
         with pytest.raises(cmrc.CmrcError) as refusal:
             program.find("*")
         return Outcome("declined", refusal.value.reason)

@@ -54,7 +54,7 @@ def read_gemm(view: View) -> Step:
         if len(bias.shape) == 2 and bias.shape[0] == 1:
             tensors[2] = bias = apply("reshape", (bias,), {"shape": bias.shape[1:]}, bias.shape[1:], bias.dtype)
         if bias.shape not in ((outs,), (1,), ()) or attrs["beta"] == 0.0:
-            raise LeftWhole(f"its bias of shape {list(bias.shape)} is not one number an output")
+            raise LeftWhole(f"its bias of shape {list(bias.shape)} is not one number per output")
     step = _linear(view, (0, 1, 2), attrs)
     return Step(step.op, step.slots, step.attrs, step.shape, tensors=tensors, marks=TAKES_BIAS)
 
