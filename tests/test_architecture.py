@@ -40,7 +40,9 @@ AGAINST_THE_ORDER: set[str] = set()
 BACKWARD: set[str] = set()
 
 # Still to be mended: class names that mean two things.
-MEAN_TWO_THINGS: set[str] = set()
+MEAN_TWO_THINGS = {
+    "Outcome",
+}
 
 # Still to be mended: decisions that read the program's own English, and abilities of a host that are guessed.
 DECIDED_ON_PROSE: set[str] = set()

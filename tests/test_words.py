@@ -51,7 +51,6 @@ NAME_VAGUELY = {
     "cmrc/statistics/distributed.py",
     "cmrc/statistics/readers.py",
     "passes/affine_fold.py",
-    "passes/constant_fold.py",
     "passes/dead_subgraph.py",
     "passes/pipeline.py",
     "passes/rewriting/absorb.py",
