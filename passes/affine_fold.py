@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cmrc.ir.attributes import PointwiseAttrs, attributes
 from cmrc.ir.axes import blocks, compress, count_by_group, spread
 from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
@@ -133,61 +134,70 @@ def _with_weight(outcome: Rewritten) -> Rewritten:
 
 
 def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """f(x) = a·x + d with known a and d."""
-    position = relation.position
-    fn, rank = node.attrs["fn"], len(node.output.shape)
+    """f(x) = a·x + d with known a and d: x_S = B x_P + β becomes y_S = (a_S B / a_P) y_P + a_S β + d_S - (a_S B / a_P) d_P."""
+    position, fn = relation.position, attributes(node, PointwiseAttrs)["fn"]
     if position not in POINTWISE[fn].affine_in:
         return Declined("it is not affine in the replaced units")
     if any(isinstance(o, str) for i, o in enumerate(node.inputs) if i != position):
         return Declined("its other operand is not a constant")
-    if fn == "cast" and not str(node.attrs["dtype"]).startswith(("float", "bfloat")):
+    if fn == "cast" and not attributes(node, PointwiseAttrs)["dtype"].startswith(("float", "bfloat")):
         return Declined("it is not affine in the replaced units")
     axis = result_axis(node, position, sweep.shape(relation.source), relation.axis)
     if node.output.shape[axis] != sweep.shape(relation.source)[relation.axis]:
         return Declined("the replaced axis is broadcast here")
     if fn in ("identity", "cast"):
         return _sink(sweep, node, position, relation)
+    of_units = _scale_and_shift(node, position, axis, relation.units)
+    of_parents = _scale_and_shift(node, position, axis, relation.parents)
+    if of_units is None or of_parents is None:
+        return Declined("its other operand differs by position")
+    scaled = _scaled(relation, of_units, of_parents, axis, len(node.output.shape))
+    return scaled if isinstance(scaled, Declined) else _sink(sweep, node, position, scaled)
 
-    def scale_and_shift(units: Sequence[int]) -> tuple[Array, Array] | Declined:
-        operands: list[Array | None] = []
-        for i, operand in enumerate(node.inputs):
-            if i == position or operand is None or isinstance(operand, str):
-                operands.append(None)
-                continue
-            local = operand_axis(node, i, operand.shape, axis)
-            operands.append(constant(operand if local is None else take(operand, local, units)))
-        results = []
-        for probe in (0.0, 1.0):
-            operands[position] = np.full((1,) * rank, probe)
-            result = evaluate_op("pointwise", {**node.attrs, "rank": rank}, *operands)
-            result = result.reshape((1,) * (rank - result.ndim) + result.shape)
-            if any(n != 1 for i, n in enumerate(result.shape) if i != axis):
-                return Declined("its other operand differs by position")
-            results.append(np.broadcast_to(result.reshape(-1), len(units)))
-        return results[1] - results[0], results[0]
 
-    of_units, of_parents = scale_and_shift(relation.units), scale_and_shift(relation.parents)
-    if isinstance(of_units, Declined) or isinstance(of_parents, Declined):
-        return of_units if isinstance(of_units, Declined) else Declined("its other operand differs by position")
-    rows = relation.weight.shape[0]
+def _scale_and_shift(node: Node, position: int, axis: int, units: Sequence[int]) -> tuple[Array, Array] | None:
+    """a and d of f(x) = a·x + d for some units, found by f(0) and f(1); `None` where they differ by position."""
+    rank = len(node.output.shape)
+    operands: list[Array | None] = []
+    for i, operand in enumerate(node.inputs):
+        if i == position or operand is None or isinstance(operand, str):
+            operands.append(None)
+            continue
+        local = operand_axis(node, i, operand.shape, axis)
+        operands.append(constant(operand if local is None else take(operand, local, units)))
+    results = []
+    for probe in (0.0, 1.0):
+        operands[position] = np.full((1,) * rank, probe)
+        result = evaluate_op("pointwise", {**node.attrs, "rank": rank}, *operands)
+        result = result.reshape((1,) * (rank - result.ndim) + result.shape)
+        if any(n != 1 for i, n in enumerate(result.shape) if i != axis):
+            return None
+        results.append(np.broadcast_to(result.reshape(-1), len(units)))
+    return results[1] - results[0], results[0]
+
+
+def _scaled(
+    relation: Relation, of_units: tuple[Array, Array], of_parents: tuple[Array, Array], axis: int, rank: int
+) -> Relation | Declined:
+    """The relation among the results, where units and parents are scaled and shifted: the formula of the rule."""
     (a_s, d_s), (a_p, d_p) = of_units, of_parents
+    rows, columns = relation.weight.shape
     if not all(np.all(np.isfinite(part)) for part in (a_s, d_s, a_p, d_p)):
         return Declined("it scales or shifts the units without bound")
     if relation.repeat > 1:
-        blocks_s, blocks_p = a_s.reshape(rows, -1), a_p.reshape(relation.weight.shape[1], -1)
+        blocks_s, blocks_p = a_s.reshape(rows, -1), a_p.reshape(columns, -1)
         if np.any(blocks_s != blocks_s[:, :1]) or np.any(blocks_p != blocks_p[:, :1]):
             return Declined("it scales the positions of a unit's block differently")
         a_s, a_p = blocks_s[:, 0], blocks_p[:, 0]
     used = np.any(relation.weight != 0, axis=0)
     if np.any(np.abs(a_p[used]) <= SMALLEST_SCALE * np.abs(np.concatenate([a_p, a_s])).max()):
         return Declined("it scales a parent by (almost) 0")
-    mixed = a_s[:, None] * relation.weight / np.where(used, a_p, 1.0)[None, :]
-    lost = np.einsum("sp,pr->sr", mixed, d_p.reshape(relation.weight.shape[1], -1)).reshape(-1)
-    spread = [len(relation.units) if i == axis else 1 for i in range(rank)]
-    scale = (np.repeat(a_s, relation.repeat)).reshape(spread)
+    weight = a_s[:, None] * relation.weight / np.where(used, a_p, 1.0)[None, :]
+    lost = np.einsum("sp,pr->sr", weight, d_p.reshape(columns, -1)).reshape(-1)
+    along = [len(relation.units) if i == axis else 1 for i in range(rank)]
+    scale = np.repeat(a_s, relation.repeat).reshape(along)
     slab = scale * relation.slab.reshape((1,) * (rank - relation.slab.ndim) + relation.slab.shape)
-    slab = slab + (d_s - lost).reshape(spread)
-    return _sink(sweep, node, position, replace(relation, axis=axis, slab=slab, weight=mixed))
+    return replace(relation, axis=axis, slab=slab + (d_s - lost).reshape(along), weight=weight)
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cmrc.ir.attributes import AlongAttrs, PointwiseAttrs, attributes
 from cmrc.ir.axes import compress, count_by_group, join, members, move, move_slab, spread
 from cmrc.ir.functions import ALONG
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
@@ -56,54 +57,84 @@ CONSTANT_OUTPUT = "every unit of this output is constant, so nothing of the mode
 
 def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """f(x_S := a, y_S := b) -> do(f(x, y), S := f(a, b)); 0 · y is 0 whatever y; a fully known operand becomes a tensor."""
-    out = node.output.shape
     axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
     if len(axes) > 1:
         return Declined("its operands are replaced along different axes")
     axis = axes.pop()
-    size = out[axis]
-    if any(sweep.shape(fact.source)[fact.axis] != size for fact in facts.values()):
+    if any(sweep.shape(fact.source)[fact.axis] != node.output.shape[axis] for fact in facts.values()):
         return Declined("the replaced axis is broadcast here")
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     units = facts[min(facts)].units
     if not unknown and all(fact.units is units or fact.units == units for fact in facts.values()):
         return sink(sweep, node, facts, axis, units, _evaluate_pointwise(node, facts, axis, units))
-    if node.attrs["fn"] == "mul" and len(facts) == 1 and len(units) != size and not facts[min(facts)].slab.any():
-        return sink(
-            sweep, node, facts, axis, units, np.zeros([len(units) if i == axis else 1 for i in range(len(out))])
-        )
-    whole = [i for i, fact in facts.items() if len(fact.units) == size]
-    altogether = len(whole) == len(facts) and not unknown
-    whole = [] if altogether else [i for i in whole if others_give_shape(sweep, node, i, facts[i].full().shape)]
-    part = {i: fact for i, fact in facts.items() if i not in whole}
-    agreed = set.intersection(*(set(f.units) for f in part.values())) if part and not unknown else set[int]()
+    if _is_product_with_zeros(node, facts, axis):
+        return sink(sweep, node, facts, axis, units, _zeros(node, axis, len(units)))
+    return _sink_in_part(sweep, node, facts, axis, unknown)
+
+
+def _is_product_with_zeros(node: Node, facts: Facts, axis: int) -> bool:
+    """The common case of a gate: one factor is 0 in some units."""
+    fact = facts[min(facts)]
+    some = len(fact.units) != node.output.shape[axis]
+    return attributes(node, PointwiseAttrs)["fn"] == "mul" and len(facts) == 1 and some and not fact.slab.any()
+
+
+def _zeros(node: Node, axis: int, count: int) -> Array:
+    return np.zeros([count if i == axis else 1 for i in range(len(node.output.shape))])
+
+
+def _sink_in_part(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown: Sequence[str]) -> RuleOutcome:
+    """Operands that are replaced in different units, or beside operands that still vary.
+
+    Known behind the op are the units in which all operands are known, and those in which a factor is 0. An operand that is
+    known altogether becomes a tensor. What is left of the others stays in front of the op.
+    """
+    whole = _known_altogether(sweep, node, facts, axis, unknown)
+    part = [fact for i, fact in facts.items() if i not in whole]
+    agreed = set.intersection(*(set(fact.units) for fact in part)) if part and not unknown else set[int]()
     zeros = set[int]()
-    if node.attrs["fn"] == "mul":
+    if attributes(node, PointwiseAttrs)["fn"] == "mul":
         zeros = set.union(*(zero_units(fact) for fact in facts.values())) - agreed
     if not agreed and not zeros and not whole:
-        if unknown:
-            replaced = facts[min(facts)].source
-            return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
-        return Declined("its operands are replaced in different units")
-    slab = np.zeros([0 if i == axis else 1 for i in range(len(out))])
-    if agreed:
-        slab = _evaluate_pointwise(node, facts, axis, sorted(agreed))
-        if not np.isfinite(slab).all():
-            return Declined(NOT_FINITE)
-    nothing = np.zeros([len(zeros) if i == axis else n for i, n in enumerate(slab.shape)])
+        return _still_varies(facts, unknown)
+    slab = _evaluate_pointwise(node, facts, axis, sorted(agreed)) if agreed else _zeros(node, axis, 0)
+    if not np.isfinite(slab).all():
+        return Declined(NOT_FINITE)
     inputs = list(node.inputs)
     for i, fact in facts.items():
         inputs[i] = _rest_of_operand(sweep, node, i, fact, agreed | zeros, i in whole)
-    kept = None if agreed or zeros else _summand_beside_zero(sweep, node, inputs)
+    if not agreed and not zeros:
+        return _emit_with_tensors(sweep, node, inputs)
+    sweep.emit(node.with_inputs(inputs))
+    nothing = np.zeros([len(zeros) if i == axis else n for i, n in enumerate(slab.shape)])
+    slab = np.concatenate([slab, nothing], axis=axis)
+    sweep.put_do(node.output, axis, [*sorted(agreed), *sorted(zeros)], compress(slab, axis), sources_of(facts))
+    return PAST if all(inputs[i] == fact.source for i, fact in facts.items()) else past("in part")
+
+
+def _known_altogether(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown: Sequence[str]) -> list[int]:
+    """The operands of which every unit is replaced, unless the whole result would be known, or would lose its shape."""
+    whole = [i for i, fact in facts.items() if len(fact.units) == node.output.shape[axis]]
+    if len(whole) == len(facts) and not unknown:
+        return []
+    return [i for i in whole if others_give_shape(sweep, node, i, facts[i].full().shape)]
+
+
+def _still_varies(facts: Facts, unknown: Sequence[str]) -> Declined:
+    if not unknown:
+        return Declined("its operands are replaced in different units")
+    replaced = facts[min(facts)].source
+    return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
+
+
+def _emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> RuleOutcome:
+    """The op on tensors where operands were known altogether; x + 0 is x."""
+    kept = _summand_beside_zero(sweep, node, inputs)
     if kept is not None:
         sweep.redirected[node.name] = kept
         return NOTHING_TO_ADD
     sweep.emit(node.with_inputs(inputs))
-    if not agreed and not zeros:
-        return taken("a constant operand")
-    slab = np.concatenate([slab, nothing], axis=axis)
-    sweep.put_do(node.output, axis, [*sorted(agreed), *sorted(zeros)], compress(slab, axis), sources_of(facts))
-    return PAST if all(inputs[i] == fact.source for i, fact in facts.items()) else past("in part")
+    return taken("a constant operand")
 
 
 def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
@@ -156,24 +187,15 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units a mean or sum takes it in, an RMS norm 0."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
-    fact, attrs, fn = facts[0], node.attrs, node.attrs["fn"]
-    axes = tuple(attrs["axes"])
+    attrs, fact = attributes(node, AlongAttrs), facts[0]
+    fn, axes = attrs["fn"], attrs["axes"]
     if fact.axis in axes:
-        whole = len(fact.units) == sweep.shape(fact.source)[fact.axis]
-        if fn == "tile":
-            return Declined("it repeats the units")
-        if fn == "rms_norm" and len(axes) == 1 and not whole and not fact.slab.any():
-            if any(isinstance(operand, str) for operand in node.inputs[1:]):
-                return Declined("one of its parameters is computed at run time")
-            return leave_out_of_norm(sweep, node, fact.source, fact.axis, fact.units, fact.sources)
-        if fn not in ("mean", "sum") or len(axes) > 1 or whole:
-            return Declined("it mixes the units with each other")
-        return fold_into_mean(sweep, node, fact.source, fact.axis, fact.units, fact.full())
+        return _fold_across_units(sweep, node, fact)
     axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)
     same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))
-    if flat and (ALONG[fn].maps_constants_to_themselves(attrs) or same_pad):
+    if flat and (ALONG[fn].maps_constants_to_themselves(node.attrs) or same_pad):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
         return sink(sweep, node, facts, axis, fact.units, result)
     if ALONG[fn].meaning is None:
@@ -182,19 +204,38 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
         sizes = [sweep.shape(fact.source)[a] for a in axes]
         if not all(isinstance(n, int) for n in (*sizes, *attrs.get("times", ()))):
             return Declined("the constant becomes different at different positions, and their number is not fixed")
-        shape = list(slab.shape)
-        for a, n in zip(axes, sizes, strict=True):
-            shape[a] = int(n)
-        slab = np.broadcast_to(slab, shape)
-    parameters = []
-    for i, operand in enumerate(node.inputs[1:], start=1):
-        if isinstance(operand, str):
+        slab = np.broadcast_to(slab, [int(sizes[axes.index(d)]) if d in axes else n for d, n in enumerate(slab.shape)])
+    if any(isinstance(operand, str) for operand in node.inputs[1:]):
+        return Declined("one of its parameters is computed at run time")
+    result = evaluate_op("along", node.attrs, slab, *_parameters_at(node, fact, slab.ndim))
+    return sink(sweep, node, facts, axis, fact.units, result)
+
+
+def _fold_across_units(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
+    """The op combines the units with each other."""
+    attrs = attributes(node, AlongAttrs)
+    fn, whole = attrs["fn"], len(fact.units) == sweep.shape(fact.source)[fact.axis]
+    if fn == "tile":
+        return Declined("it repeats the units")
+    if fn == "rms_norm" and len(attrs["axes"]) == 1 and not whole and not fact.slab.any():
+        if any(isinstance(operand, str) for operand in node.inputs[1:]):
             return Declined("one of its parameters is computed at run time")
-        local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, slab.ndim)
-        parameters.append(
+        return leave_out_of_norm(sweep, node, fact.source, fact.axis, fact.units, fact.sources)
+    if fn not in ("mean", "sum") or len(attrs["axes"]) > 1 or whole:
+        return Declined("it mixes the units with each other")
+    return fold_into_mean(sweep, node, fact.source, fact.axis, fact.units, fact.full())
+
+
+def _parameters_at(node: Node, fact: Known, rank: int) -> list[Array | None]:
+    """The parameters of the op, where they run along the units only those of the replaced ones."""
+    arrays: list[Array | None] = []
+    for i, operand in enumerate(node.inputs[1:], start=1):
+        assert not isinstance(operand, str)
+        local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, rank)
+        arrays.append(
             None if operand is None else constant(operand if local is None else take(operand, local, fact.units))
         )
-    return sink(sweep, node, facts, axis, fact.units, evaluate_op("along", attrs, slab, *parameters))
+    return arrays
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
