@@ -75,10 +75,13 @@ class Record:
         self.data: dict[str, Any] = {
             "first": first, "next": first, "seconds": 0.0, "graphs": 0, "folded": 0, "folded_and_seen": 0, "kept": 0,
             "refused": 0, "undecided": 0, "without_site": 0, "no_graph": 0, "grown": 0, "plans_refused": 0, "second_look": 0, "worst": 0.0, "reasons": {},
-            "opsets": {}, "ops": {}, "failures": [],
+            "opsets": {}, "ops": {}, "failures": [], "mended": [],
         }  # fmt: skip
         if path is not None and path.is_file():
             self.data.update(json.loads(path.read_text()))
+        # What failed before is tried again first: it is mended, or fails still.
+        self.again = {int(failure["seed"]): failure for failure in self.data["failures"] if failure["seed"] >= 0}
+        self.data["failures"] = []
         self.before = float(self.data["seconds"])
         self.start = time.monotonic()
 
@@ -87,7 +90,12 @@ class Record:
         if outcome.kind == "no graph":
             data["no_graph"] += 1
             return
-        data["graphs"] += 1
+        if told.seed in self.again:
+            former = self.again.pop(told.seed)
+            if not outcome.failed:
+                data["mended"].append(former)
+        else:
+            data["graphs"] += 1
         data["second_look"] += outcome.slow
         for table, counts in (("opsets", {str(told.opset): 1}), ("ops", told.ops)):
             for name, count in counts.items():
@@ -113,7 +121,7 @@ class Record:
     def save(self) -> None:
         self.data["seconds"] = round(self.before + time.monotonic() - self.start, 1)
         if self.path is not None:
-            ordered = {**self.data}
+            ordered = {**self.data, "failures": [*self.data["failures"], *self.again.values()]}
             for key in ("reasons", "ops", "opsets"):
                 ordered[key] = dict(sorted(self.data[key].items(), key=lambda item: (-item[1], item[0])))
             partial = self.path.with_suffix(".part")
@@ -136,15 +144,17 @@ def campaign(
     """Run seeds up to `last`, or until the time is over."""
     until = time.monotonic() + 60 * minutes
     crew = [Process(failures, folder) for _ in range(processes)]
-    following, chunk_of = int(record.data["next"]), {}
+    following, again = int(record.data["next"]), sorted(record.again)
     said = time.monotonic()
     try:
         while True:
             for process in crew:
-                if not process.left and following < last and time.monotonic() < until:
+                if not process.left and again:
+                    process.give(again)
+                    again = []
+                elif not process.left and following < last and time.monotonic() < until:
                     seeds = list(range(following, min(following + CHUNK, last)))
                     following = seeds[-1] + 1
-                    chunk_of[process] = seeds
                     process.give(seeds)
             busy = [process for process in crew if process.left]
             if not busy:
@@ -169,7 +179,9 @@ def campaign(
                     PATIENCE if process.at[1] != "minimise" else PATIENCE + MINIMISING
                 ):
                     record.add(process.replaced("hang"))
-            record.data["next"] = min([following, *(p.left[0] for p in crew if p.left)])
+            record.data["next"] = min(
+                [following, *(p.left[0] for p in crew if p.left and p.left[0] >= record.data["next"])]
+            )
             if time.monotonic() - said > 30:
                 said = time.monotonic()
                 record.save()
