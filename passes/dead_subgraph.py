@@ -294,7 +294,9 @@ def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
         return Declined("it joins samples")
     inputs, offset = [], 0
     for operand in node.inputs:
-        size = int(rise.shape(operand)[axis])
+        size = rise.shape(operand)[axis]
+        if not isinstance(size, int):
+            return Declined("a part of it has a dynamic size")
         share = [k - offset for k in keep if offset <= k < offset + size]
         if share:
             inputs.append(rise.select(operand, axis, share))

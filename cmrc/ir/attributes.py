@@ -74,7 +74,7 @@ class AlongAttrs(TypedDict):
     include_pad: NotRequired[bool]
     index: NotRequired[int]
     kernel: NotRequired[tuple[int, ...]]
-    pad: NotRequired[Pads]
+    pad: NotRequired[Pads | str]
     pads: NotRequired[Pads]
     stride: NotRequired[tuple[int, ...]]
     times: NotRequired[tuple[Dim, ...]]

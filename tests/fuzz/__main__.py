@@ -15,6 +15,7 @@ import multiprocessing
 import re
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,46 @@ def campaign(
         say(record.line())
 
 
+def _modules(chosen: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
+    from tests.fuzz import torch_judge
+
+    for seed in range(chosen.first, chosen.first + chosen.cases):
+        outcome, case, _ = torch_judge.run(seed)
+        if outcome.failed and case is not None and chosen.failures is not None:
+            small = torch_judge.minimise(case, outcome)
+            torch_judge.save(small, chosen.failures / f"torch-{outcome.kind}-{seed}.json", detail=outcome.detail)
+        yield f"seed {seed}", outcome
+
+
+def _node_models() -> Iterator[tuple[str, Outcome]]:
+    from tests.fuzz.node_models import node_models, outcomes
+
+    for model in node_models():
+        yield from outcomes(model)
+
+
+def _tally(results: Iterator[tuple[str, Outcome]], record: Path | None, *, until: float, say: Any) -> int:
+    """Count outcomes by kind, and name what failed."""
+    start, counts, failures = time.monotonic(), dict[str, int](), list[dict[str, str]]()
+    for name, outcome in results:
+        counts[outcome.kind] = counts.get(outcome.kind, 0) + 1
+        if outcome.failed:
+            failures.append({"case": name, "kind": outcome.kind, "detail": outcome.detail})
+            say(f"{name}: {outcome.kind}: {outcome.detail[:300]}")
+        if time.monotonic() > until:
+            break
+    total = {
+        "cases": sum(counts.values()),
+        "seconds": round(time.monotonic() - start, 1),
+        **counts,
+        "failures": failures,
+    }
+    say(json.dumps({name: value for name, value in total.items() if name != "failures"}))
+    if record is not None:
+        record.write_text(json.dumps(total, indent=1) + "\n")
+    return 1 if failures else 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -203,6 +244,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--record", type=Path, help="a JSON file; goes on where it stopped")
     parser.add_argument("--failures", type=Path, help="a folder for failures, made small")
     parser.add_argument("--folder", type=Path, help="where models are written while they are compared")
+    parser.add_argument("--torch", action="store_true", help="random torch modules, in this process")
+    parser.add_argument(
+        "--node-models", action="store_true", help="the node tests that ship with onnx, in this process"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.failures is not None:
         chosen.failures.mkdir(parents=True, exist_ok=True)
@@ -210,6 +255,9 @@ def main(arguments: list[str]) -> int:
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")
 
+    if chosen.torch or chosen.node_models:
+        some = _modules(chosen) if chosen.torch else _node_models()
+        return _tally(some, chosen.record, until=time.monotonic() + 60 * chosen.minutes, say=say)
     record = Record(chosen.record, chosen.first)
     last = int(record.data["first"]) + chosen.cases
     campaign(

@@ -42,8 +42,12 @@ class Case:
     requests: Sequence[Request]
     residue: str = "error"
     seed: int = 0
+    given: Mapping[str, Array] | None = None
+    """The inputs themselves, where they are not random."""
 
     def arrays(self, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0) -> dict[str, Array]:
+        if self.given is not None:
+            return dict(self.given)
         arrays = {}
         for number, (name, feed) in enumerate(self.feeds.items()):
             other = feed if shapes is None else Feed(tuple(shapes[name]), feed.dtype, feed.declared, feed.below)

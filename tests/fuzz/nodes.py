@@ -188,7 +188,7 @@ SMOOTH: dict[str, Callable[[Builder], dict[str, Any]]] = {
 def unary(op: str) -> Maker:
     def make(b: Builder) -> None:
         x = b.pick()
-        if op == "Shrink" and x.array.dtype == np.float64:
+        if op in ("Gelu", "Shrink") and x.array.dtype == np.float64:
             raise Unfit("onnxruntime's own is good to float32 only")
         b.node(op, [x], **SMOOTH[op](b))
 

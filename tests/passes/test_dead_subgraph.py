@@ -90,6 +90,13 @@ def joined_samples() -> Graph:
     return read(net, net.reshape(both, "2*N", 4), (1, 3))
 
 
+def part_of_dynamic_size() -> Graph:
+    """Two parts that have 4 units together, of which each has M."""
+    net, _ = vector()
+    part = net.input("N", "M", name="y")
+    return read(net, net.node("concat", (part, part), ("N", 4), axis=1), (1, 3))
+
+
 def samples_taken_apart() -> Graph:
     """A select of every other of the samples' units, below one of the same axis."""
     net, h = vector()
@@ -195,6 +202,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (causal_queries, "it counts positions from the first query"),
     (values_as_wide_as_queries, "its values have the size of its queries"),
     (operand_of_dynamic_size, "the size of axis 0 of its operand is dynamic (M)"),
+    (part_of_dynamic_size, "a part of it has a dynamic size"),
     (another_op, "sort makes all of its units at once"),
     (another_op_that_says_why, "it is odd"),
     (input_of_the_model, "it is an input of the model"),

@@ -95,7 +95,8 @@ def arg_reduction(fn: str) -> Row:
     def read(view: View) -> Step:
         axis = view.axis(view.attr("axis", 0))
         drop = not view.attr("keepdims", 1)
-        return Step("along", (0,), {"fn": fn, "axes": (axis,), "drop": drop}, kept(view, (axis,), drop=drop))
+        computed = [1 if i == axis else n for i, n in enumerate(view.shape()) if i != axis or not drop]
+        return Step("along", (0,), {"fn": fn, "axes": (axis,), "drop": drop}, view.out(computed))
 
     return Row(read)
 
