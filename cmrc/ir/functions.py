@@ -188,7 +188,7 @@ def _avg_pool(x: Array, attrs: Attrs) -> Array:
 
 def softmax(x: Array, attrs: Attrs) -> Array:
     axes = tuple(attrs["axes"])
-    shifted = np.exp(x - x.max(axis=axes, keepdims=True))
+    shifted = np.exp(x - x.max(axis=axes, keepdims=True, initial=-np.inf))  # of no elements, too
     return np.asarray(shifted / shifted.sum(axis=axes, keepdims=True))
 
 

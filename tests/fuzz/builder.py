@@ -162,6 +162,8 @@ class Builder:
         names = [self.fresh(f"{op.lower()}_") + ("" if i == 0 else f"_{i}") for i in range(outputs)]
         if op.startswith("Conv") and any(o is not None and not o.array.size for o in operands):
             raise Unfit("onnxruntime hangs in a convolution without elements")
+        if op == "MatMul" and any(o is not None and o.shape == (0,) for o in operands):
+            raise Unfit("onnxruntime leaves the product with a vector of no elements unset")
         attrs = {name: value for name, value in attrs.items() if value is not None}
         if any(isinstance(value, list) and not value for value in attrs.values()):
             raise Unfit("an empty list of numbers")
