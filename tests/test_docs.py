@@ -31,6 +31,21 @@ def test_the_examples_of_the_page_on_verification_run(
     assert "2000 swaps at rate 0.5 on 360 inputs: act3 (88 of 128 units retained)" in capsys.readouterr().out
 
 
+def test_the_first_op_of_the_page_on_contributing_works() -> None:
+    from cmrc.hosts.fx.ops.row import ROWS
+    from cmrc.ir.functions import POINTWISE
+
+    rows, functions = set(ROWS), set(POINTWISE)
+    try:
+        page = (ROOT / "CONTRIBUTING.md").read_text()
+        exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {"__name__": "page"})
+    finally:
+        for row in ROWS.keys() - rows:
+            del ROWS[row]
+        for name in POINTWISE.keys() - functions:
+            del POINTWISE[name]
+
+
 def test_the_page_of_results_and_its_pictures_are_not_stale() -> None:
     from PIL import Image
 

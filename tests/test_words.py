@@ -16,7 +16,7 @@ EACH = "op|kind|unit|logit|channel|output|part|seed|head|file|node|pass|site|row
 SAY_INSTEAD = {
     r"says not": "needs, or does not say",
     r"so often": "how many times",
-    rf"(?:one|a) (?!to|at|for|of|in)\w+ an? (?:{EACH})": "one x per y",
+    rf"(?:one|a) (?!to|at|for|of|in)\w+ an? (?:{EACH})(?! is)": "one x per y",
     r"no good": "invalid",
     r"of run time": "known only at run time, dynamic",
     r"calibrated are": "the file has statistics for",
