@@ -15,7 +15,7 @@ from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 PAGE = Path(__file__).parent / "ops.md"
 
 
-def told(rules: dict[str, Callable[..., Any]], op: str) -> str:
+def first_line(rules: dict[str, Callable[..., Any]], op: str) -> str:
     """The first line of the rule's docstring, or that there is none."""
     rule = rules.get(op)
     return "stops" if rule is None else (rule.__doc__ or "passes").strip().splitlines()[0].replace("|", "\\|")
@@ -37,7 +37,7 @@ def page() -> str:
         "|---|---|---|---|",
     ]
     for op in sorted(name for name, spec in OPS.items() if spec.shape is not None and name != "plane"):
-        cells = (told(constant_fold.RULES, op), told(affine_fold.RULES, op), told(dead_subgraph.RULES, op))
+        cells = (first_line(constant_fold.RULES, op), first_line(affine_fold.RULES, op), first_line(dead_subgraph.RULES, op))
         lines.append(f"| `{op}` | " + " | ".join(cells) + " |")
     lines += ["", "`pointwise` functions: " + ", ".join(f"`{name}`" for name in sorted(POINTWISE)) + "."]
     lines += [
@@ -46,7 +46,7 @@ def page() -> str:
         + ", ".join(f"`{name}`" for name in sorted(ALONG) if ALONG[name].meaning)
         + ".",
     ]
-    lines += ["", "Any other op is `opaque`: replacements stop there, and it is in nobody's way elsewhere."]
+    lines += ["", "Any other op is `opaque`: replacements stop there, and elsewhere it changes nothing."]
     names = sorted({aten_name(target) for target in ATEN})
     lines += ["", f"## torch: {len(names)} aten ops", "", ", ".join(f"`{name}`" for name in names) + "."]
     onnx = sorted(str(name) for name in ONNX)
