@@ -107,7 +107,7 @@ def _grow(
 ) -> None:
     for _ in range(6):
         latest = at if at is not None else len(values) - 1 if rng.random() < 0.75 else int(rng.integers(len(values)))
-        step = maker(rng, steps, values, latest)
+        step = maker(rng, steps, values, latest) if values[latest].ndim else None
         if step is None:
             continue
         try:

@@ -770,6 +770,24 @@ def fused(op: str) -> Maker:
             q, k, v = (b.node("MatMul", [x, b.const(b.weights(units, heads * each))])[0] for _ in range(3))
             b.node(op, [q, k, v], domain=MICROSOFT, num_heads=heads)
             b.node("MatMul", [b.current, b.const(b.weights(heads * each, b.between(1, 6)))])
+        elif op == "GroupQueryAttention":
+            if x.rank != 3:
+                raise Unfit("no sequence")
+            samples, length, _ = x.shape
+            served, shares, each = b.between(1, 2), b.between(1, 2), 8
+            widths = (served * shares * each, served * each, served * each)
+            q, k, v = (b.node("MatMul", [x, b.const(b.weights(units, width))])[0] for width in widths)
+            lengths = b.const(np.full(samples, length - 1, np.int32), plain=True)
+            total = b.const(np.asarray(length, np.int32), plain=True)
+            attrs = {"num_heads": served * shares, "kv_num_heads": served}
+            b.node(op, [q, k, v, None, None, lengths, total], outputs=3, domain=MICROSOFT, **attrs)
+            b.node("MatMul", [b.current, b.const(b.weights(widths[0], b.between(1, 6)))])
+        elif op == "RotaryEmbedding":
+            if x.rank != 4 or x.shape[3] % 2:
+                raise Unfit("no heads")
+            samples, _, length, each = x.shape
+            places = b.const(np.tile(np.arange(length, dtype=np.int64), (samples, 1)), plain=True)
+            b.node(op, [x, places, *(b.const(b.weights(length, each // 2)) for _ in range(2))], domain=MICROSOFT)
         elif op == "Attention":
             heads, each = b.between(1, 3), b.between(1, 3)
             inner = heads * each
@@ -860,10 +878,14 @@ LAYOUT: dict[str, Maker] = {
     "Squeeze": squeeze, "Unsqueeze": unsqueeze, "Concat": concat, "Split": split, "Slice": slice_, "Expand": expand,
     "Gather": gather,
 }  # fmt: skip
+FUSED = (
+    "Gelu", "QuickGelu", "BiasGelu", "FastGelu", "FusedMatMul", "FusedGemm", "FusedConv", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "MultiHeadAttention", "Attention", "GroupQueryAttention", "RotaryEmbedding",
+)  # fmt: skip
 BLOCKS: dict[str, Maker] = {
     "residual": residual, "residual_conv": residual_conv, "squeeze_excite": squeeze_excite,
     "plain_attention": plain_attention, "attention": attention, "embedding": embedding, "rotary": rotary,
-    **{f"fused {op}": fused(op) for op in ["Gelu", "QuickGelu", "BiasGelu", "FastGelu", "FusedMatMul", "FusedGemm", "FusedConv", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "MultiHeadAttention", "Attention"]},
+    **{f"fused {op}": fused(op) for op in FUSED},
     "If": conditional, "Loop": loop, "unknown": unknown,
 }  # fmt: skip
 KINDS = (AFFINE, POINTWISE, ALONG, LAYOUT, BLOCKS)
