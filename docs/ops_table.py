@@ -37,7 +37,11 @@ def page() -> str:
         "|---|---|---|---|",
     ]
     for op in sorted(name for name, spec in OPS.items() if spec.shape is not None and name != "plane"):
-        cells = (first_line(constant_fold.RULES, op), first_line(affine_fold.RULES, op), first_line(dead_subgraph.RULES, op))
+        cells = (
+            first_line(constant_fold.RULES, op),
+            first_line(affine_fold.RULES, op),
+            first_line(dead_subgraph.RULES, op),
+        )
         lines.append(f"| `{op}` | " + " | ".join(cells) + " |")
     lines += ["", "`pointwise` functions: " + ", ".join(f"`{name}`" for name in sorted(POINTWISE)) + "."]
     lines += [

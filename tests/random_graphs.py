@@ -11,7 +11,7 @@ import numpy as np
 from graphs import Do, Net, batch, broadcast, with_do
 from hypothesis import strategies as st
 
-from cmrc.ir.graph import Array, Dim, Graph, Leaf, Literal, Operand, Shape, literal
+from cmrc.ir.graph import Array, ArrayLiteral, Dim, Graph, Leaf, Operand, Shape, literal
 from cmrc.ir.text import to_text
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -117,7 +117,7 @@ def _step_binary(draw: Draw, net: Net, x: str) -> str:
     return net.pointwise(fn, *operands, **alpha)
 
 
-def _parameter(draw: Draw, net: Net, shape: Shape, low: float | None = None) -> Leaf | Literal:
+def _parameter(draw: Draw, net: Net, shape: Shape, low: float | None = None) -> Leaf | ArrayLiteral:
     sizes = [n if isinstance(n, int) and draw(st.booleans()) else 1 for n in shape]
     lead = draw(st.integers(0, len(sizes)))
     while lead and sizes[lead - 1] != 1:
@@ -134,7 +134,7 @@ def _step_other_pointwise(draw: Draw, net: Net, x: str) -> str | None:
         return net.pointwise("div", x, _parameter(draw, net, shape, low=0.5))
     if kind == "where":
         signs = _parameter(draw, net, shape)
-        mask = literal(np.asarray(signs.array if isinstance(signs, Literal) else signs.load()) > 0, "bool")
+        mask = literal(np.asarray(signs.array if isinstance(signs, ArrayLiteral) else signs.load()) > 0, "bool")
         operands = (x, _parameter(draw, net, shape))
         return net.pointwise("where", mask, *(operands if draw(st.booleans()) else operands[::-1]))
     if kind == "clip":

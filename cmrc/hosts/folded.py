@@ -7,7 +7,7 @@ import numpy as np
 
 from cmrc.errors import HostError
 from cmrc.ir.dtypes import as_dtype, numpy_dtype
-from cmrc.ir.graph import Apply, Array, Leaf, Literal, Node, Tensor
+from cmrc.ir.graph import Apply, Array, ArrayLiteral, Leaf, Node, Tensor
 from cmrc.ir.tensors import constant, materialise
 
 MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat", "expand"})  # no new numbers
@@ -22,7 +22,7 @@ def fold(tensor: Tensor, dtype: str, *, name: str, node: Node | None = None) -> 
     """
     with np.errstate(over="ignore"):
         array = materialise(tensor)
-        array = array.copy() if isinstance(tensor, Literal) else array
+        array = array.copy() if isinstance(tensor, ArrayLiteral) else array
         converted = as_dtype(array, dtype) if array.dtype.kind not in "biu" else array
     if _adds_numbers(tensor) and converted.dtype.kind not in "biu" and not _finite(converted):
         _require_finite(tensor, converted, dtype, name, node)
@@ -33,7 +33,7 @@ def _adds_numbers(tensor: Tensor) -> bool:
     """Whether arithmetic is done, or a number of the plan comes in: parameters that are only moved keep their numbers."""
     if isinstance(tensor, Apply):
         return tensor.op not in MOVES or any(_adds_numbers(part) for part in tensor.inputs)
-    return isinstance(tensor, Literal)
+    return isinstance(tensor, ArrayLiteral)
 
 
 def _finite(array: Array) -> bool:

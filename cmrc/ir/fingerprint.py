@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from cmrc.errors import FingerprintError
-from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Operand, Value
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Operand, Value
 
 SCHEME = 2
 FIX = "lower the model that the plan was made for, or make a plan for this one"
@@ -108,7 +108,7 @@ def _result(value: Value) -> tuple[Any, ...]:
 def _operand(operand: Operand) -> Any:
     if isinstance(operand, Leaf):
         return operand.name
-    if isinstance(operand, Literal):
+    if isinstance(operand, ArrayLiteral):
         return repr(operand.array.tolist())
     if isinstance(operand, Apply):
         return operand.op, [_operand(part) for part in operand.inputs], sorted(operand.attrs.items()), operand.shape

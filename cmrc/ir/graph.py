@@ -7,7 +7,7 @@
 
 A `Graph` is a list of `Node`s in topological order. An operand is the name of a value (`str`), a `Tensor` that is
 known before the program runs, or `None` for an optional operand that is absent. A `Tensor` is a host parameter
-(`Leaf`), an array (`Literal`), or an op of this same IR applied to tensors (`Apply`): folding builds an `Apply`, and
+(`Leaf`), an array (`ArrayLiteral`), or an op of this same IR applied to tensors (`Apply`): folding builds an `Apply`, and
 nothing is computed or copied until a host asks for it. Dimensions are integers, or strings where they are only known at
 run time.
 
@@ -54,7 +54,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Literal:
+class ArrayLiteral:
     """An array that the graph itself holds."""
 
     array: Array
@@ -69,7 +69,7 @@ class Literal:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Literal)
+            isinstance(other, ArrayLiteral)
             and self.array.dtype == other.array.dtype
             and np.array_equal(self.array, other.array, equal_nan=self.array.dtype.kind == "f")
         )
@@ -93,7 +93,7 @@ class Apply:
         return hash((self.op, self.inputs, self.shape))
 
 
-Tensor: TypeAlias = Leaf | Literal | Apply
+Tensor: TypeAlias = Leaf | ArrayLiteral | Apply
 Operand: TypeAlias = str | Tensor | None
 
 
@@ -213,5 +213,5 @@ def leaves_of(tensor: Tensor) -> Iterator[Leaf]:
             yield from leaves_of(part)
 
 
-def literal(array: Any, dtype: str = "float64") -> Literal:
-    return Literal(np.asarray(array, dtype=dtype))
+def literal(array: Any, dtype: str = "float64") -> ArrayLiteral:
+    return ArrayLiteral(np.asarray(array, dtype=dtype))

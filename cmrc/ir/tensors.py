@@ -9,7 +9,7 @@ import numpy as np
 
 from cmrc.ir.axes import Index, is_whole
 from cmrc.ir.dtypes import as_dtype
-from cmrc.ir.graph import Apply, Array, Leaf, Literal, Tensor
+from cmrc.ir.graph import Apply, Array, ArrayLiteral, Leaf, Tensor
 from cmrc.ir.meanings import Attrs
 from cmrc.ir.ops import OPS
 
@@ -29,13 +29,13 @@ def materialise(tensor: Tensor) -> Array:
 def constant(tensor: Tensor) -> Array:
     """The array of a tensor expression in float64, for folding."""
     array = _compute(tensor)
-    return array if array.dtype.kind in "biu" else array.astype(np.float64, copy=not isinstance(tensor, Literal))
+    return array if array.dtype.kind in "biu" else array.astype(np.float64, copy=not isinstance(tensor, ArrayLiteral))
 
 
 def _compute(tensor: Tensor) -> Array:
     if isinstance(tensor, Leaf):
         return tensor.load()
-    if isinstance(tensor, Literal):
+    if isinstance(tensor, ArrayLiteral):
         return tensor.array
     read = _compute if OPS[tensor.op].as_stored else constant
     return evaluate_op(tensor.op, tensor.attrs, *[read(part) for part in tensor.inputs])

@@ -28,7 +28,21 @@ import numpy as np
 
 from cmrc.errors import TextError
 from cmrc.ir.dtypes import numpy_dtype
-from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import (
+    NO_MARKS,
+    Apply,
+    Array,
+    ArrayLiteral,
+    Dim,
+    Graph,
+    Leaf,
+    Marks,
+    Node,
+    Operand,
+    Shape,
+    Tensor,
+    Value,
+)
 
 WORD = re.compile(r"[\w.+\-*/$]+(?:::[\w.+\-*/$]+)*")
 TOKEN = re.compile(rf"\s*(?:(->|<-)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|({WORD.pattern})|([^\s\w]))")
@@ -111,7 +125,7 @@ def _attr(value: Any, index: bool = False) -> str:
 
 class _Printer:
     def __init__(self) -> None:
-        self.listed: list[Literal] = []
+        self.listed: list[ArrayLiteral] = []
 
     def node(self, node: Node) -> str:
         names = ", ".join(f"%{_name(v.name)}" for v in node.outputs)
@@ -131,11 +145,11 @@ class _Printer:
         kind = _type(tensor.dtype, tensor.shape)
         if isinstance(tensor, Leaf):
             return f"@{_name(tensor.name)}: {kind}"
-        if isinstance(tensor, Literal):
+        if isinstance(tensor, ArrayLiteral):
             return self.literal(tensor, kind)
         return f"{tensor.op}({', '.join(map(self.tensor, tensor.inputs))}){_attrs(tensor.attrs)}: {kind}"
 
-    def literal(self, literal: Literal, kind: str) -> str:
+    def literal(self, literal: ArrayLiteral, kind: str) -> str:
         array = literal.array
         if array.size > INLINE or array.dtype.kind == "c":
             if literal not in self.listed:
@@ -151,7 +165,7 @@ class _Printer:
 
 def parse(text: str, leaves: Mapping[str, Leaf] | None = None) -> Graph:
     """The graph of a text. Parameters are taken from `leaves`; those that are not there raise when they are loaded."""
-    data: dict[str, Literal] = {}
+    data: dict[str, ArrayLiteral] = {}
     statements: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("#"):
@@ -173,7 +187,7 @@ class _Parser:
 
     line: str
     number: int
-    arrays: Mapping[str, Literal] = field(default_factory=dict)
+    arrays: Mapping[str, ArrayLiteral] = field(default_factory=dict)
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
 
@@ -240,7 +254,7 @@ class _Parser:
         self.end()
         return tuple(inputs), tuple(outputs)
 
-    def data(self) -> tuple[str, Literal]:
+    def data(self) -> tuple[str, ArrayLiteral]:
         self.take("#")
         name = self.take()
         self.take("=")
@@ -250,7 +264,7 @@ class _Parser:
         except ValueError as error:
             self.fail(f"the data of #{name} is not {_type(dtype, shape)}: {error}")
         self.end()
-        return name, Literal(array)
+        return name, ArrayLiteral(array)
 
     def node(self) -> Node:
         names = [self.value_name()]
@@ -336,7 +350,7 @@ class _Parser:
             self.take(":")
             dtype, shape = self.fixed_type()
             return Apply(op, tuple(inputs), attrs, shape, dtype)
-        return Literal(self.array())
+        return ArrayLiteral(self.array())
 
     def leaf(self) -> Leaf:
         name = self.word()

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 import cmrc
 from cmrc.errors import ResidueError
 from cmrc.hosts.fx.memory import to_numpy
-from cmrc.ir.graph import Array, Graph, Literal, Tensor
+from cmrc.ir.graph import Array, ArrayLiteral, Graph, Tensor
 from cmrc.program.do import Do
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -92,7 +92,7 @@ def check_sizes(case: Case, lowered: cmrc.Lowered) -> None:
 def stored(graph: Graph) -> int:
     """Numbers in parameters; the planes that a fold adds at a border are not counted."""
     nodes = [node for node in graph.nodes if not node.marks.addend]
-    tensors = {o for node in nodes for o in node.inputs if isinstance(o, Tensor) and not isinstance(o, Literal)}
+    tensors = {o for node in nodes for o in node.inputs if isinstance(o, Tensor) and not isinstance(o, ArrayLiteral)}
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 

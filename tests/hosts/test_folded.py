@@ -12,7 +12,7 @@ from torch import nn
 import cmrc
 from cmrc.errors import HostError
 from cmrc.hosts.folded import fold
-from cmrc.ir.graph import Leaf, Literal, Tensor
+from cmrc.ir.graph import ArrayLiteral, Leaf, Tensor
 from cmrc.ir.tensors import apply
 
 
@@ -59,7 +59,7 @@ def test_what_is_infinite_in_the_model_stays_so() -> None:
 
 def test_an_array_of_the_graph_is_copied() -> None:
     array = np.ones(3, np.float32)
-    found = fold(Literal(array), "float32", name="b")
+    found = fold(ArrayLiteral(array), "float32", name="b")
     found[:] = 2
     assert array.tolist() == [1, 1, 1]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import cmrc
 from cmrc.ir.cost import cost
-from cmrc.ir.graph import Graph, Literal, Node, Value
+from cmrc.ir.graph import ArrayLiteral, Graph, Node, Value
 
 BATCH, HEADS, SERVED, QUERIES, KEYS, SIZE, WIDTH = 2, 6, 3, 5, 7, 8, 4  # keys are of SIZE, values of WIDTH
 BY_HAND = BATCH * HEADS * QUERIES * KEYS * SIZE + BATCH * HEADS * QUERIES * KEYS * WIDTH
@@ -92,7 +92,7 @@ def test_sizes_of_run_time_count_as_given() -> None:
 def test_a_product_with_a_stored_matrix_on_either_side(first: bool) -> None:
     """[3, 4] · [4, 5], one of them stored."""
     shapes = (3, 4), (4, 5)
-    stored = Literal(np.ones(shapes[not first]))
+    stored = ArrayLiteral(np.ones(shapes[not first]))
     operands = (stored, "x") if first else ("x", stored)
     node = Node("matmul", operands, (Value("y", (3, 5)),))
     assert cost(Graph((Value("x", shapes[first]),), (node,), ("y",))).macs == 3 * 4 * 5

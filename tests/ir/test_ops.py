@@ -17,7 +17,7 @@ from tolerances import EXACT_F64, distance
 from cmrc.errors import GraphError
 from cmrc.ir import attributes as attribute_types
 from cmrc.ir.functions import ALONG, POINTWISE
-from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Node, Value, literal
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Value, literal
 from cmrc.ir.ops import OPS
 from cmrc.ir.tensors import apply, constant, evaluate_op, materialise, take
 from cmrc.ir.verify import verify_graph
@@ -383,7 +383,7 @@ def test_arithmetic_runs_in_float64_and_is_cast_once() -> None:
 def test_narrow_dtypes(dtype: str) -> None:
     made = materialise(Apply("pointwise", (literal([1.0, 0.3]), literal(1.0)), {"fn": "mul", "rank": 1}, (2,), dtype))
     assert made.dtype.name == dtype
-    assert constant(Literal(made)).dtype == np.float64
+    assert constant(ArrayLiteral(made)).dtype == np.float64
 
 
 BROKEN = [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmrc.errors import TextError
-from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Marks, Node, Operand, Value, literal
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Value, literal
 from cmrc.ir.text import parse, to_text
 
 
@@ -109,17 +109,17 @@ def test_columns_of_each_group() -> None:
     ],
 )
 def test_short_arrays_stand_in_place(array: np.ndarray, text: str) -> None:
-    graph = one(Literal(array))
+    graph = one(ArrayLiteral(array))
     assert f"(%x, {text})" in to_text(graph)
     again = round_trip(graph).nodes[0].inputs[1]
-    assert isinstance(again, Literal)
+    assert isinstance(again, ArrayLiteral)
     assert again.array.dtype == array.dtype
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int64", "complex128"])
 def test_long_arrays_are_listed_once(dtype: str) -> None:
     array = np.random.default_rng(0).normal(0.0, 9.0, (17, 2)).astype(getattr(ml_dtypes, dtype, None) or dtype)
-    nodes = tuple(Node("opaque", (Literal(array),), (Value(name, (17, 2)),)) for name in ("a", "b"))
+    nodes = tuple(Node("opaque", (ArrayLiteral(array),), (Value(name, (17, 2)),)) for name in ("a", "b"))
     graph = Graph((), nodes, ("a",))
     text = to_text(graph)
     assert text.count(f"#0: {dtype}[17,2]") == 2

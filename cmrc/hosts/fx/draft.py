@@ -16,7 +16,7 @@ from cmrc.hosts.fx.lifted import TENSORS
 from cmrc.hosts.fx.memory import from_numpy, torch_dtype
 from cmrc.hosts.fx.parameters import NewParameters
 from cmrc.hosts.fx.read import LiftedReading, add_with_owners
-from cmrc.ir.graph import Leaf, Literal, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import ArrayLiteral, Leaf, Node, Operand, Tensor, Value, leaves_of
 
 aten = torch.ops.aten
 
@@ -93,7 +93,7 @@ class Draft:
             return self.nodes[operand]
         if isinstance(operand, Leaf):
             return self.placeholders[operand.name]
-        if isinstance(operand, Literal) and operand.array.ndim == 0 and node.origin:
+        if isinstance(operand, ArrayLiteral) and operand.array.ndim == 0 and node.origin:
             return operand.array.item()
         return self._present(operand, node, dtype) or self._folded(operand, node, position, dtype)
 

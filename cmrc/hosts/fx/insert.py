@@ -14,7 +14,7 @@ from cmrc.hosts import clamp
 from cmrc.hosts.fx.draft import Draft
 from cmrc.hosts.fx.memory import torch_dtype
 from cmrc.hosts.fx.schema import Call
-from cmrc.ir.graph import Graph, Literal, Node, Tensor
+from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor
 from cmrc.ir.tensors import materialise
 
 aten = torch.ops.aten
@@ -94,7 +94,7 @@ def _emit_plane(draft: Draft, node: Node) -> fx.Node:
 
 def _emit_pointwise(draft: Draft, node: Node) -> fx.Node | None:
     x, other = node.inputs[0], node.inputs[1]
-    if node.attrs["fn"] == "mul" and isinstance(other, Literal):
+    if node.attrs["fn"] == "mul" and isinstance(other, ArrayLiteral):
         return draft.call(aten.mul.Scalar, draft.nodes[str(x)], other.array.item())
     if node.attrs["fn"] != "add":
         return None

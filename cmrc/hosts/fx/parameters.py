@@ -14,7 +14,7 @@ import torch
 from cmrc.hosts.folded import fold
 from cmrc.hosts.fx.memory import from_numpy
 from cmrc.hosts.fx.read import LiftedReading
-from cmrc.ir.graph import Apply, Graph, Leaf, Literal, Node, Tensor, leaves_of
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Tensor, leaves_of
 
 
 class NewParameters:
@@ -45,7 +45,7 @@ class NewParameters:
         uses: dict[str, list[Tensor]] = {}
         for node in changed:
             for operand in node.inputs:
-                if operand is None or isinstance(operand, (str, Literal)):
+                if operand is None or isinstance(operand, (str, ArrayLiteral)):
                     continue
                 named: list[tuple[str, Tensor]] = [(self.named(operand), operand)]
                 if self.is_computed(operand):  # its nodes go on reading the parameters as they are
@@ -102,6 +102,6 @@ def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:
     """The same expression over another parameter."""
     if isinstance(tensor, Leaf):
         return replace(tensor, name=new) if tensor.name == old else tensor
-    if isinstance(tensor, Literal):
+    if isinstance(tensor, ArrayLiteral):
         return tensor
     return replace(tensor, inputs=tuple(_renamed(t, old, new) for t in tensor.inputs))

@@ -19,7 +19,7 @@ from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
-from cmrc.ir.graph import Array, Graph, Leaf, Literal, Marks, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import Array, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ir.ops import OPS
 from cmrc.ir.tensors import apply
 
@@ -111,7 +111,7 @@ class LiftedReading:
         if isinstance(argument, fx.Node):  # a get_attr is a subgraph that a higher-order op runs
             return None if argument.op == "get_attr" else self.leaves.get(argument.name) or argument.name
         if isinstance(argument, (bool, int, float)):
-            return Literal(np.asarray(argument))
+            return ArrayLiteral(np.asarray(argument))
         return None
 
     def _call(self, node: fx.Node) -> None:

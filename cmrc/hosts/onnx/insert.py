@@ -17,7 +17,7 @@ from cmrc.hosts.onnx.ops.positions import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
 from cmrc.ir.dtypes import numpy_dtype
-from cmrc.ir.graph import Array, Literal, Node, Tensor
+from cmrc.ir.graph import Array, ArrayLiteral, Node, Tensor
 from cmrc.ir.tensors import constant
 
 
@@ -45,7 +45,7 @@ def insert_do(patch: ModelPatch, node: Node) -> None:
         )
         patch.insert("Cast", [chosen], node.output, [onnx_ir.AttrInt64("to", onnx_ir.DataType.BFLOAT16)])
         return None
-    constants = patch.initializer(Literal(clamp.constants(node)), dtype=node.output.dtype)
+    constants = patch.initializer(ArrayLiteral(clamp.constants(node)), dtype=node.output.dtype)
     if node.output.dtype == "bool":  # onnxruntime has no Where of truth values
         others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
         patch.insert("Or", [others, constants], node.output)
@@ -106,7 +106,7 @@ def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, slab: Array)
         parents = patch.insert("Reshape", [parents, blocks], f"{name}.blocks")
         mixed = patch.insert("MatMul", [patch.initializer(weight, dtype=dtype), parents], f"{name}.mixed")
         rebuilt = patch.insert("Reshape", [mixed, _ints(patch, *(0,) * (rank - 1), len(units))], f"{name}.units")
-    shift = patch.initializer(Literal(np.transpose(slab, last)), dtype=dtype)
+    shift = patch.initializer(ArrayLiteral(np.transpose(slab, last)), dtype=dtype)
     rebuilt = patch.insert("Add", [rebuilt, shift], f"{name}.rebuilt")
     if axis != rank - 1:
         back = [onnx_ir.AttrInt64s("perm", [last.index(i) for i in range(rank)])]

@@ -15,7 +15,7 @@ import onnx_ir
 from cmrc.hosts.folded import fold
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.hosts.onnx.shapes import data_type
-from cmrc.ir.graph import Apply, Array, Graph, Leaf, Literal, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import Apply, Array, ArrayLiteral, Graph, Leaf, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.tensors import apply
 
 INSERTED_KEY = "cmrc.inserted"
@@ -131,7 +131,7 @@ class ModelPatch:
         return self.initializers[key].value
 
     def array(self, array: Array, base: str = "") -> onnx_ir.Value:
-        return self.initializer(Literal(array), base=base)
+        return self.initializer(ArrayLiteral(array), base=base)
 
     def _numbered(self, origin: str) -> str:
         count = 1
@@ -144,7 +144,7 @@ class ModelPatch:
         """A new initializer, computed when it is needed; a vector in float16, which overflows soonest, at once."""
         kind, shape = data_type(tensor.dtype), onnx_ir.Shape(tensor.shape)
         content: onnx_ir.TensorProtocol
-        if isinstance(tensor, Literal):
+        if isinstance(tensor, ArrayLiteral):
             content = onnx_ir.tensor(tensor.array, dtype=kind, name=name)
         elif tensor.dtype == "float16" and len(tensor.shape) <= 1:
             content = onnx_ir.tensor(fold(tensor, tensor.dtype, name=known_as), dtype=kind, name=name)

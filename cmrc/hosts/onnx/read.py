@@ -24,7 +24,21 @@ from cmrc.hosts.onnx.shapes import dtype_name, infer, symbols
 from cmrc.hosts.onnx.sizes import Sizes
 from cmrc.hosts.onnx.sound import CHECK
 from cmrc.ir.axes import product
-from cmrc.ir.graph import NO_MARKS, Apply, Array, Dim, Graph, Leaf, Literal, Marks, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.graph import (
+    NO_MARKS,
+    Apply,
+    Array,
+    ArrayLiteral,
+    Dim,
+    Graph,
+    Leaf,
+    Marks,
+    Node,
+    Operand,
+    Shape,
+    Tensor,
+    Value,
+)
 from cmrc.ir.tensors import materialise
 
 OLDEST_OPSET = 9
@@ -216,7 +230,7 @@ class _Reader:
         """A constant that is made from constants."""
         if any(isinstance(operand, str) for operand in view.operands):
             raise LeftWhole("")
-        self.tensors[view.node.outputs[0].name or ""] = Literal(EVALUATED[view.node.op_type](view))
+        self.tensors[view.node.outputs[0].name or ""] = ArrayLiteral(EVALUATED[view.node.op_type](view))
 
     def _emit(self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], separable: bool) -> None:
         """One IR node; `inner` are the values inside the ONNX node so far, by their keys."""
@@ -329,7 +343,7 @@ def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None
     whole = value.dtype.startswith(("int", "uint"))
     if whole and fn == "div":
         quotient = np.true_divide(*(materialise(o) for o in operands))
-        return Literal(np.trunc(quotient).astype(value.dtype))
+        return ArrayLiteral(np.trunc(quotient).astype(value.dtype))
     if whole and fn in ("pow", "fmod", "batch_norm", "round"):
         return None
     attrs = {**step.attrs, "shape": shape} if step.op in ("reshape", "expand") else dict(step.attrs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir
 
-from cmrc.ir.graph import Literal, Operand, Shape, Tensor
+from cmrc.ir.graph import ArrayLiteral, Operand, Shape, Tensor
 from cmrc.ir.tensors import materialise
 
 MOVES = {"Cast", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"}
@@ -26,7 +26,7 @@ class FixedSize:
     value: str
     source: str
     dims: tuple[int, ...]
-    tensor: Literal
+    tensor: ArrayLiteral
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Sizes:
     def fix(self, name: str, source: Operand, shape: Shape, dims: tuple[int, ...], rank: int = 1) -> None:
         """The value is a tensor."""
         sizes = np.asarray([shape[d] for d in dims], dtype=np.int64)
-        tensor = Literal(sizes if rank else sizes.reshape(()))
+        tensor = ArrayLiteral(sizes if rank else sizes.reshape(()))
         self.tensors[name] = tensor
         if isinstance(source, str):
             self.fixed.append(FixedSize(name, source, dims, tensor))
