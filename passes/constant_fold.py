@@ -6,7 +6,7 @@
     %d = do(%h, c) {units=S}                      %r = relu(%h)
     %r = relu(%d)                           ->    %d = do(%r, relu(c)) {units=S}
 
-One forward sweep, one rule per op. A rule gives the constants of the result by calling the evaluator (`ops.py`) on the
+One forward sweep, one rule per op. A rule gives the constants of the result by calling the evaluator (`ir/meanings.py`) on the
 constants of the operands, so an op has one meaning. Where a rule declines, the do stays before that op and the reason is
 noted; other readers of the same value go on without it. Condition: constants are finite (0 · x is taken to be 0).
 """

@@ -1,4 +1,4 @@
-"""The three rewrites, one a file, and the driver that runs them.
+"""Runs the three rewrites until nothing moves.
 
     constant_fold   do(units := constants) sinks along the data flow into the next affine op
     affine_fold     do(units := B · parents + β) sinks likewise

@@ -1,4 +1,4 @@
-"""Run a mechanism graph in numpy and float64, by the meanings of `ops.py`: for tests and for looking inside.
+"""Run a mechanism graph in numpy and float64, by the meanings of `meanings.py`: for tests and for looking inside.
 
 A size known only at run time takes its number from the inputs and from what has been computed. Every result is checked
 against its declared shape.

@@ -102,7 +102,7 @@ def eliminate(
 def eliminate_for_interchange(
     gram: Array, covariance: Array, p: float, *, ridge: float = 1e-6, first: Sequence[int] = ()
 ) -> Order:
-    """Backward elimination where what stays is swapped with probability p: see `replace.swapped`.
+    """Backward elimination where what stays is swapped with probability p: see `fits.swapped`.
 
     risk(S) = tr(G_SS C_SS) − (1−p)² tr(G_SS C_SK P C_KS), P = C̃_KK⁻¹. A unit that goes is no longer swapped, so its moments
     change and no Schur complement of one matrix gives the risk. With X = C_KS w_Sᵀ, removing j makes it X + c_j w_jᵀ, and
