@@ -28,6 +28,8 @@ RIDGES = tuple(10.0**e for e in range(-8, 2))  # what leave-one-out chooses from
 GRAM_RIDGE = 1e-2  # of G_SS, which is singular where there are fewer outputs than units
 FLOOR = 1e-4  # of the largest reach of a replaced unit: the least by which G_SS is damped
 CHUNK = 32  # units whose weighted systems are formed at a time
+VANISHING = 1e-290  # a curvature or reach below this is no more than rounding
+BLOWN_UP = 100.0  # times the largest value that a unit had: a fit beyond it is an artefact of too few or equal samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +54,8 @@ def refit(stats: SiteStats, units: Sequence[int], *, clip: bool = True, ridge: f
     ha = stats.wanted("HA", "coupling")[np.ix_(chosen, chosen)].sum(1) / n
     g = stats.wanted("g", "curvature")[chosen] / n
     mean = stats.mean[chosen]
+    if float(h.diagonal().max(initial=0.0)) < VANISHING:
+        return Fit(mean)  # the loss does not depend on these units
     scale = np.diag(np.full(len(chosen), ridge * max(float(h.diagonal().mean()), np.finfo(np.float64).tiny)))
     constant = mean + scipy.linalg.solve(h + scale, ha - g - h @ mean, assume_a="pos")
     if clip:
@@ -128,7 +132,10 @@ def _drift(
     deviation = np.sqrt(np.maximum(stats.variance[replaced], 0.0))
     own = gram[np.ix_(replaced, replaced)] * np.outer(deviation, deviation)
     reach = own.diagonal()
-    least = max(FLOOR * float(reach.max()), np.finfo(np.float64).tiny)
+    if float(reach.max()) < VANISHING:
+        return cross, mean  # nothing of these units arrives, so they cannot correct anything
+    every = float((gram.diagonal() * stats.variance).max())
+    least = max(FLOOR * float(reach.max()), FLOOR**2 * every, np.finfo(np.float64).tiny)
     damped = own + np.diag(GRAM_RIDGE * np.maximum(reach, least))
 
     def makeup(right: Array) -> Array:
@@ -231,7 +238,8 @@ def wls(
     """Curvature-weighted ridge least squares, unit by unit: θ = (ΦᵀDΦ + λ)⁻¹ (ΦᵀDa − Φᵀg), Φ = [1, a_P], D = diag h.
 
     h below zero counts as zero, and a unit whose Σh is flat is fitted by h = 1 and g = 0: the proxy has no minimum there.
-    Φ is centred and scaled by D's own moments, so λ is relative and never shrinks the constant term.
+    Φ is centred and scaled by D's own moments, so λ is relative and never shrinks the constant term. A unit whose fit leaves
+    all that was seen of it far behind (`BLOWN_UP`) gets its mean instead.
     """
     replaced = np.asarray(units, dtype=np.int64)
     keep = complement(replaced, stats.columns.units)
@@ -246,6 +254,9 @@ def wls(
         for i, (row, held) in enumerate(zip(chosen[some], theta, strict=True)):
             weight[start + i, [place[int(k)] for k in row]] = held
         bias[some] = constant
+    fitted = rows[:, keep] @ weight.T + bias
+    lost = np.abs(fitted).max(0) > BLOWN_UP * np.abs(rows[:, replaced]).max(0)
+    weight[lost], bias[lost] = 0.0, stats.mean[replaced][lost]
     used = np.flatnonzero(np.any(weight != 0, axis=0)) if len(keep) > chosen.shape[1] else np.arange(len(keep))
     return Fit(bias, tuple(int(keep[i]) for i in used), weight[:, used], ridge)
 

@@ -87,6 +87,8 @@ def plan(
     if made.fingerprint is not None:
         fix = "calibrate this model, or plan for the one that they are of"
         made.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)
+    for site in sites:
+        _require_usable(made[site.value], site)
     ranked = [rank(program, site, made[site.value], chosen, ()) for site in sites]
     wanted = _counts(program, ranked, chosen)
     result = Plan(program)
@@ -107,6 +109,23 @@ def plan(
     result.made = _record(chosen, made if stats is None else stats, ranked, wanted)
     result.scores = {r.site.name: r.scores.score for r in ranked}
     return result
+
+
+def _require_usable(stats: SiteStats, site: Site) -> None:
+    columns = stats.columns
+    if (columns.units, columns.axis) != (site.units, site.axis):
+        raise StatsError(
+            f"the statistics are of {columns.units} units on axis {columns.axis}, "
+            f"the site has {site.units} on axis {site.axis}",
+            node=site.name,
+            fix="calibrate this model again",
+        )
+    if not stats.count:
+        raise StatsError(
+            "the statistics have no rows for this site",
+            node=site.name,
+            fix="calibrate on more data, or check the mask that `positions` names",
+        )
 
 
 def _sites(program: Program, recipe: Recipe) -> list[Site]:
