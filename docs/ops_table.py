@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 PAGE = Path(__file__).parent / "ops.md"
 
 
-def first_line(rules: dict[str, Callable[..., Any]], op: str) -> str:
+def first_line(rules: Mapping[str, Callable[..., Any]], op: str) -> str:
     """The first line of the rule's docstring, or that there is none."""
     rule = rules.get(op)
     return "stops" if rule is None else (rule.__doc__ or "passes").strip().splitlines()[0].replace("|", "\\|")
