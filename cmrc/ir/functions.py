@@ -176,13 +176,13 @@ def _avg_pool(x: Array, attrs: Attrs) -> Array:
     total = _pool_windows(x, attrs, 0.0).sum(axis=over)
     if attrs.get("divisor"):
         return np.asarray(total / attrs["divisor"])
-    spatial = x.shape[x.ndim + over[0] :]
+    spatial, dilation = x.shape[x.ndim + over[0] :], attrs.get("dilation", (1,) * len(over))
     inside = np.ones(spatial)
     pads = _pool_pads(spatial, attrs)
     if attrs.get("include_pad"):  # the declared padding counts, what ceil mode adds beyond it does not
         inside = np.pad(inside, attrs["pad"], constant_values=1.0)
         pads = [(0, after - declared[1]) for (_, after), declared in zip(pads, attrs["pad"], strict=True)]
-    count = windows(inside, attrs["kernel"], attrs["stride"], pads, (1,) * len(over), 0.0).sum(axis=over)
+    count = windows(inside, attrs["kernel"], attrs["stride"], pads, dilation, 0.0).sum(axis=over)
     return np.asarray(total / count)
 
 
