@@ -351,8 +351,10 @@ def _join(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
 
 def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """An op that reads sizes, not values, does not see the do."""
-    made = [relation.source if isinstance(o, str) and is_affine_do(sweep.producers.get(o)) else o for o in node.inputs]
-    sweep.emit(node.with_inputs(made))
+    inputs = [
+        relation.source if isinstance(o, str) and is_affine_do(sweep.producers.get(o)) else o for o in node.inputs
+    ]
+    sweep.emit(node.with_inputs(inputs))
     return PAST
 
 

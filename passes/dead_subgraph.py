@@ -68,9 +68,9 @@ class Rise:
             return take(operand, axis, keep)
         keep = keep if isinstance(keep, Keep) else Keep(keep)
         attrs = {"axis": axis, "keep": keep, "period": period} if period else {"axis": axis, "keep": keep}
-        for made in self.pending:  # asked for twice by one node
-            if made.inputs[0] == operand and made.attrs == attrs:
-                return made.name
+        for select in self.pending:  # asked for twice by one node
+            if select.inputs[0] == operand and select.attrs == attrs:
+                return select.name
         value = self.values[operand]
         name = f"{operand}.select"
         while name in self.values:

@@ -1,11 +1,7 @@
-"""Runs the three rewrites until nothing moves.
+"""Runs constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed and why.
 
-    constant_fold   do(units := constants) sinks along the data flow into the next affine op
-    affine_fold     do(units := B · parents + β) sinks likewise
-    dead_subgraph   select rises against the data flow, dead nodes fall away
-
-Passes are pure: graph in, graph out, and they import only the IR. Every step preserves meaning by itself, so any prefix
-of the pipeline is a correct program.
+The graph is verified before and after every pass. Every step preserves meaning by itself, so any prefix of the pipeline is a
+correct program.
 """
 
 from __future__ import annotations
@@ -90,7 +86,7 @@ def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], N
 
 def find_residue(graph: Graph, log: Log) -> list[Residue]:
     """What is left of do's and selects, each with the reason noted when it stopped."""
-    found: list[Residue] = []
+    residue: list[Residue] = []
     consumers, producers = graph.consumers(), {value.name: node for node in graph.nodes for value in node.outputs}
     for node in graph.nodes:
         if node.op == "do":
@@ -98,15 +94,15 @@ def find_residue(graph: Graph, log: Log) -> list[Residue]:
             readers += [("output", "output", "output")] if node.name in graph.outputs else []
             for name, label, kind in readers:
                 reason = log.reasons.get((node.name, name), "nothing takes it in")
-                found.append(Residue(node, label, kind, reason, node.marks.sources))
+                residue.append(Residue(node, label, kind, reason, node.marks.sources))
         elif node.op == "select" and not node.origin:
             source = node.inputs[0]
             assert isinstance(source, str)
             maker = producers.get(source)
             label, kind = (maker.label, maker.kind) if maker else (source, "input")
             reason = log.reasons.get((source, node.name)) or _unselected(graph, maker, consumers[source], node)
-            found.append(Residue(node, label, kind, reason, ()))
-    return found
+            residue.append(Residue(node, label, kind, reason, ()))
+    return residue
 
 
 def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: Node) -> str:

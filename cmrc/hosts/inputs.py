@@ -30,7 +30,7 @@ def random_inputs(
     A size that nobody gave is `default`, or an error where that is None.
     """
     rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for value in values:
         shape = []
         for number in value.shape:
@@ -43,5 +43,5 @@ def random_inputs(
             shape.append(known)
         floating = value.dtype.startswith(("float", "bfloat"))
         drawn = rng.normal(size=shape) if floating else rng.integers(0, 2, size=shape)
-        found[value.name] = drawn.astype(numpy_dtype(value.dtype))
-    return found
+        arrays[value.name] = drawn.astype(numpy_dtype(value.dtype))
+    return arrays

@@ -41,9 +41,9 @@ class Index(tuple[int, ...]):
 
     @classmethod
     def from_array(cls, array: Array) -> Self:
-        made = cls(array.tolist())
-        made.array = array
-        return made
+        index = cls(array.tolist())
+        index.array = array
+        return index
 
 
 class Keep(Index):
@@ -55,10 +55,10 @@ class Keep(Index):
     def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
         if type(index) is cls and index.period == period:
             return index
-        made = super().__new__(cls, index)
+        keep = super().__new__(cls, index)
         if period:
-            made.period = period
-        return made
+            keep.period = period
+        return keep
 
 
 def period_of(keep: Sequence[int]) -> int:
@@ -111,7 +111,7 @@ def is_whole(keep: Sequence[int], size: Dim) -> bool:
 @lru_cache(maxsize=4096)  # a model has the same few reshapes in every layer
 def segments(before: Shape, after: Shape) -> tuple[Segment, ...]:
     """The finest segments. Where sizes cannot be compared, the rest is one segment."""
-    found: list[Segment] = []
+    parts: list[Segment] = []
     i = j = 0
     while i < len(before) and j < len(after):
         start_i, start_j = i, j
@@ -127,11 +127,11 @@ def segments(before: Shape, after: Shape) -> tuple[Segment, ...]:
             else:
                 break
             left, right = product(before[start_i:i]), product(after[start_j:j])
-        found.append(Segment((start_i, i), (start_j, j)))
-    if found and (i < len(before) or j < len(after)):  # what is left has size one
-        last = found.pop()
-        found.append(Segment((last.before[0], len(before)), (last.after[0], len(after))))
-    return tuple(found)
+        parts.append(Segment((start_i, i), (start_j, j)))
+    if parts and (i < len(before) or j < len(after)):  # what is left has size one
+        last = parts.pop()
+        parts.append(Segment((last.before[0], len(before)), (last.after[0], len(after))))
+    return tuple(parts)
 
 
 def _sizes(shape: Shape, span: tuple[int, int]) -> tuple[int, ...] | None:
@@ -155,10 +155,10 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
         return _move_repeated(before, after, axis, index, period, segment)
     mask = np.zeros(old, dtype=bool)
     mask[(slice(None),) * (axis - first) + (Index.of(index).array,)] = True
-    found = _whole_positions(mask.reshape(new))
-    if found is None:
+    place = _whole_positions(mask.reshape(new))
+    if place is None:
         return f"the units are not whole positions of any axis of {list(after)}"
-    return Moved(segment.after[0] + found[0], found[1], segment)
+    return Moved(segment.after[0] + place[0], place[1], segment)
 
 
 def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
@@ -198,8 +198,8 @@ def _move_repeated(
     tail = [int(n) for n in _fixed_tail(new)]
     span = math.prod(tail)
     if span % run.size == 0:
-        found = _whole_positions(np.tile(run, span // run.size).reshape(tail))
-        return problem if found is None else Moved(segment.after[1] - len(tail) + found[0], found[1], segment)
+        place = _whole_positions(np.tile(run, span // run.size).reshape(tail))
+        return problem if place is None else Moved(segment.after[1] - len(tail) + place[0], place[1], segment)
     # Whole positions of the axis of unknown size that stands before the known ones, the same of every run.
     above = segment.after[1] - len(tail) - 1
     rows = run.reshape(-1, span) if run.size % span == 0 else run[None]

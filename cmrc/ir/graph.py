@@ -180,28 +180,28 @@ class Graph:
 
     def values(self) -> dict[str, Value]:
         """Every value by name."""
-        found = {value.name: value for value in self.inputs}
+        values = {value.name: value for value in self.inputs}
         for node in self.nodes:
             for value in node.outputs:
-                found[value.name] = value
-        return found
+                values[value.name] = value
+        return values
 
     def leaves(self) -> dict[str, Leaf]:
         """Every host parameter that the graph still refers to, by name."""
-        found: dict[str, Leaf] = {}
+        leaves: dict[str, Leaf] = {}
         for node in self.nodes:
             for operand in node.inputs:
                 if operand is not None and not isinstance(operand, str):
-                    found.update((leaf.name, leaf) for leaf in leaves_of(operand))
-        return found
+                    leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))
+        return leaves
 
     def consumers(self) -> dict[str, list[Node]]:
         """For every value, the nodes that read it, in order."""
-        found: dict[str, list[Node]] = {name: [] for name in self.values()}
+        readers: dict[str, list[Node]] = {name: [] for name in self.values()}
         for node in self.nodes:
             for name in dict.fromkeys(node.values()):
-                found[name].append(node)
-        return found
+                readers[name].append(node)
+        return readers
 
 
 def leaves_of(tensor: Tensor) -> Iterator[Leaf]:

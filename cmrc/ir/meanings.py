@@ -66,7 +66,7 @@ def conv_pads(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tu
     pad = attrs["pad"]
     if not isinstance(pad, str):
         return tuple(pad)
-    found = []
+    pads = []
     more = attrs.get("output_padding", (0,) * len(kernel))
     for size, k, stride, dilation, extra in zip(spatial, kernel, attrs["stride"], attrs["dilation"], more, strict=True):
         if attrs.get("transposed"):  # the result has size * stride positions
@@ -74,8 +74,8 @@ def conv_pads(attrs: Attrs, spatial: Sequence[int], kernel: Sequence[int]) -> tu
         else:
             total = max(0, (-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size)
         small, large = total // 2, total - total // 2
-        found.append((small, large) if pad == "same_upper" else (large, small))
-    return tuple(found)
+        pads.append((small, large) if pad == "same_upper" else (large, small))
+    return tuple(pads)
 
 
 def conv(attrs: Attrs, x: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -213,8 +213,8 @@ class _Parser:
 
     def take(self, wanted: str = "") -> str:
         if not self.tokens or (wanted and self.tokens[-1] != wanted):
-            found = f"'{self.next()}'" if self.tokens else "the end of the line"
-            self.fail(f"expected {repr(wanted) if wanted else 'more'}, found {found}")
+            instead = f"'{self.next()}'" if self.tokens else "the end of the line"
+            self.fail(f"expected {repr(wanted) if wanted else 'more'}, found {instead}")
         return self.tokens.pop()
 
     def accept(self, token: str) -> bool:
@@ -225,12 +225,12 @@ class _Parser:
 
     def items(self, item: Callable[[], Item], stop: str) -> list[Item]:
         """Items and commas up to `stop`; a comma may end them."""
-        found: list[Item] = []
+        items: list[Item] = []
         while not self.accept(stop):
-            found.append(item())
+            items.append(item())
             if self.next() != stop:
                 self.take(",")
-        return found
+        return items
 
     def word(self) -> str:
         token = self.take()

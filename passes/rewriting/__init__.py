@@ -1,8 +1,12 @@
 """What the passes share.
 
-driver     what runs the rules                             outcome   what becomes of a rule, and the record of it
-rewriter   the walk down the graph, and questions of axes
-known      units that are replaced by constants            absorb    folding into linear maps and convolutions
-contract   constants that meet products and attention      runtime   constants that exist only when the model runs
-addends    biases beside each other become one             fused     nodes of a host that are several ops of the IR
+outcome    what a rule may answer, and the record of a pipeline
+driver     what runs the rules
+rewriter   the walk down a graph, and where the axes of operands lie in a result
+known      units that are replaced by constants
+absorb     folding into linear maps, convolutions, means and norms
+contract   constants that meet products of values, and attention
+runtime    constants that exist only when the model runs
+addends    sums that follow each other become one
+fused      nodes of a host that are several ops of the IR
 """

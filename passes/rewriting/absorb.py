@@ -196,13 +196,13 @@ def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
     weight = node.inputs[1]
     assert isinstance(weight, Tensor)
     a, kernel = node.attrs, weight.shape[2:]
-    found = []
+    sizes = []
     extra = a.get("output_padding", (0,) * len(kernel))
     pads = conv_pads(a, spatial, kernel)
     for n, k, s, d, (lo, hi), more in zip(spatial, kernel, a["stride"], a["dilation"], pads, extra, strict=True):
         reach = d * (k - 1) + 1
-        found.append((n - 1) * s - lo - hi + reach + more if a.get("transposed") else (n + lo + hi - reach) // s + 1)
-    return tuple(found)
+        sizes.append((n - 1) * s - lo - hi + reach + more if a.get("transposed") else (n + lo + hi - reach) // s + 1)
+    return tuple(sizes)
 
 
 def has_border(node: Node) -> bool:

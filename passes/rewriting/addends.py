@@ -31,13 +31,13 @@ def merge_addends(sweep: Sweep, node: Node) -> Node:
     ):
         return node
     for i, operand in enumerate(node.inputs):
-        made = sweep.producers.get(operand) if isinstance(operand, str) else None
+        earlier = sweep.producers.get(operand) if isinstance(operand, str) else None
         other = node.inputs[1 - i]
-        if made is None or not made.marks.addend or other is None or isinstance(other, str):
+        if earlier is None or not earlier.marks.addend or other is None or isinstance(other, str):
             continue
-        y, addend = made.inputs
+        y, addend = earlier.inputs
         assert isinstance(y, str) and addend is not None and not isinstance(addend, str)
-        if len(node.output.shape) != len(made.output.shape):
+        if len(node.output.shape) != len(earlier.output.shape):
             continue
         total = add_tensors(other, addend, dtype=other.dtype)
         if node.marks.inside and total.shape != other.shape:  # a fused node takes a parameter of that shape only
@@ -84,14 +84,18 @@ def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor |
     if isinstance(addend, Tensor):
         rank = len(node.output.shape)
         return scale(addend, axis) if len(addend.shape) == rank and addend.shape[axis] == channels else None
-    made = sweep.producers[addend] if isinstance(addend, str) else None
-    if made is None or made.op != "conv" or made.origin or made.marks.like:
+    border_conv = sweep.producers[addend] if isinstance(addend, str) else None
+    if border_conv is None or border_conv.op != "conv" or border_conv.origin or border_conv.marks.like:
         return None
-    plane, kernel, _ = made.inputs
+    plane, kernel, _ = border_conv.inputs
     assert isinstance(kernel, Tensor)
-    out = made.output
+    out = border_conv.output
     border = Value(sweep.fresh(node.name, "border"), out.shape, out.dtype)
     sweep.emit(
-        replace(made, inputs=(plane, scale(kernel, 1 if made.attrs.get("transposed") else 0), None), outputs=(border,))
+        replace(
+            border_conv,
+            inputs=(plane, scale(kernel, 1 if border_conv.attrs.get("transposed") else 0), None),
+            outputs=(border,),
+        )
     )
     return border.name

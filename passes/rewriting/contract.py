@@ -1,4 +1,4 @@
-"""Constants that meet a product of two values, or attention: part of constant_fold, with one rule per op as there.
+"""Constants that meet a product of two values, or attention. Part of constant_fold.
 
     softmax(q kᵀ · s) v
     q_u := 0              q kᵀ is the same without unit u of both

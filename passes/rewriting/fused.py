@@ -34,7 +34,7 @@ def torn(before: Graph, after: Graph) -> list[str]:
         return []
     left = {node.name: node for node in after.nodes}
     member_of = {node.name: origin for origin, members in groups.items() for node in members}
-    found = {
+    torn_apart = {
         origin
         for origin, members in groups.items()
         if not any(m.marks.separable for m in members)
@@ -44,8 +44,8 @@ def torn(before: Graph, after: Graph) -> list[str]:
     for node in after.nodes:
         copied = member_of.get(node.marks.like)
         if copied is not None:
-            found.add(copied)
-    return [origin for origin in groups if origin in found]
+            torn_apart.add(copied)
+    return [origin for origin in groups if origin in torn_apart]
 
 
 def differs(members: Sequence[Node], left: Mapping[str, Node]) -> bool:
@@ -68,9 +68,9 @@ def reason(members: Sequence[Node], residue: Sequence[tuple[Node, str]]) -> str:
     """Why something stayed in the middle of a fused node: the reason of a do or select that did."""
     own = {value.name for member in members for value in member.outputs}
     read = {operand for member in members for operand in member.values()}
-    for node, told in residue:
+    for node, why in residue:
         if node.inputs[0] in own or node.name in read:
-            return told
+            return why
     return "what is folded would have to be added inside it"
 
 

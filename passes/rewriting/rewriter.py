@@ -88,12 +88,12 @@ class Sweep:
         if is_whole(keep, value.shape[axis]):
             return name
         keep = Index.of(keep)
-        made = self.selects.get((name, axis, keep))
-        if made is None:
-            made = self.selects[name, axis, keep] = self.fresh(name, "select")
-            output = Value(made, resized(value.shape, axis, len(keep)), value.dtype)
+        selected = self.selects.get((name, axis, keep))
+        if selected is None:
+            selected = self.selects[name, axis, keep] = self.fresh(name, "select")
+            output = Value(selected, resized(value.shape, axis, len(keep)), value.dtype)
             self.emit(Node("select", (name,), (output,), {"axis": axis, "keep": keep}))
-        return made
+        return selected
 
     def finish(self) -> Graph:
         outputs = tuple(self.redirected.get(name, name) for name in self.graph.outputs)
@@ -183,14 +183,14 @@ def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 
 
-def others_give_shape(sweep: Sweep, node: Node, position: int, held: Shape) -> bool:
-    """Whether the result keeps its shape when this operand becomes something of shape `held`, mostly of one position."""
+def others_give_shape(sweep: Sweep, node: Node, position: int, becomes: Shape) -> bool:
+    """Whether the result keeps its shape when this operand becomes something of shape `becomes`, mostly of one position."""
     own = sweep.shape(node.inputs[position])
     shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
     return all(
         n == 1
         or (local := operand_axis(node, position, own, axis)) is None
-        or held[local] == own[local]
+        or becomes[local] == own[local]
         or any(operand_axis(node, i, shape, axis) is not None for i, shape in shapes)
         for axis, n in enumerate(node.output.shape)
     )

@@ -6,7 +6,7 @@
                                                           %d = do(%y, %v) {units=S}
 
 From there a do carries a value instead of numbers. Ops do to that value, a batch of one, what they do to the rest, until an
-affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold, with one rule per op as there.
+affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold.
 """
 
 from __future__ import annotations
