@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.attributes import PointwiseAttrs, attributes
+from cmrc.ir.attributes import (
+    AlongAttrs,
+    ConcatAttrs,
+    ConvAttrs,
+    DoAttrs,
+    LinearAttrs,
+    PointwiseAttrs,
+    SelectAttrs,
+    TransposeAttrs,
+    attributes,
+)
 from cmrc.ir.axes import blocks, compress, count_by_group, spread
 from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
@@ -98,7 +108,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> RuleOutc
     """W_P += W_S · B, b += W_S · β."""
     if isinstance(node.inputs[1], str) or relation.position != 0:
         return Declined("its weight is computed at run time")
-    if relation.axis != node.attrs["axis"]:
+    if relation.axis != attributes(node, LinearAttrs)["axis"]:
         return Declined("it acts along another axis than the replacement")
     mix = (relation.parents, literal(relation.weight))
     return _with_weight(fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix))
@@ -106,15 +116,16 @@ def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> RuleOutc
 
 def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """The same at every kernel position; units and parents must share a group."""
+    attrs = attributes(node, ConvAttrs)
     if isinstance(node.inputs[1], str) or relation.position != 0:
         return Declined("its weight is computed at run time")
-    if relation.axis != node.attrs["axis"]:
+    if relation.axis != attrs["axis"]:
         return Declined("it mixes positions along the replaced axis")
-    groups = node.attrs["groups"]
+    groups = attrs["groups"]
     channels = int(sweep.shape(relation.source)[relation.axis])
     per = channels // groups
     if groups > 1:
-        if node.attrs.get("transposed"):
+        if attrs.get("transposed"):
             return Declined("a grouped transposed convolution cannot rebuild channels")
         if relation.repeat != 1:
             return Declined("a grouped convolution cannot rebuild blocks of channels")
@@ -202,7 +213,7 @@ def _scaled(
 
 def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """A linear f over other axes, alike for every unit: B as it is, β as a constant goes through f."""
-    fn, axes, attrs = node.attrs["fn"], tuple(node.attrs["axes"]), node.attrs
+    fn, axes, attrs = attributes(node, AlongAttrs)["fn"], tuple(attributes(node, AlongAttrs)["axes"]), node.attrs
     if relation.axis in axes:
         return Declined("it mixes the units with each other")
     if not ALONG[fn].linear or (fn == "pad" and attrs["value"] != 0):
@@ -244,7 +255,7 @@ def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> RuleOu
 
 
 def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    perm = node.attrs["perm"]
+    perm = attributes(node, TransposeAttrs)["perm"]
     return _sink(
         sweep, node, 0, replace(relation, axis=perm.index(relation.axis), slab=np.transpose(relation.slab, perm))
     )
@@ -253,7 +264,7 @@ def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> Rule
 def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """Along the units, positions shift. One replaced part at a time: the next sweep takes the next."""
     position = relation.position
-    if relation.axis != node.attrs["axis"]:
+    if relation.axis != attributes(node, ConcatAttrs)["axis"]:
         return Declined("the concatenation runs along another axis")
     sizes = [sweep.shape(operand)[relation.axis] for operand in node.inputs[:position]]
     if not all(isinstance(n, int) for n in sizes):
@@ -267,7 +278,8 @@ def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
 
 def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """Units that are not read vanish; the parents of the others must be read as well."""
-    axis, keep = node.attrs["axis"], node.attrs["keep"]
+    attrs = attributes(node, SelectAttrs)
+    axis, keep = attrs["axis"], attrs["keep"]
     if axis != relation.axis:
         slab = relation.slab
         slab = slab if slab.shape[axis] == 1 else np.take(slab, keep, axis=axis)
@@ -304,10 +316,11 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
 
 def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """The later wins where both name a unit. Two affine do's, none of whose units is a parent of the other, become one."""
-    if node.attrs["axis"] != relation.axis:
+    attrs = attributes(node, DoAttrs)
+    if attrs["axis"] != relation.axis:
         return Declined("a replacement along another axis stands here")
-    here = set(node.attrs["units"])
-    if set(node.attrs.get("parents", ())) & set(relation.units):
+    here = set(attrs["units"])
+    if set(attrs.get("parents", ())) & set(relation.units):
         return Declined("the parents of an affine replacement are themselves replaced")
     if here >= set(relation.units):
         sweep.emit(node.with_inputs((relation.source, *node.inputs[1:])))

@@ -19,7 +19,16 @@ from functools import cached_property
 
 import numpy as np
 
-from cmrc.ir.attributes import SelectAttrs, attributes
+from cmrc.ir.attributes import (
+    AlongAttrs,
+    AttentionAttrs,
+    ConcatAttrs,
+    ConvAttrs,
+    LinearAttrs,
+    SelectAttrs,
+    TransposeAttrs,
+    attributes,
+)
 from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
 from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.tensors import take
@@ -153,22 +162,23 @@ def _copy(node: Node, operand: Operand, axis: int, keep: Keep) -> Rewritten:
 
 def drop_rows_of_linear(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """select(W x + b, K) -> W[K] x + b[K]; along another axis it rises to x."""
+    attrs = attributes(node, LinearAttrs)
     axis, keep = wanted.axis, wanted.keep
     x, weight, bias = (*node.inputs, None)[:3]
-    if axis != node.attrs["axis"]:
+    if axis != attrs["axis"]:
         return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
     if isinstance(weight, str) or isinstance(bias, str) or weight is None:
         return Declined("its weight is computed at run time")
     if bias is not None and bias.shape and bias.shape[-1] != 1:
         bias = take(bias, len(bias.shape) - 1, keep)
-    return _shrunk(node, (x, take(weight, node.attrs["w_out"], keep), bias), axis, keep)
+    return _shrunk(node, (x, take(weight, attrs["w_out"], keep), bias), axis, keep)
 
 
 def drop_rows_of_conv(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Output channels. In a grouped convolution whole groups go with their inputs; the others keep equally many outputs."""
     axis, keep = wanted.axis, wanted.keep
     x, weight, bias = (*node.inputs, None)[:3]
-    attrs, groups = node.attrs, node.attrs["groups"]
+    attrs, groups = node.attrs, attributes(node, ConvAttrs)["groups"]
     if axis > attrs["axis"]:
         return Declined("it mixes positions along this axis")
     if axis < attrs["axis"]:
@@ -207,13 +217,14 @@ def rise_through_pointwise(rise: Rise, node: Node, wanted: Selection) -> RuleOut
 
 def rise_along_other_axes(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """An axis that the op does not touch rises; parameters that run along it are sliced."""
+    attrs = attributes(node, AlongAttrs)
     axis, keep = wanted.axis, wanted.keep
-    axes, x = node.attrs["axes"], node.inputs[0]
+    axes, x = attrs["axes"], node.inputs[0]
     shape = rise.shape(x)
     source = axis
-    if node.attrs.get("drop"):
+    if attrs.get("drop"):
         source = [d for d in range(len(shape)) if d not in axes][axis]
-    if source in axes and node.attrs["fn"] == "tile":
+    if source in axes and attrs["fn"] == "tile":
         return _rise_to_repeated(rise, node, wanted)
     if source in axes:
         return Declined("it mixes the units with each other")
@@ -273,7 +284,9 @@ def _rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | 
 
 def rise_through_transpose(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     axis, keep = wanted.axis, wanted.keep
-    return _shrunk(node, (rise.select(node.inputs[0], node.attrs["perm"][axis], keep),), axis, keep)
+    return _shrunk(
+        node, (rise.select(node.inputs[0], attributes(node, TransposeAttrs)["perm"][axis], keep),), axis, keep
+    )
 
 
 def rise_through_expand(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -288,7 +301,7 @@ def rise_through_expand(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
 def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
     axis, keep = wanted.axis, wanted.keep
-    if axis != node.attrs["axis"]:
+    if axis != attributes(node, ConcatAttrs)["axis"]:
         return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
     if keep.period:
         return Declined("it joins samples")
@@ -308,14 +321,15 @@ def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
 
 def rise_through_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """select(select(x, J), K) -> select(x, J[K]); on another axis they change places."""
+    attrs = attributes(node, SelectAttrs)
     axis, keep = wanted.axis, wanted.keep
-    if axis == node.attrs["axis"] and keep.period:
+    if axis == attrs["axis"] and keep.period:
         return Declined("it takes samples apart")
-    if axis != node.attrs["axis"]:
-        if not node.origin and axis > node.attrs["axis"]:  # one order only, or two selects would change places for ever
+    if axis != attrs["axis"]:
+        if not node.origin and axis > attrs["axis"]:  # one order only, or two selects would change places for ever
             return Declined("a select along another axis stands here")
         return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
-    rest = tuple(node.attrs["keep"][k] for k in keep)
+    rest = tuple(attrs["keep"][k] for k in keep)
     if not node.origin and is_whole(rest, rise.shape(node.inputs[0])[axis]):
         return _copy(node, node.inputs[0], axis, keep)
     return _shrunk(node.with_attrs(keep=rest).with_marks(touched=True), node.inputs, axis, keep)
@@ -377,7 +391,7 @@ def rise_through_attention(rise: Rise, node: Node, wanted: Selection) -> RuleOut
         if node.marks.square:
             return Declined("its values have the size of its queries")
         return _shrunk(node, (q, k, rise.select(v, axis, keep), *masks), axis, keep)
-    if axis == rank - 2 and node.attrs.get("causal"):
+    if axis == rank - 2 and attributes(node, AttentionAttrs).get("causal"):
         return Declined("it counts positions from the first query")
     for i, mask in enumerate(masks):
         local = None if mask is None else operand_axis(node, i + 3, rise.shape(mask), axis)
