@@ -266,10 +266,10 @@ def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
     position = relation.position
     if relation.axis != attributes(node, ConcatAttrs)["axis"]:
         return Declined("the concatenation runs along another axis")
-    sizes = [sweep.shape(operand)[relation.axis] for operand in node.inputs[:position]]
+    sizes = [sweep.shape(operand)[relation.axis] for operand in node.inputs]
     if not all(isinstance(n, int) for n in sizes):
         return Declined("a part has a size known only at run time")
-    offset = sum(int(n) for n in sizes)
+    offset = sum(int(n) for n in sizes[:position])
     shifted = replace(
         relation, units=tuple(u + offset for u in relation.units), parents=tuple(p + offset for p in relation.parents)
     )

@@ -253,6 +253,8 @@ def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tupl
     segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
     if segment is None:
         return f"{list(before)} to {list(after)} cannot be followed"
+    if 0 in before:
+        return f"{list(before)} has no elements"
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
     wide = [i for i in range(*segment.after) if after[i] != 1]
     if segment.before[1] - segment.before[0] == 1 and len(wide) == 1 and before[axis] == after[wide[0]]:

@@ -324,8 +324,17 @@ def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random
         array = numpy_helper.to_array(tensor)
         if array.dtype.name in ("float32", "float64", "float16") and not tensor.name.startswith("clamp.mask"):
             tensor.CopyFrom(numpy_helper.from_array(_disturbed(array, rng, 2.0), tensor.name))
-    nodes = []
+    nodes: list[onnx.NodeProto] = []
     for node in list(graph.node):
+        source = values.get(node.input[0]) if node.op_type == "Cast" else None
+        rounded = values.get(node.output[0]) if node.op_type == "Cast" else None
+        if source is not None and rounded is not None and rounded.dtype.name == "bfloat16":
+            # onnxruntime multiplies no bfloat16: what is rounded to it is disturbed before
+            factor = 1 + 2 * EPSILON["bfloat16"] * rng.uniform(-1, 1, size=source.shape)
+            name = f"{node.output[0]}.rough"
+            graph.initializer.append(numpy_helper.from_array(np.asarray(factor, source.dtype), f"{name}.noise"))
+            nodes.append(helper.make_node("Mul", [node.input[0], f"{name}.noise"], [name]))
+            node.input[0] = name
         nodes.append(node)
         for i, name in enumerate(node.output):
             array = values.get(name)

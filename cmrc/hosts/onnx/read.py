@@ -191,6 +191,20 @@ class _Reader:
             outputs = tuple(replace(value, shape=self._bound(value.shape) or ()) for value in node.outputs)
             if outputs != node.outputs:
                 self.nodes[i] = replace(node, outputs=outputs)
+        joined = {name: size for node in self.nodes if node.op == "concat" for name, size in self._joined(node)}
+        if joined:  # what is concatenated is known now, and with it the sum
+            self.bound.update(joined)
+            self._apply_bounds()
+
+    def _joined(self, node: Node) -> Iterator[tuple[str, int]]:
+        """The size that a concatenation was given a symbol for, where all its parts have known sizes."""
+        axis = node.attrs["axis"]
+        total = node.output.shape[axis]
+        shapes = [self.shapes.get(o) if isinstance(o, str) else o.shape for o in node.inputs if o is not None]
+        sizes = [shape[axis] for shape in shapes if shape is not None]
+        known = [n for n in sizes if isinstance(n, int)]
+        if isinstance(total, str) and total not in self.bound and "*" not in total and len(known) == len(node.inputs):
+            yield total, sum(known)
 
     def _contents(self, operand: Operand) -> tuple[Dim, ...] | None:
         """The entries of a small operand of integers."""
@@ -252,7 +266,7 @@ class _Reader:
             else step.tensors.get(slot, view.operand(slot))
             for slot in step.slots
         )
-        first = operands[0]
+        first = operands[1 if step.attrs.get("fn") == "where" else 0]  # not the condition
         like = self.dtypes.get(first, "unknown") if isinstance(first, str) else first.dtype if first else "unknown"
         value = self._value(name, step.shape, like)
         if all(not isinstance(o, str) for o in operands):

@@ -88,6 +88,10 @@ def _changed_entries(
                 entries[i] = _entry(shape[axis])
         elif entries[i] != -1 and not (entries[i] == 0 and copies and x[i] == shape[axis]):
             entries[i] = _entry(shape[axis])
+    if onnx_node.op_type == "Reshape" and copies:  # an axis that stays, copied from one that does not
+        for i, size in enumerate(shape):
+            if entries[i] == 0 and isinstance(size, int) and x[i] != size:
+                entries[i] = size
     return entries
 
 
