@@ -81,6 +81,8 @@ def _pads(padding: Any, kernel: list[int], dilation: tuple[int, ...]) -> tuple[t
 def read_attention(a: Arguments) -> Read | Barrier:
     if a["dropout_p"]:
         return Barrier("it drops at random: trace the model in eval mode")
+    if a["scale"] is None and not isinstance(a.shape("query")[-1], int):
+        return Barrier("its scale follows from a dynamic size")
     scale = float(a["scale"]) if a["scale"] is not None else 1.0 / math.sqrt(int(a.shape("query")[-1]))
     if a.rank("query") > 2 and a.shape("query")[-3] != a.shape("key")[-3] and not a["enable_gqa"]:
         return Barrier("its heads are broadcast")
