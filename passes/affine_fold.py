@@ -36,7 +36,7 @@ from cmrc.ir.meanings import slab_of
 from cmrc.ir.tensors import constant, evaluate_op, take
 from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriting.driver import Pass, Sinking, sink_all
-from cmrc.passes.rewriting.outcome import (
+from cmrc.passes.rewriting.rewriter import (
     JOINED,
     PAST,
     UNREAD,
@@ -45,10 +45,13 @@ from cmrc.passes.rewriting.outcome import (
     Movement,
     Rewritten,
     RuleOutcome,
+    Sweep,
     folded,
+    is_affine_do,
+    operand_axis,
     past,
+    result_axis,
 )
-from cmrc.passes.rewriting.rewriter import Sweep, is_affine_do, operand_axis, result_axis
 
 # Of the largest scale of the parents: below it the division would lose the precision of the result.
 SMALLEST_SCALE = 1e-6

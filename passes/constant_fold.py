@@ -38,14 +38,22 @@ from cmrc.passes.rewriting.addends import add_behind_batch_norm, merge_addends
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
 from cmrc.passes.rewriting.driver import Pass, Sinking, sink_all
 from cmrc.passes.rewriting.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
-from cmrc.passes.rewriting.outcome import JOINED, NOTHING_TO_ADD, PAST, UNREAD, Declined, Log, RuleOutcome, past, taken
 from cmrc.passes.rewriting.rewriter import (
+    JOINED,
+    NOTHING_TO_ADD,
+    PAST,
+    UNREAD,
+    Declined,
+    Log,
+    RuleOutcome,
     Sweep,
     is_constant_do,
     operand_axis,
     others_give_shape,
     parameter_axis,
+    past,
     result_axis,
+    taken,
 )
 
 Rule = Callable[[Sweep, Node, Facts], RuleOutcome]

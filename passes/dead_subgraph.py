@@ -33,8 +33,18 @@ from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_o
 from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
 from cmrc.ir.tensors import take
 from cmrc.passes.rewriting.driver import Pass, apply_rule
-from cmrc.passes.rewriting.outcome import DROPPED, Declined, Log, Movement, Rewritten, RuleOutcome
-from cmrc.passes.rewriting.rewriter import idle_nodes, narrowed, operand_axis, parameter_axis
+from cmrc.passes.rewriting.rewriter import (
+    DROPPED,
+    Declined,
+    Log,
+    Movement,
+    Rewritten,
+    RuleOutcome,
+    idle_nodes,
+    narrowed,
+    operand_axis,
+    parameter_axis,
+)
 
 
 @dataclass

@@ -14,8 +14,7 @@ from cmrc.ir.graph import Graph, Node
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.rewriting import fused
-from cmrc.passes.rewriting.outcome import Action, Log
-from cmrc.passes.rewriting.rewriter import idle_nodes
+from cmrc.passes.rewriting.rewriter import Action, Log, idle_nodes
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.

@@ -15,7 +15,7 @@ from tolerances import EXACT_F64
 from cmrc.ir.graph import Graph
 from cmrc.ir.text import to_text
 from cmrc.ir.verify import verify_graph
-from cmrc.passes.rewriting.outcome import Log
+from cmrc.passes.rewriting.rewriter import Log
 
 Pass = Callable[[Graph, Log], tuple[Graph, bool]]
 SIZES = {"N": 2, "H": 5, "W": 4, "T": 4}

@@ -13,7 +13,7 @@ from cmrc.ir.dtypes import as_dtype
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.ops import OPS
 from cmrc.passes import pipeline as passes
-from cmrc.passes.rewriting.outcome import Movement
+from cmrc.passes.rewriting.rewriter import Movement
 from cmrc.program.do import Do
 from cmrc.program.outcome import Ending, Outcome, SiteFolding
 

@@ -1,8 +1,7 @@
 """What the passes share.
 
-outcome    what a rule may answer, and the record of a pipeline
+rewriter   what a rule may answer, the record of a pipeline, the walk down a graph
 driver     what runs the rules
-rewriter   the walk down a graph, and where the axes of operands lie in a result
 known      units that are replaced by constants
 absorb     folding into linear maps, convolutions, means and norms
 contract   constants that meet products of values, and attention

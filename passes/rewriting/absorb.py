@@ -22,8 +22,17 @@ from cmrc.ir.axes import spread
 from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, literal
 from cmrc.ir.meanings import conv_pads
 from cmrc.ir.tensors import apply, constant, take
-from cmrc.passes.rewriting.outcome import NOTHING_TO_ADD, Declined, Rewritten, RuleOutcome, folded, taken
-from cmrc.passes.rewriting.rewriter import Sweep, complement, resized
+from cmrc.passes.rewriting.rewriter import (
+    NOTHING_TO_ADD,
+    Declined,
+    Rewritten,
+    RuleOutcome,
+    Sweep,
+    complement,
+    folded,
+    resized,
+    taken,
+)
 
 # A plane of a fixed size is stored, unless it holds more than so many times the numbers of the weight it comes from, which would make
 # the model larger: then it is made from ones when the model runs. onnxruntime does that once, when it loads the model.

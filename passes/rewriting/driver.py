@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from cmrc.ir.graph import Graph, Node
-from cmrc.passes.rewriting.outcome import Declined, Log, Rewritten, RuleOutcome
-from cmrc.passes.rewriting.rewriter import Sweep
+from cmrc.passes.rewriting.rewriter import Declined, Log, Rewritten, RuleOutcome, Sweep
 
 Arriving = TypeVar("Arriving")
 

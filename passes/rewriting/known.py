@@ -11,8 +11,7 @@ from cmrc.ir.axes import Index, compress, spread
 from cmrc.ir.graph import Array, Node, Tensor
 from cmrc.ir.meanings import slab_of
 from cmrc.ir.tensors import constant
-from cmrc.passes.rewriting.outcome import PAST, Declined, RuleOutcome
-from cmrc.passes.rewriting.rewriter import Sweep
+from cmrc.passes.rewriting.rewriter import PAST, Declined, RuleOutcome, Sweep
 
 NOTHING = np.zeros(())
 NOT_FINITE = "its result for these constants is infinite or not a number"

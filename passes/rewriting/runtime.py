@@ -21,15 +21,22 @@ from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ir.tensors import take
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
-from cmrc.passes.rewriting.outcome import PAST, UNREAD, Declined, Rewritten, RuleOutcome, folded, past, taken
 from cmrc.passes.rewriting.rewriter import (
+    PAST,
+    UNREAD,
+    Declined,
+    Rewritten,
+    RuleOutcome,
     Sweep,
     complement,
+    folded,
     operand_axis,
     others_give_shape,
     parameter_axis,
+    past,
     resized,
     result_axis,
+    taken,
 )
 
 Rule = Callable[[Sweep, Node, Facts], RuleOutcome]

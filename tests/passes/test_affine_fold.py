@@ -14,7 +14,7 @@ from rules import before_and_after, reasons, untested
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import affine_fold
-from cmrc.passes.rewriting.outcome import Log
+from cmrc.passes.rewriting.rewriter import Log
 
 
 @pytest.mark.parametrize("name", AFFINE)

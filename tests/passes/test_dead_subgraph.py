@@ -15,8 +15,7 @@ from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import dead_subgraph
 from cmrc.passes.pipeline import run
-from cmrc.passes.rewriting.outcome import Log
-from cmrc.passes.rewriting.rewriter import idle_nodes
+from cmrc.passes.rewriting.rewriter import Log, idle_nodes
 
 
 @pytest.mark.parametrize("name", DEAD)

@@ -16,7 +16,7 @@ from cmrc.ir.tensors import materialise
 from cmrc.ir.text import parse, to_text
 from cmrc.ir.verify import verify_graph
 from cmrc.passes.pipeline import PIPELINE, run
-from cmrc.passes.rewriting.outcome import Log
+from cmrc.passes.rewriting.rewriter import Log
 
 MANY = settings(max_examples=4 * settings.default.max_examples)
 SCALE = 1e6  # graphs whose values grow beyond this say nothing about the passes

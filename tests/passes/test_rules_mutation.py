@@ -26,7 +26,7 @@ from cmrc.ir.graph import Apply, Graph, Leaf, Node, Operand, leaves_of
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.rewriting import absorb, runtime
-from cmrc.passes.rewriting.outcome import Log
+from cmrc.passes.rewriting.rewriter import Log
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,7 +13,7 @@ from torch import nn
 import cmrc
 from cmrc.passes import constant_fold
 from cmrc.passes.rewriting import runtime
-from cmrc.passes.rewriting.outcome import Log
+from cmrc.passes.rewriting.rewriter import Log
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 
