@@ -64,6 +64,23 @@ class Convs(nn.Module):
         return self.head(x.flatten(1))
 
 
+class Branches(nn.Module):
+    """A residual stream with two blocks, the second of which has two branches side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 8), nn.Linear(5, 7), nn.Linear(5, 6)
+        self.back_a, self.back_b, self.back_c = nn.Linear(8, 5), nn.Linear(7, 5), nn.Linear(6, 5)
+        self.act_a, self.act_b, self.act_c = nn.Tanh(), nn.Tanh(), nn.Tanh()
+        self.early, self.act_early, self.back_early = nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.back_a(self.act_a(self.a(x)))
+        y = y + self.back_b(self.act_b(self.b(y))) + self.back_c(self.act_c(self.c(y)))
+        return self.head(y + self.back_early(self.act_early(self.early(x))))
+
+
 def seeded(model: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module:
     """Random weights at which nothing is dead or the identity, in float64."""
     generator = torch.Generator().manual_seed(seed)

@@ -59,11 +59,11 @@ def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[
     savings = [_saving(measure, curves, i, m, whole) for i, m in enumerate(most)]
 
     def at(price: float) -> list[int]:
-        found = []
+        counts = []
         for curve, options, saving in zip(curves, choices, savings, strict=True):
             worth = curve.risk[options] - price * saving * options
-            found.append(int(options[worth.argmin()]))
-        return found
+            counts.append(int(options[worth.argmin()]))
+        return counts
 
     steps = TIMED_STEPS if budget.of == "latency" else STEPS
     low, high = 0.0, 1.0
@@ -72,9 +72,9 @@ def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[
     best = most
     for _ in range(steps):
         middle = (low * high) ** 0.5 if low else high * 1e-3
-        found = at(middle)
-        if measure(found, curves) <= allowed:
-            best, high = found, middle
+        counts = at(middle)
+        if measure(counts, curves) <= allowed:
+            best, high = counts, middle
         else:
             low = middle
     return best
@@ -91,28 +91,28 @@ Measure = Callable[[Sequence[int], Sequence[Curve]], float]
 
 
 def _measure(program: Program, budget: Budget) -> Measure:
-    found: dict[tuple[int, ...], float] = {}
+    measured: dict[tuple[int, ...], float] = {}
     timed = budget.of == "latency"
     if timed and program.host.kind != "onnx":
         raise HostError("latency is measured under onnxruntime", fix="trace the exported ONNX model")
 
     def measure(counts: Sequence[int], curves: Sequence[Curve]) -> float:
         key = tuple(counts)
-        if key not in found:
+        if key not in measured:
             graph = _lowered(program, counts, curves)
-            found[key] = _latency(program, graph) if timed else float(getattr(cost(graph), budget.of))
-        return found[key]
+            measured[key] = _latency(program, graph) if timed else float(getattr(cost(graph), budget.of))
+        return measured[key]
 
     return measure
 
 
 def _lowered(program: Program, counts: Sequence[int], curves: Sequence[Curve]) -> Graph:
     """The model with so many units of each site gone: which ones makes no difference to its cost."""
-    made = Plan(program)
+    plan = Plan(program)
     for curve, count in zip(curves, counts, strict=True):
         if count:
-            made.do(curve.site.value, units=range(count), constant=0.5, axis=curve.site.axis)
-    return passes.run(program.with_dos(made), since=program.verified).graph if len(made) else program.graph
+            plan.do(curve.site.value, units=range(count), constant=0.5, axis=curve.site.axis)
+    return passes.run(program.with_dos(plan), since=program.verified).graph if len(plan) else program.graph
 
 
 def _latency(program: Program, graph: Graph) -> float:

@@ -20,7 +20,7 @@ from cmrc.ir.axes import complement
 from cmrc.ir.graph import Array, Node, Tensor
 from cmrc.ir.tensors import constant
 from cmrc.planning.objectives import Context, constant_risk, score
-from cmrc.planning.planner import rank
+from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
@@ -77,13 +77,13 @@ def coupling(stats: SiteStats, *, size: int = 32, blocks: int = 50, seed: int = 
 def spectral_norm(matrix: Array, *, steps: int = 100, seed: int = 0) -> float:
     """The largest singular value by power iteration on WᵀW, stopped where it no longer changes."""
     vector = np.random.default_rng(seed).normal(size=matrix.shape[1])
-    found = 0.0
+    norm = 0.0
     for _ in range(steps):
         vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))
-        before, found = found, float(np.sqrt(np.linalg.norm(vector)))
-        if abs(found - before) <= 1e-12 * found:
+        before, norm = norm, float(np.sqrt(np.linalg.norm(vector)))
+        if abs(norm - before) <= 1e-12 * norm:
             break
-    return found
+    return norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,13 +101,13 @@ def remainder(program: Program, stats: SiteStats, constants: Array, *, loss: str
     The product runs over the affine ops behind the one that reads the site. It holds for ReLU networks without
     branches, along a segment that crosses no kink; other models are refused.
     """
-    found = readers(program, stats.columns)
-    if len(found) != 1 or found[0].node.op != "linear":
+    reading = readers(program, stats.columns)
+    if len(reading) != 1 or reading[0].node.op != "linear":
         raise StatsError(
             "the bound is for units that one linear op reads", node=stats.columns.name, fix="use `predictions` instead"
         )
-    columns = np.linalg.norm(found[0].weight, axis=0)
-    norms = {node.label: spectral_norm(_matrix(node)) for node in _above(program, found[0].node, stats.columns.name)}
+    columns = np.linalg.norm(reading[0].weight, axis=0)
+    norms = {node.label: spectral_norm(_matrix(node)) for node in _above(program, reading[0].node, stats.columns.name)}
     lipschitz = KAPPA[loss] * float(np.prod(list(norms.values()))) ** 3 * columns**3
     squared = stats.count * ((constants - stats.mean) ** 2 + stats.variance)
     return Remainder(lipschitz, lipschitz / (6 * stats.count) * squared**1.5, norms)
@@ -122,13 +122,13 @@ def _matrix(node: Node) -> Array:
 
 def _above(program: Program, start: Node, site: str) -> list[Node]:
     """The linear ops between `start` and the output, on the one path there is, with nothing but ReLU between."""
-    found: list[Node] = []
+    linears: list[Node] = []
     node = start
     while node.name != program.graph.outputs[0]:
         behind = program.consumers[node.name]
         node = behind[0] if len(behind) == 1 else Node("opaque", (), node.outputs)
         if node.op == "linear":
-            found.append(node)
+            linears.append(node)
         elif not (node.op == "pointwise" and node.attrs.get("fn") in ("relu", "identity")):
             raise StatsError(
                 "the bound is for ReLU networks without branches",
@@ -136,7 +136,7 @@ def _above(program: Program, start: Node, site: str) -> list[Node]:
                 op=node.kind,
                 fix="use `predictions` instead",
             )
-    return found
+    return linears
 
 
 # ---------------------------------------------------------------- predicted against measured
@@ -161,20 +161,20 @@ def predictions(
     program: Program, stats: Stats, site: str, data: Any, *, count: int = 16, loss: str = "cross-entropy", seed: int = 0
 ) -> Predictions:
     """Clamp sampled units to their scored constants, one at a time, and measure the loss on the data."""
-    found = stats[site]
-    scores = score("task", Context(program, found))
-    width = found.columns.units
+    site_stats = stats[site]
+    scores = score("task", Context(program, site_stats))
+    width = site_stats.columns.units
     units = np.sort(np.random.default_rng(seed).permutation(width)[: min(count, width)])
-    predicted = found.columns.by_unit(constant_risk(found, scores.constant)).sum(-1)[units]
-    held = list(batches(data, program.host.inputs))
-    plain = [program.host.run(batch.inputs)[0] for batch in held]
-    targets = [None if batch.labels is None else as_array(batch.labels) for batch in held]
+    predicted = site_stats.columns.by_unit(constant_risk(site_stats, scores.constant)).sum(-1)[units]
+    parts = list(batches(data, program.host.inputs))
+    plain = [program.host.run(batch.inputs)[0] for batch in parts]
+    targets = [None if batch.labels is None else as_array(batch.labels) for batch in parts]
     base = _mean_loss(plain, plain, targets, loss)
     measured = []
     for unit in units:
-        plan = Plan(program).do(found.columns.value, units=[int(unit)], constant=float(scores.constant[unit]))
+        plan = Plan(program).do(site_stats.columns.value, units=[int(unit)], constant=float(scores.constant[unit]))
         host: Host = program.clamped(plan)
-        measured.append(_mean_loss([host.run(b.inputs)[0] for b in held], plain, targets, loss) - base)
+        measured.append(_mean_loss([host.run(b.inputs)[0] for b in parts], plain, targets, loss) - base)
     return Predictions(tuple(int(u) for u in units), predicted, np.array(measured))
 
 
@@ -221,7 +221,7 @@ def sensitivity(
     keep: float = 0.5,
 ) -> list[Sensitivity]:
     """Calibrate on parts of the batches and compare what would be kept: whether more data would change the plan."""
-    held = list(data)
+    parts_of_data = list(data)
     sites = program.find(site)
 
     def kept(some: list[Any]) -> tuple[set[int], int]:
@@ -230,14 +230,14 @@ def sensitivity(
         gone = ranked.order.first(sites[0].units - round(keep * sites[0].units))
         return set(complement(gone, sites[0].units).tolist()), stats.samples
 
-    whole, samples = kept(held)
-    found = []
+    whole, samples = kept(parts_of_data)
+    results = []
     for part in parts:
-        size = max(1, round(part * len(held)))
+        size = max(1, round(part * len(parts_of_data)))
         overlaps, counts = [], []
-        for start in range(0, len(held) - size + 1, size):
-            other, count = kept(held[start : start + size])
+        for start in range(0, len(parts_of_data) - size + 1, size):
+            other, count = kept(parts_of_data[start : start + size])
             overlaps.append(len(whole & other) / len(whole | other))
             counts.append(count)
-        found.append(Sensitivity(round(float(np.mean(counts))), float(np.mean(overlaps))))
-    return [*found, Sensitivity(samples, 1.0)]
+        results.append(Sensitivity(round(float(np.mean(counts))), float(np.mean(overlaps))))
+    return [*results, Sensitivity(samples, 1.0)]

@@ -139,8 +139,8 @@ def _drift(
     damped = own + np.diag(GRAM_RIDGE * np.maximum(reach, least))
 
     def makeup(right: Array) -> Array:
-        found = scipy.linalg.solve(damped, deviation[:, None] * right, assume_a="pos")
-        return np.asarray(deviation[:, None] * found)
+        solved = scipy.linalg.solve(damped, deviation[:, None] * right, assume_a="pos")
+        return np.asarray(deviation[:, None] * solved)
 
     m = makeup(gram[np.ix_(replaced, keep)])
     cross, mean = cross + moved[np.ix_(keep, keep)] @ m.T, mean + m @ apart[keep]
@@ -251,8 +251,8 @@ def wls(
     for start in range(0, len(replaced), CHUNK):
         some = slice(start, start + CHUNK)
         theta, constant = _weighted(rows, g, h, flat, replaced[some], chosen[some], ridge)
-        for i, (row, held) in enumerate(zip(chosen[some], theta, strict=True)):
-            weight[start + i, [place[int(k)] for k in row]] = held
+        for i, (row, slopes) in enumerate(zip(chosen[some], theta, strict=True)):
+            weight[start + i, [place[int(k)] for k in row]] = slopes
         bias[some] = constant
     fitted = rows[:, keep] @ weight.T + bias
     lost = np.abs(fitted).max(0) > BLOWN_UP * np.abs(rows[:, replaced]).max(0)

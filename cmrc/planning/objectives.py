@@ -76,8 +76,8 @@ def removal(c: Context) -> Scores:
 
 def taylor(c: Context) -> Scores:
     """s_j = E|g a|: the first-order change of the loss if the unit were zero."""
-    found = c.stats.wanted("abs_ga", "curvature") / c.stats.samples
-    return Scores(_by_unit(c.stats, found), np.zeros_like(found), np.zeros(len(found), dtype=bool))
+    columns = c.stats.wanted("abs_ga", "curvature") / c.stats.samples
+    return Scores(_by_unit(c.stats, columns), np.zeros_like(columns), np.zeros(len(columns), dtype=bool))
 
 
 def magnitude(c: Context) -> Scores:
@@ -155,8 +155,8 @@ def optimal_constant(stats: SiteStats, *, clip: bool = True) -> tuple[Array, Arr
     return constant, flat
 
 
-def _at_mean(stats: SiteStats, found: Array) -> Scores:
-    return Scores(_by_unit(stats, found), stats.mean, np.zeros(len(found), dtype=bool))
+def _at_mean(stats: SiteStats, columns: Array) -> Scores:
+    return Scores(_by_unit(stats, columns), stats.mean, np.zeros(len(columns), dtype=bool))
 
 
 def _by_unit(stats: SiteStats, columns: Array) -> Array:

@@ -32,8 +32,8 @@ def plot_scores(plan: Plan, path: str | Path) -> None:
         order = np.argsort(scores, kind="stable")
         place = np.arange(len(scores))
         for chosen, label, colour in ((gone, "replaced", "tab:red"), (~gone, "kept", "tab:blue")):
-            held = chosen[order]
-            panel.scatter(place[held], scores[order][held], s=6, color=colour, label=f"{label}: {int(held.sum())}")
+            shown = chosen[order]
+            panel.scatter(place[shown], scores[order][shown], s=6, color=colour, label=f"{label}: {int(shown.sum())}")
         if scores.min() > 0:
             panel.set_yscale("log")
         panel.set(

@@ -34,6 +34,7 @@ Number = Annotated[int, Field(strict=True, ge=1)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Ridge = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Position = Annotated[str, Field(strict=True)] | Annotated[int, Field(strict=True)]
+CONSTANT = ("zero", "mean", "optimal", "refit")  # replacements that are constants; the others are affine
 KEEP = 0.5  # of the units of each site, if a recipe has neither keep nor budget
 
 

@@ -145,14 +145,14 @@ def eliminate_for_interchange(
 def root_of(matrix: Array) -> Array:
     """R with R Rᵀ the matrix, of as few columns as it has rank."""
     values, vectors = np.linalg.eigh(matrix)
-    held = values > 1e-13 * max(values.max(), 0.0)
-    return np.asarray(vectors[:, held] * np.sqrt(values[held]))
+    positive = values > 1e-13 * max(values.max(), 0.0)
+    return np.asarray(vectors[:, positive] * np.sqrt(values[positive]))
 
 
 def _deviations(covariance: Array) -> Array:
     """Standard deviations; 1 for a unit that never varies, whose row of the covariance is zero anyway."""
-    found = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
-    return np.where(found > 0, found, 1.0)
+    deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+    return np.where(deviation > 0, deviation, 1.0)
 
 
 def _eliminate_block(

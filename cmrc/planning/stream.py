@@ -9,7 +9,7 @@ one is reached. Batches whose values do not fit are not held: they run from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,7 @@ BUDGET = 4 * 2**30  # bytes of values that are held
 
 
 @dataclass(slots=True)
-class Held:
+class LiveValues:
     """What is live behind the last piece that ran on a batch: in the model, and with replacements."""
 
     plain: dict[str, Array]
@@ -48,14 +48,15 @@ class Stream:
     program: Program
     sites: Sequence[str]
     budget: int = BUDGET
-    _held: dict[int, Held | None] = field(default_factory=dict)
+    _live_values: dict[int, LiveValues | None] = field(default_factory=dict)
     _bytes: int = 0  # of all that are held
 
     def __post_init__(self) -> None:
         self.cut = cut(self.program.graph, self.sites)
         self.parts = parts_of(self.program, self.cut, max(self.cut.levels.values()) + 1)
         self.moving = self.parts[:1]
-        self.beside = {site: found for site in self.sites if (found := self._beside(site)) is not None}
+        self.reached: int | None = None  # the level of the last site
+        self.beside = {site: columns for site in self.sites if (columns := self._beside(site)) is not None}
 
     def order(self) -> list[int]:
         """The numbers of the sites such that all that a piece depends on come before all that lie behind it."""
@@ -65,44 +66,59 @@ class Stream:
         """The taps of a site, where `host` is the model with everything replaced that lies before it."""
         if site in self.cut.free:
             return Taps(self.program.host, host, [site])
-        level = self.cut.levels[site]
+        self.reached = level = self.cut.levels[site]
         for part in self.parts[len(self.moving) : level + 1]:
             self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond))
         return _AtSite(self, site, host)
 
     def _beside(self, site: str) -> Columns | None:
         """What the next op's result is added to, where that is known as early as the site is."""
-        found = beside(self.program, columns_of(self.program, self.program.site_of(site, None)))
+        columns = beside(self.program, columns_of(self.program, self.program.site_of(site, None)))
         known = {value.name for value in self.program.graph.inputs} - self.cut.free
         for piece in self.cut.pieces[: self.cut.levels[site] + 1]:
             known |= set(piece.outputs)
-        return found if found is not None and found.value in known - self.cut.free else None
+        return columns if columns is not None and columns.value in known - self.cut.free else None
 
-    def values(self, number: int, batch: Batch, level: int) -> Held | None:
+    def values(self, number: int, batch: Batch, level: int) -> LiveValues | None:
         """What is live behind the piece of a level, or None for a batch that does not fit."""
-        if number not in self._held:
+        if number not in self._live_values:
             feeds = self.program.host.bind(batch.inputs)
-            first = self._held[number] = Held(feeds, feeds)
+            first = self._live_values[number] = LiveValues(feeds, feeds)
             self._bytes += first.bytes
-        held = self._held[number]
-        if held is None or held.level >= level:
-            return held
-        self._bytes -= held.bytes
-        while held.level < level:
-            held.level += 1
-            self._run(held)
-        if self._bytes + held.bytes > self.budget:
-            self._held[number] = None
+        live = self._live_values[number]
+        if live is None or live.level >= level:
+            return live
+        self._bytes -= live.bytes
+        while live.level < level:
+            live.level += 1
+            self._run(live)
+        if self._bytes + live.bytes > self.budget:
+            self._live_values[number] = None
         else:
-            self._bytes += held.bytes
-        return held
+            self._bytes += live.bytes
+        return live
 
-    def _run(self, held: Held) -> None:
-        level = held.level
-        made = _made(self.parts[level], held.plain)
-        moved = _made(self.moving[level], held.moved) if level else made
-        held.plain, held.moved = (
-            self._live({**values, **new}, level) for values, new in ((held.plain, made), (held.moved, moved))
+    @property
+    def let_go(self) -> tuple[int, ...]:
+        """The batches whose values did not fit."""
+        return tuple(number for number, live in self._live_values.items() if live is None)
+
+    def restore(self, parts: Iterable[Batch], let_go: Collection[int]) -> None:
+        """Bring the batches to where an interrupted run had left them: held at the last level, or let go."""
+        if self.reached is None:
+            return
+        for number, batch in enumerate(parts):
+            if number in let_go:
+                self._live_values[number] = None
+            else:
+                self.values(number, batch, self.reached)
+
+    def _run(self, live: LiveValues) -> None:
+        level = live.level
+        plain = _outputs_of(self.parts[level], live.plain)
+        moved = _outputs_of(self.moving[level], live.moved) if level else plain
+        live.plain, live.moved = (
+            self._live({**values, **new}, level) for values, new in ((live.plain, plain), (live.moved, moved))
         )
 
     def _live(self, values: dict[str, Array], level: int) -> dict[str, Array]:
@@ -116,7 +132,7 @@ class Stream:
         return kept | {name: np.empty_like(array) for name, array in values.items() if name in sized}
 
 
-def _made(part: Part, values: dict[str, Array]) -> dict[str, Array]:
+def _outputs_of(part: Part, values: dict[str, Array]) -> dict[str, Array]:
     return part.runner.run(values) if part.runner else {}
 
 
@@ -129,9 +145,9 @@ class _AtSite(Taps):
         self.beside = stream.beside.get(site)
 
     def original(self, number: int, batch: Batch) -> Mapping[str, Array]:
-        held = self.stream.values(number, batch, self.level)
-        return held.plain if held else super().original(number, batch)
+        live = self.stream.values(number, batch, self.level)
+        return live.plain if live else super().original(number, batch)
 
     def running(self, number: int, batch: Batch) -> Mapping[str, Array]:
-        held = self.stream.values(number, batch, self.level)
-        return held.moved if held else super().running(number, batch)
+        live = self.stream.values(number, batch, self.level)
+        return live.moved if live else super().running(number, batch)

@@ -49,12 +49,12 @@ def all_merge(stats: Stats) -> Stats:
         return stats
     import torch.distributed as distributed
 
-    told: list[Any] = [None] * shard()[1]
-    distributed.all_gather_object(told, (stats.data, stats.samples, [s.how for s in stats.sites.values()]))
-    data, samples = sum(t[0] for t in told) % 2**256, sum(t[1] for t in told)
-    sites = {name: _merge(found) for name, found in stats.sites.items()}
+    parts: list[Any] = [None] * shard()[1]
+    distributed.all_gather_object(parts, (stats.data, stats.samples, [s.how for s in stats.sites.values()]))
+    data, samples = sum(t[0] for t in parts) % 2**256, sum(t[1] for t in parts)
+    sites = {name: _merge(site) for name, site in stats.sites.items()}
     for i, site in enumerate(sites.values()):
-        site.how = next((t[2][i] for t in told if t[2][i]), "")
+        site.how = next((t[2][i] for t in parts if t[2][i]), "")
     return replace(stats, sites=sites, data=data, samples=samples)
 
 
@@ -66,26 +66,26 @@ def _merge(mine: SiteStats) -> SiteStats:
     distributed.all_gather_object(names, {key: array.shape for key, array in mine.arrays.items()})
     shapes = max(names, key=len)  # a process without a batch has no arrays
 
-    def held(name: str, absent: float = 0.0) -> Array:
+    def own(name: str, absent: float = 0.0) -> Array:
         return mine.arrays[name] if name in mine.arrays else np.full(shapes[name], absent)
 
     count, samples = _reduce(np.array([mine.count, mine.samples]), operation.SUM)
-    mean = _reduce(mine.count * held("mean"), operation.SUM) / count
-    apart = held("mean") - mean if mine.count else np.zeros_like(mean)
-    made = {"mean": mean, "squares": _reduce(held("squares") + mine.count * apart**2, operation.SUM)}
+    mean = _reduce(mine.count * own("mean"), operation.SUM) / count
+    apart = own("mean") - mean if mine.count else np.zeros_like(mean)
+    merged = {"mean": mean, "squares": _reduce(own("squares") + mine.count * apart**2, operation.SUM)}
     if "scatter" in shapes:
-        made["scatter"] = _reduce(held("scatter") + mine.count * np.outer(apart, apart), operation.SUM)
-    if "cross" in shapes:
-        origin = _reduce(mine.count * held("origin"), operation.SUM) / count
-        moved = held("origin") - origin if mine.count else np.zeros_like(origin)
-        made["origin"] = origin
-        made["cross"] = _reduce(held("cross") + mine.count * np.outer(apart, moved), operation.SUM)
-    made |= {name: _reduce(held(name), operation.SUM) for name in SUMS if name in shapes}
+        merged["scatter"] = _reduce(own("scatter") + mine.count * np.outer(apart, apart), operation.SUM)
+    for other, cross in (("origin", "cross"), ("lost", "lost_cross")):
+        if cross in shapes:
+            merged[other] = _reduce(mine.count * own(other), operation.SUM) / count
+            moved = own(other) - merged[other] if mine.count else np.zeros_like(merged[other])
+            merged[cross] = _reduce(own(cross) + mine.count * np.outer(apart, moved), operation.SUM)
+    merged |= {name: _reduce(own(name), operation.SUM) for name in SUMS if name in shapes}
     for name in EXTREMES:
         if name in shapes:
             sign = 1.0 if name == "high" else -1.0
-            made[name] = sign * _reduce(sign * held(name, -sign * np.inf), operation.MAX)
-    whole = SiteStats(mine.columns, mine.needs, float(count), float(samples), made, mine.how)
+            merged[name] = sign * _reduce(sign * own(name, -sign * np.inf), operation.MAX)
+    whole = SiteStats(mine.columns, mine.needs, float(count), float(samples), merged, mine.how)
     if "rows" in shapes:
         parts: list[Any] = [None] * shard()[1]
         sampled = {key: mine.arrays[key] for key in SAMPLED if key in mine.arrays}

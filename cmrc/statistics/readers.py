@@ -48,45 +48,45 @@ def readers(program: Program, columns: Columns) -> list[Reader]:
     shapes = {name: _smallest(value.shape) for name, value in graph.values().items()}
     shape = shapes[columns.value]
     reached = {columns.value: _Reached(_numbers(columns, shape), np.ones(shape), True)}
-    found: list[Reader] = []
+    reading: list[Reader] = []
     for node in graph.nodes:
         if not any(name in reached for name in node.values()):
             continue
         if node.op in ("linear", "conv"):
-            found.extend(_read(node, reached, columns))
+            reading.extend(_read(node, reached, columns))
             continue
         passed = _pass(node, reached, shapes)
         if passed is not None:
             reached[node.name] = passed
-    return found
+    return reading
 
 
 def outgoing(program: Program, columns: Columns) -> Array:
     """The weights of all readers, one above the other: [outputs, columns]."""
-    found = readers(program, columns)
-    if not found:
+    reading = readers(program, columns)
+    if not reading:
         raise ObjectiveError(
             "no affine op reads its units",
             node=columns.name,
             fix='choose a site before a linear or conv op, or an objective that needs no weights ("variance", "task")',
         )
-    return np.concatenate([reader.weight for reader in found])
+    return np.concatenate([reader.weight for reader in reading])
 
 
 def beside(program: Program, columns: Columns) -> Columns | None:
     """The value that what one linear op makes of the units is added to, as in a residual block; None where there is no such."""
-    found = program.consumers[columns.value]
-    if len(found) != 1 or found[0].op != "linear" or found[0].inputs[0] != columns.value or columns.features > 1:
+    reading = program.consumers[columns.value]
+    if len(reading) != 1 or reading[0].op != "linear" or reading[0].inputs[0] != columns.value or columns.features > 1:
         return None
-    made = found[0].output
-    added = program.consumers[made.name]
+    result = reading[0].output
+    added = program.consumers[result.name]
     if len(added) != 1 or added[0].op != "pointwise" or added[0].attrs["fn"] != "add":
         return None
-    others = [name for name in added[0].values() if name != made.name]
-    if len(others) != 1 or program.values[others[0]].shape != made.shape:
+    others = [name for name in added[0].values() if name != result.name]
+    if len(others) != 1 or program.values[others[0]].shape != result.shape:
         return None
-    axis = found[0].attrs["axis"]
-    return Columns(program.title(others[0]), others[0], axis, int(made.shape[axis]), positions=columns.positions)
+    axis = reading[0].attrs["axis"]
+    return Columns(program.title(others[0]), others[0], axis, int(result.shape[axis]), positions=columns.positions)
 
 
 def incoming(program: Program, columns: Columns) -> Array:
@@ -116,11 +116,11 @@ def incoming(program: Program, columns: Columns) -> Array:
 
 def closed_form(program: Program, columns: Columns) -> Array | None:
     """W where the site is the operand of the op that makes the model's first output, so that logits are W a + b."""
-    found = readers(program, columns)
-    direct = len(found) == 1 and found[0].node.op == "linear" and found[0].node.inputs[0] == columns.value
-    if not direct or found[0].node.name != program.graph.outputs[0] or columns.slots > 1:
+    reading = readers(program, columns)
+    direct = len(reading) == 1 and reading[0].node.op == "linear" and reading[0].node.inputs[0] == columns.value
+    if not direct or reading[0].node.name != program.graph.outputs[0] or columns.slots > 1:
         return None
-    return found[0].weight
+    return reading[0].weight
 
 
 def _smallest(shape: Shape) -> tuple[int, ...]:
@@ -144,8 +144,8 @@ def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iter
         return
     assert isinstance(weight, Tensor)
     axis = node.attrs["axis"]
-    held = reached[x]
-    number, scale = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (held.column, held.scale))
+    source = reached[x]
+    number, scale = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (source.column, source.scale))
     if not (number == number[0]).all():
         return  # it reads across positions, not units
     matrix = constant(weight).astype(np.float64)
@@ -165,7 +165,7 @@ def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iter
         taken = np.array([t[place] if place < len(t) else -1 for t in times])
         part = np.where(taken >= 0, wide[..., taken], 0.0)
         rows.append(part.reshape(-1, count))
-    yield Reader(node, np.repeat(np.concatenate(rows), columns.slots, axis=1), held.exact)
+    yield Reader(node, np.repeat(np.concatenate(rows), columns.slots, axis=1), source.exact)
 
 
 def _conv_columns(node: Node, weight: Array) -> Array:
@@ -193,33 +193,33 @@ def _pass(node: Node, reached: Mapping[str, _Reached], shapes: Mapping[str, tupl
             numbers.append(reached.get(name, blank).column)
             scales.append(reached.get(name, blank).scale)
         axis = node.attrs["axis"]
-        exact = all(held.exact for _, held in mine)
+        exact = all(source.exact for _, source in mine)
         return _Reached(np.concatenate(numbers, axis), np.concatenate(scales, axis), exact)
-    place, held = mine[0]
+    place, source = mine[0]
     if node.op in MOVES:
         attrs = {**node.attrs, "shape": shape} if node.op in ("reshape", "expand") else node.attrs
-        number, scale = (np.asarray(evaluate_op(node.op, attrs, array)) for array in (held.column, held.scale))
-        return _Reached(number, scale, held.exact)
+        number, scale = (np.asarray(evaluate_op(node.op, attrs, array)) for array in (source.column, source.scale))
+        return _Reached(number, scale, source.exact)
     if node.op == "pointwise":
         others = [o for i, o in enumerate(node.inputs) if i != place]
         fixed = all(o is None or isinstance(o, Tensor) for o in others)
-        number = np.broadcast_to(held.column, shape)
+        number = np.broadcast_to(source.column, shape)
         if fixed and place in POINTWISE[node.attrs["fn"]].affine_in:
             filled = [constant(o) if isinstance(o, Tensor) else None for o in node.inputs]
             ends = []
-            for x in (held.scale, np.zeros_like(held.scale)):
+            for x in (source.scale, np.zeros_like(source.scale)):
                 filled[place] = x
                 ends.append(np.asarray(evaluate_op("pointwise", node.attrs, *filled), dtype=np.float64))
-            return _Reached(number, np.broadcast_to(ends[0] - ends[1], shape), held.exact)
-        return _Reached(number, np.broadcast_to(held.scale, shape), held.exact and node.attrs["fn"] == "add")
+            return _Reached(number, np.broadcast_to(ends[0] - ends[1], shape), source.exact)
+        return _Reached(number, np.broadcast_to(source.scale, shape), source.exact and node.attrs["fn"] == "add")
     if node.op == "along":
         axes = tuple(node.attrs["axes"])
-        first = tuple(slice(0, 1) if d in axes else slice(None) for d in range(held.column.ndim))
-        number, scale = held.column[first], held.scale[first]
-        if not (held.column == number).all():
+        first = tuple(slice(0, 1) if d in axes else slice(None) for d in range(source.column.ndim))
+        number, scale = source.column[first], source.scale[first]
+        if not (source.column == number).all():
             return None  # it acts across the units
         if node.attrs.get("drop"):
             number, scale = (np.squeeze(a, axes) for a in (number, scale))
         linear = ALONG[node.attrs["fn"]].linear
-        return _Reached(np.broadcast_to(number, shape), np.broadcast_to(scale, shape), held.exact and linear)
+        return _Reached(np.broadcast_to(number, shape), np.broadcast_to(scale, shape), source.exact and linear)
     return None

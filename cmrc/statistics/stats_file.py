@@ -73,7 +73,7 @@ class SiteHeader(_Strict):
     how: str
 
 
-class Progress(_Strict):
+class CalibrationProgress(_Strict):
     """Of a calibration that is not finished: see `checkpoint.py`."""
 
     asked: str
@@ -88,7 +88,7 @@ class Header(_Strict):
     data: Annotated[str, Field(pattern=r"^0x[0-9a-f]{1,64}$")]
     samples: Annotated[int, Field(ge=0)]
     options: dict[str, Any]
-    progress: Progress | None = None
+    progress: CalibrationProgress | None = None
 
 
 def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -6,34 +6,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
-from nets import data, exported, seeded, traced
+from nets import Branches, data, exported, seeded, traced
 from tolerances import EXACT_F64, distance
-from torch import nn
 
 import cmrc
 from cmrc.planning.stream import Stream
 from cmrc.statistics.batches import batches
 from cmrc.statistics.calibrate import Taps
 from cmrc.verification.pieces import Part
-
-
-class Branches(nn.Module):
-    """A residual stream with two blocks, the second of which has two branches side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(5, 8), nn.Linear(5, 7), nn.Linear(5, 6)
-        self.back_a, self.back_b, self.back_c = nn.Linear(8, 5), nn.Linear(7, 5), nn.Linear(6, 5)
-        self.act_a, self.act_b, self.act_c = nn.Tanh(), nn.Tanh(), nn.Tanh()
-        self.early, self.act_early, self.back_early = nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)
-        self.head = nn.Linear(5, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x + self.back_a(self.act_a(self.a(x)))
-        y = y + self.back_b(self.act_b(self.b(y))) + self.back_c(self.act_c(self.c(y)))
-        return self.head(y + self.back_early(self.act_early(self.early(x))))
-
 
 SITES = ("act_a", "act_b", "act_c", "act_early")
 
@@ -71,9 +51,9 @@ def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budg
 
 def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = Counter[tuple[str, ...]]()
-    made = cmrc.planning.stream._made
+    made = cmrc.planning.stream._outputs_of
     monkeypatch.setattr(
-        "cmrc.planning.stream._made", lambda part, values: ran.update([part.outputs]) or made(part, values)
+        "cmrc.planning.stream._outputs_of", lambda part, values: ran.update([part.outputs]) or made(part, values)
     )
     x, _ = data(60, 5)
     cmrc.plan(program, data=parts(x), sites=list(SITES), preset="joint", keep=4, recompute="fits")

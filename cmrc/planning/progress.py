@@ -1,0 +1,201 @@
+"""A plan that continues where it was interrupted, to the same bits: a folder with one file per finished piece of work.
+
+    statistics-<step>.safetensors     the statistics that a step of the schedule starts from
+    calibration                       the checkpoint of the first of them, while it runs (`statistics/checkpoint.py`)
+    site-<step>-<number>.safetensors  what became of one site: its do, its scores, and which batches the stream had let go
+
+Every file is written once, whole or not at all, and names what it was written for: a digest of the model, the recipe, the
+statistics and the data. A file of another run is refused. The folder is removed when the plan is complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from cmrc._version import __version__
+from cmrc.errors import PlanError, StatsError
+from cmrc.files import write_whole
+from cmrc.ir.graph import Array
+from cmrc.planning.objectives import Scores
+from cmrc.planning.ranking import Ranked
+from cmrc.planning.recipe import Recipe
+from cmrc.planning.selection import Order
+from cmrc.program.do import Do
+from cmrc.program.program import Program
+from cmrc.statistics.batches import batches
+from cmrc.statistics.checkpoint import Seen
+from cmrc.statistics.site_stats import SiteStats
+from cmrc.statistics.stats import Stats, digest_of_batch
+from cmrc.strict_json import parse_json
+
+FIX = "delete the folder to start again, or give another one"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteResult:
+    """What became of a site at one step."""
+
+    entry: Do | None
+    constants: dict[int, Array]  # of the units that are replaced so far
+    scores: Scores
+    order: Order
+    how: str
+    let_go: tuple[int, ...]  # batches that the stream does not hold
+
+    def applied_to(self, ranked: Ranked) -> Ranked:
+        """The ranked site as it was when this result was found; of its statistics only what a plan records."""
+        stats = SiteStats(ranked.stats.columns, ranked.stats.needs, ranked.stats.count, how=self.how)
+        return dataclasses.replace(ranked, scores=self.scores, order=self.order, stats=stats)
+
+
+class _SiteHeader(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    asked: str
+    site: str
+    value: str
+    axis: int
+    how: str
+    let_go: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The folder, and the digest of what its files must have been written for."""
+
+    folder: Path
+    asked: str
+
+    @classmethod
+    def start(cls, folder: Path, program: Program, recipe: Recipe, stats: Stats | None, data: Any) -> Progress:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise PlanError(
+                f"cannot make the folder of the checkpoint: {error.strerror}", at=str(folder), fix="give another path"
+            ) from error
+        digest = hashlib.sha256(f"{__version__} {recipe!r} {program.fingerprint.digest}".encode())
+        if stats is not None:
+            digest.update(json.dumps(stats.header(), sort_keys=True).encode())
+            for name, array in sorted(stats.arrays().items()):
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(array).data)
+        digest.update(_digest_of_data(program, recipe, data).encode())
+        return cls(folder, digest.hexdigest())
+
+    @property
+    def calibration(self) -> Path:
+        return self.folder / f"calibration-{self.asked[:12]}"
+
+    def load_stats(self, step: int) -> Stats | None:
+        path = self._statistics(step)
+        if not path.exists():
+            return None
+        stats = Stats.load(path)
+        if stats.options.get("asked") != self.asked:
+            raise self._of_another_run(path)
+        return stats
+
+    def save_stats(self, step: int, stats: Stats) -> None:
+        dataclasses.replace(stats, options={**stats.options, "asked": self.asked}).save(self._statistics(step))
+
+    def load_site(self, step: int, number: int) -> SiteResult | None:
+        path = self._site(step, number)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(str(path), "np") as file:
+                text = (file.metadata() or {}).get("site", "")
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = _SiteHeader.model_validate(parse_json(text))
+            if header.asked != self.asked:
+                raise self._of_another_run(path)
+            return _unpack(header, arrays)
+        except (OSError, SafetensorError, ValidationError, ValueError, TypeError, KeyError, IndexError) as error:
+            raise PlanError(f"the checkpoint cannot be read: {error}", at=str(path), fix=FIX) from error
+
+    def save_site(self, step: int, number: int, ranked: Ranked, result: SiteResult) -> None:
+        header = {
+            "asked": self.asked,
+            "site": ranked.site.name if result.entry is None else result.entry.site,
+            "value": ranked.site.value,
+            "axis": ranked.site.axis,
+            "how": result.how,
+            "let_go": list(result.let_go),
+        }
+        arrays = {name: np.ascontiguousarray(array) for name, array in _arrays_of(result)}
+        write_whole(self._site(step, number), save(arrays, {"site": json.dumps(header)}))
+
+    def finish(self) -> None:
+        """The plan is complete: remove what was written for it."""
+        for pattern in ("statistics-*.safetensors", "site-*.safetensors", "calibration-*"):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _statistics(self, step: int) -> Path:
+        return self.folder / f"statistics-{step}.safetensors"
+
+    def _site(self, step: int, number: int) -> Path:
+        return self.folder / f"site-{step}-{number}.safetensors"
+
+    def _of_another_run(self, path: Path) -> PlanError:
+        return PlanError("the checkpoint was written for another model, recipe or data", at=str(path), fix=FIX)
+
+
+def _digest_of_data(program: Program, recipe: Recipe, data: Any) -> str:
+    if data is None:
+        return ""
+    if isinstance(data, Iterator):
+        raise StatsError(
+            "a plan with a checkpoint reads its data more than once", fix="give a list, a DataLoader or a folder"
+        )
+    seen = Seen()
+    for batch in batches(data, program.host.inputs, size=recipe.batch):
+        seen.take(digest_of_batch(batch.arrays()))
+    return seen.digest
+
+
+def _arrays_of(result: SiteResult) -> Iterator[tuple[str, Array]]:
+    yield "score", result.scores.score
+    yield "score_constant", result.scores.constant
+    yield "fell_back", result.scores.fell_back
+    yield "order", result.order.units
+    yield "added", result.order.added
+    if result.constants:
+        yield "replaced", np.array(list(result.constants), dtype=np.int64)
+        yield "replaced_constant", np.stack(list(result.constants.values()))
+    if result.entry is not None:
+        yield "units", np.array(result.entry.units, dtype=np.int64)
+        yield "constant", result.entry.constant
+        if result.entry.weight is not None:
+            yield "parents", np.array(result.entry.parents, dtype=np.int64)
+            yield "weight", result.entry.weight
+
+
+def _unpack(header: _SiteHeader, arrays: dict[str, Array]) -> SiteResult:
+    entry = None
+    if "units" in arrays:
+        units, parents = (tuple(arrays[name].tolist()) if name in arrays else () for name in ("units", "parents"))
+        entry = Do(
+            header.site, header.value, header.axis, units, arrays["constant"], parents, arrays.get("weight")
+        )  # fmt: skip
+    constants = {}
+    if "replaced" in arrays:
+        constants = dict(zip(arrays["replaced"].tolist(), arrays["replaced_constant"], strict=True))
+    scores = Scores(arrays["score"], arrays["score_constant"], arrays["fell_back"])
+    return SiteResult(
+        entry, constants, scores, Order(arrays["order"], arrays["added"]), header.how, tuple(header.let_go)
+    )

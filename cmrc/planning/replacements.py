@@ -1,0 +1,98 @@
+"""What the chosen units of a site become: a do with constants, or with an affine map of the units that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cmrc.errors import ObjectiveError
+from cmrc.ir.graph import Array
+from cmrc.planning import fits
+from cmrc.planning.objectives import optimal_constant
+from cmrc.planning.ranking import Ranked
+from cmrc.planning.recipe import CONSTANT, Recipe
+from cmrc.program.do import Affine
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
+from cmrc.statistics.readers import outgoing
+from cmrc.statistics.site_stats import SiteStats
+
+
+def replace_units(
+    program: Program, r: Ranked, count: int, recipe: Recipe, so_far: Plan, constants_so_far: dict[int, Array]
+) -> Plan:
+    """The plan with the first `count` units of a site replaced, and everything that is there of other sites."""
+    others = [entry for entry in so_far.entries if entry.value != r.site.value]
+    result = Plan(program, others)
+    if count <= 0:
+        return result
+    units = r.order.first(count)
+    method, stats = recipe.method, r.stats
+    name = r.site.name if list(program.host.names.get(r.site.name, ())) == [r.site.value] else r.site.value
+    if method.replace in CONSTANT:
+        fresh = [unit for unit in units if unit not in constants_so_far]
+        if fresh:
+            constants = _constants(program, r, fresh, recipe)
+            if method.replace in ("zero", "mean"):
+                constants_so_far.clear()  # means follow what is upstream
+                fresh, constants = list(units), _constants(program, r, units, recipe)
+            constants_so_far.update(zip(fresh, constants, strict=True))
+        slab = np.stack([constants_so_far[unit] for unit in units])
+        return result.do(name, units=units, constant=shape_constants(stats, slab, r.site), axis=r.site.axis)
+    if stats.columns.features > 1:
+        raise ObjectiveError(
+            "heads are replaced by constants only", node=r.site.name, fix="use replace: mean or optimal"
+        )
+    constants_so_far.update(dict.fromkeys(units, np.zeros(0)))
+    fit = _affine(program, r, units, recipe)
+    assert fit.weight is not None
+    return result.do(name, units=units, affine=Affine(fit.parents, fit.weight, fit.bias), axis=r.site.axis)
+
+
+def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> Array:
+    """The constants of some units, [units, features]."""
+    rule, stats = recipe.method.replace, r.stats
+    if rule == "zero":
+        return np.zeros((len(units), stats.columns.features))
+    if rule == "refit":
+        features = stats.columns.features
+        columns = [unit * features + f for unit in units for f in range(features)]
+        return fits.refit(stats, columns, clip=recipe.clip).bias.reshape(len(units), features)
+    constant = stats.mean if rule == "mean" else optimal_constant(stats, clip=recipe.clip)[0]
+    return np.asarray(stats.columns.by_unit(constant)[list(units)])
+
+
+def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> fits.Fit:
+    method, stats = recipe.method, r.stats
+    if method.replace == "merge":
+        return fits.merge(stats, units)
+    if method.replace == "wls":
+        output = outgoing(program, stats.columns) if method.parent_rule == "output-pearson" else None
+        ridge = 1e-2 if method.ridge == "loo" else float(method.ridge)
+        return fits.wls(
+            stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, output=output, seed=recipe.seed
+        )
+    output = outgoing(program, stats.columns) if "lost" in stats.arrays else None
+    return fits.affine(
+        stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram, output=output,
+        drift_ridge=method.drift_ridge,
+    )  # fmt: skip
+
+
+def shape_constants(stats: SiteStats, constants: Array, site: Site) -> Array:
+    """[units, features] as a do takes it: numbers, one vector per head, or a slab with every position."""
+    columns = stats.columns
+    if columns.features == 1:
+        return constants[:, 0]
+    if columns.slots == 1:
+        return constants
+    headed = columns.features > columns.slots
+    apart = {columns.axis, 0, *({len(site.shape) - 1} if headed else ())}
+    places = [d for d in range(len(site.shape)) if d not in apart]
+    inner = [int(site.shape[d]) for d in places]
+    vector = [columns.features // columns.slots] if headed else []
+    slab = constants.reshape(len(constants), *inner, *vector)
+    order = [columns.axis, *places, *([len(site.shape) - 1] if headed else [])]
+    return np.expand_dims(np.moveaxis(slab, range(slab.ndim), [d - 1 for d in order]), 0)
