@@ -39,7 +39,9 @@ class GraphError(CmrcError):
     kind = "graph"
 
     def __init__(self, node: str, op: str, reason: str) -> None:
-        super().__init__(reason, node=node, op=op, fix="this is a fault of cmrc: report it with `cmrc inspect --ir`")
+        super().__init__(
+            reason, node=node, op=op, fix="this is a fault of cmrc: report it, with the IR that `cmrc inspect` prints"
+        )
 
 
 class TextError(CmrcError):

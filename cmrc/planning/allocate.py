@@ -112,7 +112,7 @@ def _lowered(program: Program, counts: Sequence[int], curves: Sequence[Curve]) -
     for curve, count in zip(curves, counts, strict=True):
         if count:
             plan.do(curve.site.value, units=range(count), constant=0.5, axis=curve.site.axis)
-    return passes.run(program.with_dos(plan), since=program.verified).graph if len(plan) else program.graph
+    return passes.run(program.with_dos(plan), since=program.graph).graph if len(plan) else program.graph
 
 
 def _latency(program: Program, graph: Graph) -> float:

@@ -171,7 +171,7 @@ def lower(
         )
     program.require(plan)
     start = time.perf_counter()
-    result = passes.run(program.with_dos(plan), since=program.verified, watch=watch)
+    result = passes.run(program.with_dos(plan), since=program.graph, watch=watch)
     if result.residue and residue == "error":
         raise _residue_error(result, plan)
     after = time.perf_counter()

@@ -15,7 +15,6 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import Cost, cost
 from cmrc.ir.fingerprint import Fingerprint, fingerprint
 from cmrc.ir.graph import Array, Graph
-from cmrc.ir.verify import verify_graph
 from cmrc.program.dry_run import put_dos, try_site
 from cmrc.program.groups import Group, find_groups, try_group
 from cmrc.program.plan import Plan
@@ -32,12 +31,6 @@ class Program(Sites):
 
     def __repr__(self) -> str:
         return f"Program({self.host.kind}, {len(self.graph.nodes)} nodes, {len(self.axes)} sites)"
-
-    @cached_property
-    def verified(self) -> Graph:
-        """The IR, checked once: what is made of it is checked only where it differs."""
-        verify_graph(self.graph)
-        return self.graph
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

@@ -12,6 +12,7 @@ from cmrc.errors import SiteError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value
+from cmrc.ir.verify import verify_graph
 from cmrc.program.outcome import SiteFolding
 
 
@@ -44,8 +45,10 @@ class Sites:
 
     host: Host
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
+        """The IR, checked once: what is made of it is checked only where it differs."""
+        verify_graph(self.host.graph)
         return self.host.graph
 
     @cached_property
