@@ -80,12 +80,12 @@ def affine(
 ) -> Fit:
     """Every unit from all that stay: B = C_SK (C_KK + λ diag C_KK)⁻¹, one Cholesky factorisation for all.
 
-    Where the statistics know the drift, the model's earlier replacements have moved a to a' here, and what is matched is the
-    next op's original input W a: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW that is a regression of a'_S + d on a'_K,
-    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): replaced units also correct the drift of the units that stay, and with
-    `output` = W by G_SS⁻¹ W_Sᵀ e for what the value has lost that W a is added to, the stream of a residual block. Little of d
-    follows from a'_K, and what a sample of n rows says too much of it is carried on from site to site. So it has a ridge of its
-    own, `drift_ridge`: |K|/n if none is given, that of Hoerl, Kennard and Baldwin where signal and noise are alike.
+    If the statistics have a drift, earlier replacements have moved a to a' at this site. The fit then aims at what the next
+    op originally read: W_K a'_K + W_S (B a'_K + β) ≈ W a. With G = WᵀW this is a regression of a'_S + d on a'_K, where
+    d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): the replaced units also correct the drift of the units that stay. With
+    `output` = W, d has the term G_SS⁻¹ W_Sᵀ e as well, which corrects what the stream of a residual block has lost.
+    Little of d follows from a'_K, so this part overfits more easily, and the error is carried on from site to site. It
+    has its own regularisation, `drift_ridge`; by default |K|/n for n rows (Hoerl, Kennard and Baldwin).
     `interchange=p` fits for swaps of each kept unit with probability p: see `swapped`. `ridge="loo"` takes the λ with the
     least leave-one-out error of the sampled rows, weighed by `gram`.
     """
@@ -220,7 +220,7 @@ def choose_parents(
         assert weight is not None
         strength = strength * (np.linalg.norm(weight, axis=0) * deviation)[keep]
     elif rule != "pearson":
-        raise ObjectiveError(f"there is no rule {rule!r} for parents", fix="say pearson, output-pearson, random or all")
+        raise ObjectiveError(f"there is no rule {rule!r} for parents", fix="use pearson, output-pearson, random or all")
     order = np.argsort(-strength, axis=1, kind="stable")[:, :count]
     return np.sort(keep[order], axis=1)
 

@@ -110,7 +110,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 def score(objective: str, context: Context) -> Scores:
     if objective not in OBJECTIVES:
-        raise ObjectiveError(f"there is no objective {objective!r}", fix=f"say one of {', '.join(OBJECTIVES)}")
+        raise ObjectiveError(f"there is no objective {objective!r}", fix=f"use one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[objective](context)
 
 
@@ -128,7 +128,7 @@ def gram(objective: str, context: Context) -> Array:
     if objective == "task":
         return stats.wanted("H", "coupling") / stats.count
     raise ObjectiveError(
-        f"the objective {objective!r} says nothing about units together",
+        f"the objective {objective!r} scores units one by one, not together",
         node=stats.columns.name,
         fix='use "logit", "variance" or "task" for joint selection, reconstruction and leave-one-out',
     )

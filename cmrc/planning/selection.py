@@ -2,7 +2,7 @@
 
 bottom      smallest scores first; optimal where curvature is diagonal (paper eq. topk)
 greedy      constants: risk(S) = Σ_{i,j∈S} G_ij C_ij, always the unit that adds least
-eliminate   affine functions of all that stay: risk(S) = tr(G_SS (C_SS − C_SK C_KK⁻¹ C_KS)), likewise
+eliminate   affine functions of all that stay: risk(S) = tr(G_SS (C_SS − C_SK C_KK⁻¹ C_KS)), always the unit that adds least
 """
 
 from __future__ import annotations
@@ -67,79 +67,146 @@ def eliminate(
 ) -> Order:
     """Backward elimination where every replaced unit is rebuilt from all that stay (optimal-brain-surgeon style).
 
-    With P = C_KK⁻¹ and w_j the column of the output weights after all folds so far (G̃ = w̃ᵀw̃), the part of unit j that the
-    others cannot rebuild has variance 1/P_jj and is uncorrelated with what was lost before, so that removing j adds
-    exactly ‖w̃_j‖²/P_jj. Then P ← P − P_:j P_j:/P_jj (Schur complement) and w̃_k ← w̃_k − w̃_j P_jk/P_jj.
+    With P = C_KK⁻¹ and w̃_j the column of the output weights after all folds so far (G̃ = w̃ᵀw̃), the part of unit j that the
+    others cannot rebuild has variance 1/P_jj and is uncorrelated with what was lost before. So removing j adds exactly
+    ‖w̃_j‖²/P_jj. Then P ← P − P_:j P_j:/P_jj (Schur complement) and w̃_k ← w̃_k − w̃_j P_jk/P_jj.
 
-    `ridge` is relative to each unit's own variance, so that rescaling units changes nothing. The updates of a block of
-    steps are kept as thin factors P = P₀ − UUᵀ, w̃ = w̃₀ − VUᵀ and applied at its end: O(d³) in all, in matrix products.
+    `ridge` is relative to each unit's own variance, so that rescaling units changes nothing.
     """
     d = len(covariance)
     count = d - 1 if count is None else min(count, d - 1)
-    deviation = _deviations(covariance)
-    scaled = covariance / np.outer(deviation, deviation)
-    dead = covariance.diagonal() <= 0  # they never vary: nothing is lost with them
-    scaled[np.diag_indices(d)] += ridge + dead
-    weights = gram * np.outer(deviation, deviation) * np.outer(~dead, ~dead)
+    inverse, weights = _in_deviations(gram, covariance, ridge)
     alive = np.arange(d)
     units, added = np.empty(d, dtype=np.int64), np.empty(d)
-    inverse = scipy.linalg.cho_solve(scipy.linalg.cho_factor(scaled, lower=True), np.eye(d))
-    step = 0
-    while step < count:
-        size = min(BLOCK, count - step)
+    for start in range(0, count, BLOCK):
+        size = min(BLOCK, count - start)
         forced = np.flatnonzero(np.isin(alive, np.asarray(first, dtype=np.int64))).tolist()
-        inverse, weights, gone, cost = _eliminate_block(inverse, weights, size, forced)
-        units[step : step + size], added[step : step + size] = alive[gone], cost
-        alive = np.delete(alive, gone)
-        step += size
-    # Whoever is left goes last, by what the elimination would have done with it.
+        block = _Block(inverse, weights, size)
+        for step in range(start, start + size):
+            j = _next(block.costs, block.left, forced)
+            units[step], added[step] = alive[j], block.costs[j]
+            block.remove(j)
+        inverse, weights = block.what_is_left()
+        alive = alive[block.left]
+    # The units that are left go last, in the order of what their removal would add.
     rest = weights.diagonal() / inverse.diagonal()
     order = np.argsort(rest, kind="stable")
-    units[step:], added[step:] = alive[order], rest[order]
+    units[count:], added[count:] = alive[order], rest[order]
     return Order(units, np.maximum(added, 0.0))
+
+
+def _in_deviations(gram: Array, covariance: Array, ridge: float) -> tuple[Array, Array]:
+    """P = (C + λ)⁻¹ and G of all units, with each unit measured in its own standard deviation.
+
+    A unit that never varies gets variance 1 and weight 0: nothing is lost with it.
+    """
+    deviation = _deviations(covariance)
+    scaled = covariance / np.outer(deviation, deviation)
+    dead = covariance.diagonal() <= 0
+    scaled[np.diag_indices(len(scaled))] += ridge + dead
+    weights = gram * np.outer(deviation, deviation) * np.outer(~dead, ~dead)
+    return scipy.linalg.cho_solve(scipy.linalg.cho_factor(scaled, lower=True), np.eye(len(scaled))), weights
+
+
+class _Block:
+    """Some eliminations as thin factors, applied to the whole matrices at the end: O(d³) in all, in matrix products.
+
+    With P₀ and w̃₀ as they were at the start of the block, P = P₀ − UUᵀ and w̃ = w̃₀ − VUᵀ. Each removal adds the columns
+    u = P_:j/√P_jj and v = w̃_j/√P_jj. V itself is never needed: only Y = w̃₀ᵀV and VᵀV, because G̃ = w̃ᵀw̃ is.
+    """
+
+    def __init__(self, inverse: Array, weights: Array, size: int) -> None:
+        d = len(inverse)
+        self.inverse, self.weights = inverse, weights  # P₀ and w̃₀ᵀw̃₀
+        self.left = np.ones(d, dtype=bool)
+        self.diagonal, self.norms = inverse.diagonal().copy(), weights.diagonal().copy()  # P_jj and ‖w̃_j‖²
+        self.u, self.y, self.vv = np.zeros((d, size)), np.zeros((d, size)), np.zeros((size, size))
+        self.steps = 0
+        self.costs = self.norms / self.diagonal
+
+    def remove(self, j: int) -> None:
+        """Remove one unit: add its columns to the factors, and follow P_jj, ‖w̃_j‖² and the costs of all units."""
+        t, u, y, vv = self.steps, self.u, self.y, self.vv
+        root = np.sqrt(self.diagonal[j])
+        column = self.inverse[:, j] - u[:, :t] @ u[j, :t]  # P_:j
+        before = self.weights[:, j] - y[:, :t] @ u[j, :t]  # w̃₀ᵀ w̃_j
+        own = y[j, :t] - vv[:t, :t] @ u[j, :t]  # Vᵀ w̃_j
+        product = before - u[:, :t] @ own  # w̃ᵀ w̃_j
+        u[:, t], y[:, t] = column / root, before / root
+        vv[t, :t] = vv[:t, t] = own / root
+        vv[t, t] = product[j] / self.diagonal[j]
+        self.norms += -2 * u[:, t] * product / root + u[:, t] ** 2 * vv[t, t]
+        self.diagonal -= u[:, t] ** 2
+        self.diagonal[j] = 1.0
+        self.left[j] = False
+        self.costs = self.norms / self.diagonal
+        self.steps += 1
+
+    def what_is_left(self) -> tuple[Array, Array]:
+        """P and G̃ of the units that are left."""
+        keep = np.flatnonzero(self.left)
+        u, y = self.u[keep], self.y[keep]
+        cross = y @ u.T
+        inverse = self.inverse[np.ix_(keep, keep)] - u @ u.T
+        return inverse, self.weights[np.ix_(keep, keep)] - cross - cross.T + u @ self.vv @ u.T
 
 
 def eliminate_for_interchange(
     gram: Array, covariance: Array, p: float, *, ridge: float = 1e-6, first: Sequence[int] = ()
 ) -> Order:
-    """Backward elimination where what stays is swapped with probability p: see `fits.swapped`.
+    """Backward elimination where the units that stay are swapped with probability p: see `fits.swapped`.
 
     risk(S) = tr(G_SS C_SS) − (1−p)² tr(G_SS C_SK P C_KS), P = C̃_KK⁻¹. A unit that goes is no longer swapped, so its moments
-    change and no Schur complement of one matrix gives the risk. With X = C_KS w_Sᵀ, removing j makes it X + c_j w_jᵀ, and
-    P' = P − P_:j P_j:/P_jj, so that what is explained changes by
-        2 w_j·(XᵀP c_j) + ‖w_j‖² c_jᵀP c_j − ‖P_j:X + (P_j:c_j) w_j‖² / P_jj.
-    PX, PC, CPC and CPX follow by rank-one updates: O(d²) a step, p = 0 is `eliminate`.
+    change, and no Schur complement of one matrix gives the risk: `_Explained` follows the second term. O(d²) per step;
+    p = 0 is `eliminate`.
     """
     d = len(covariance)
     deviation = _deviations(covariance)
     c = covariance / np.outer(deviation, deviation)
     g = gram * np.outer(deviation, deviation)
-    w = root_of(g)  # [d, m] with w wᵀ = G: row j is the output column of unit j
-    both = (1 - p) ** 2 + p**2
-    among = both * c
-    among[np.diag_indices(d)] = c.diagonal() + ridge + (c.diagonal() <= 0)
-    inverse = scipy.linalg.cho_solve(scipy.linalg.cho_factor(among, lower=True), np.eye(d))
-    pc = inverse @ c
-    cpc = c @ pc
-    px, cpx = np.zeros_like(w), np.zeros_like(w)
+    explained = _Explained(c, g, p, ridge)
     left, cross, own = np.ones(d, dtype=bool), np.zeros(d), g.diagonal() * c.diagonal()
     units, added = np.empty(d, dtype=np.int64), np.empty(d)
     for step in range(d):
-        diagonal, reach = np.where(left, inverse.diagonal(), 1.0), pc.diagonal()
-        lost = (px**2).sum(1) + 2 * reach * (px * w).sum(1) + reach**2 * g.diagonal()
-        explained = 2 * (cpx * w).sum(1) + g.diagonal() * cpc.diagonal() - lost / diagonal
-        cost = own + 2 * cross - (1 - p) ** 2 * explained
+        cost = own + 2 * cross - (1 - p) ** 2 * explained.gain(left)
         j = _next(cost, left, first)
         units[step], added[step], left[j] = j, cost[j], False
         cross += g[j] * c[j]
-        column, row, power = inverse[:, j].copy(), pc[j].copy(), inverse[j, j]
-        after = px[j] + pc[j, j] * w[j]  # P_j: X'
-        px += np.outer(pc[:, j], w[j]) - np.outer(column, after) / power
-        cpx += np.outer(cpc[:, j], w[j]) - np.outer(row, after) / power
-        inverse -= np.outer(column, column) / power
-        pc -= np.outer(column, row) / power
-        cpc -= np.outer(row, row) / power
+        explained.remove(j)
     return Order(units, added)
+
+
+class _Explained:
+    """tr(XᵀPX) with X = C_KS w_Sᵀ: what the units that stay explain of those that went, weighed by the output.
+
+    Removing j makes X into X + c_j w_jᵀ and P into P − P_:j P_j:/P_jj, so the trace changes by
+        2 w_j·(XᵀP c_j) + ‖w_j‖² c_jᵀP c_j − ‖P_j:X + (P_j:c_j) w_j‖² / P_jj.
+    PX, PC, CPC and CPX follow by rank-one updates.
+    """
+
+    def __init__(self, c: Array, g: Array, p: float, ridge: float) -> None:
+        self.w, self.norms = root_of(g), g.diagonal()  # w wᵀ = G: row j is the output column of unit j
+        among = ((1 - p) ** 2 + p**2) * c
+        among[np.diag_indices(len(c))] = c.diagonal() + ridge + (c.diagonal() <= 0)
+        self.p = scipy.linalg.cho_solve(scipy.linalg.cho_factor(among, lower=True), np.eye(len(c)))
+        self.pc = self.p @ c
+        self.cpc = c @ self.pc
+        self.px, self.cpx = np.zeros_like(self.w), np.zeros_like(self.w)
+
+    def gain(self, left: Array) -> Array:
+        """How the trace would change with the removal of each unit."""
+        diagonal, reach = np.where(left, self.p.diagonal(), 1.0), self.pc.diagonal()
+        lost = (self.px**2).sum(1) + 2 * reach * (self.px * self.w).sum(1) + reach**2 * self.norms
+        return np.asarray(2 * (self.cpx * self.w).sum(1) + self.norms * self.cpc.diagonal() - lost / diagonal)
+
+    def remove(self, j: int) -> None:
+        column, row, power = self.p[:, j].copy(), self.pc[j].copy(), self.p[j, j]
+        after = self.px[j] + self.pc[j, j] * self.w[j]  # P_j: X'
+        self.px += np.outer(self.pc[:, j], self.w[j]) - np.outer(column, after) / power
+        self.cpx += np.outer(self.cpc[:, j], self.w[j]) - np.outer(row, after) / power
+        self.p -= np.outer(column, column) / power
+        self.pc -= np.outer(column, row) / power
+        self.cpc -= np.outer(row, row) / power
 
 
 def root_of(matrix: Array) -> Array:
@@ -153,35 +220,3 @@ def _deviations(covariance: Array) -> Array:
     """Standard deviations; 1 for a unit that never varies, whose row of the covariance is zero anyway."""
     deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
     return np.where(deviation > 0, deviation, 1.0)
-
-
-def _eliminate_block(
-    inverse: Array, weights: Array, size: int, first: Sequence[int]
-) -> tuple[Array, Array, Array, Array]:
-    """`size` eliminations; returns both matrices without the units that went, their places, and what each cost."""
-    d = len(inverse)
-    left = np.ones(d, dtype=bool)
-    diagonal, norms = inverse.diagonal().copy(), weights.diagonal().copy()
-    u, y, vv = np.zeros((d, size)), np.zeros((d, size)), np.zeros((size, size))  # Y = w̃₀ᵀV
-    gone, cost = np.empty(size, dtype=np.int64), np.empty(size)
-    for t in range(size):
-        score = norms / diagonal
-        j = _next(score, left, first)
-        gone[t], cost[t], left[j] = j, score[j], False
-        root = np.sqrt(diagonal[j])
-        column = inverse[:, j] - u[:, :t] @ u[j, :t]  # P_:j now
-        before = weights[:, j] - y[:, :t] @ u[j, :t]  # w̃₀ᵀ w̃_j
-        own = y[j, :t] - vv[:t, :t] @ u[j, :t]  # Vᵀ w̃_j
-        product = before - u[:, :t] @ own  # w̃ᵀ w̃_j
-        u[:, t], y[:, t] = column / root, before / root
-        vv[t, :t] = vv[:t, t] = own / root
-        vv[t, t] = product[j] / diagonal[j]
-        norms += -2 * u[:, t] * product / root + u[:, t] ** 2 * vv[t, t]
-        diagonal -= u[:, t] ** 2
-        diagonal[j] = 1.0
-    keep = np.flatnonzero(left)
-    u, y = u[keep], y[keep]
-    inverse = inverse[np.ix_(keep, keep)] - u @ u.T
-    cross = y @ u.T
-    weights = weights[np.ix_(keep, keep)] - cross - cross.T + u @ vv @ u.T
-    return inverse, weights, gone, cost

@@ -59,7 +59,7 @@ class Stream:
         self.beside = {site: columns for site in self.sites if (columns := self._beside(site)) is not None}
 
     def order(self) -> list[int]:
-        """The numbers of the sites such that all that a piece depends on come before all that lie behind it."""
+        """The numbers of the sites, upstream before downstream."""
         return sorted(range(len(self.sites)), key=lambda i: self.cut.levels[self.sites[i]])
 
     def at(self, site: str, host: Host) -> Taps:

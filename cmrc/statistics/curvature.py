@@ -47,7 +47,7 @@ def derivatives(
 ) -> list[Derivatives]:
     """The derivatives at every site for a batch: in closed form where that is possible, else by torch."""
     if options.loss not in LOSSES:
-        raise StatsError(f"loss={options.loss!r} is not understood", fix=f"say one of {', '.join(LOSSES)}")
+        raise StatsError(f"there is no loss={options.loss!r}", fix=f"use one of {', '.join(LOSSES)}")
     if options.loss in LABELLED and batch.labels is None:
         raise StatsError(
             f"the loss {options.loss!r} needs labels, and the data have none",
@@ -90,7 +90,7 @@ def softmax(logits: Array) -> Array:
 def at_last_affine(
     value: Array, axis: int, logits: Array, weight: Array, loss: str, labels: Array | None, factors: bool
 ) -> Derivatives:
-    """logits = W a + b: g = (p − y) W and h = p W² − (p W)² for cross-entropy, and alike for the other losses."""
+    """logits = W a + b: g = (p − y) W and h = p W² − (p W)² for cross-entropy, and correspondingly for the other losses."""
     residual = np.zeros_like(logits)
     if loss in ("cross-entropy", "kl"):
         p = softmax(logits)

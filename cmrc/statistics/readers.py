@@ -74,7 +74,7 @@ def outgoing(program: Program, columns: Columns) -> Array:
 
 
 def beside(program: Program, columns: Columns) -> Columns | None:
-    """The value that what one linear op makes of the units is added to, as in a residual block; None where there is no such."""
+    """In a residual block, the value that the result of the next linear op is added to; None elsewhere."""
     reading = program.consumers[columns.value]
     if len(reading) != 1 or reading[0].op != "linear" or reading[0].inputs[0] != columns.value or columns.features > 1:
         return None
@@ -155,7 +155,7 @@ def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iter
         wide = _conv_columns(node, matrix)
     wide = wide * scale[0]
     count = columns.units * columns.features // columns.slots
-    # A unit may fill several inputs of the op (a flattened plane): each such place is rows of its own.
+    # A unit may fill several inputs of the op (a flattened plane): each place has its own rows.
     times = [np.flatnonzero(number[0] == j) for j in range(count)]
     most = max((len(t) for t in times), default=0)
     if not most:

@@ -103,7 +103,7 @@ def read(path: Path) -> tuple[Header, list[dict[str, Array]]]:
     metadata, arrays = _read_tensors(path)
     if "stats" not in metadata:
         raise StatsError("is not a file of statistics", at=str(path), fix=FIX)
-    header = _parse_header(metadata["stats"], path)
+    header = _parse_header(metadata["stats"], metadata.get("format"), path)
     by_site: list[dict[str, Array]] = [{} for _ in header.sites]
     for key, array in arrays.items():
         number, _, name = key.partition(".")
@@ -128,9 +128,13 @@ def _read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
         raise StatsError(f"cannot be read: {error}", at=str(path), fix=FIX) from error
 
 
-def _parse_header(text: str, path: Path) -> Header:
+def _parse_header(text: str, beside: str | None, path: Path) -> Header:
+    """The header; the first files had the format beside it."""
     try:
-        return Header.model_validate(parse_json(text))
+        document = parse_json(text)
+        if beside is not None and isinstance(document, dict):
+            document.setdefault("format", beside)
+        return Header.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

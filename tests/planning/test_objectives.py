@@ -99,7 +99,7 @@ def test_scores_are_what_they_say_on_a_network() -> None:
         assert abs(((moved - z) ** 2).sum(1).mean() - score("logit", context).score[j]) < EXACT_F64
     with pytest.raises(ObjectiveError, match="there is no objective 'hope'"):
         score("hope", context)
-    with pytest.raises(ObjectiveError, match="the objective 'taylor' says nothing about units together"):
+    with pytest.raises(ObjectiveError, match="the objective 'taylor' scores units one by one, not together"):
         gram("taylor", context)
 
 

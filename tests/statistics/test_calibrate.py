@@ -258,7 +258,7 @@ def test_what_is_asked_is_checked() -> None:
         cmrc.calibrate(mlp(), [x], curvature="all")
     with pytest.raises(StatsError, match="the loss 'cross-entropy' needs labels, and the data have none"):
         cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature")
-    with pytest.raises(StatsError, match="loss='hinge' is not understood"):
+    with pytest.raises(StatsError, match="there is no loss='hinge'"):
         cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature", loss="hinge")
     with pytest.raises(StatsError, match="the statistics have no scatter"):
         _ = cmrc.calibrate(mlp(), [x], sites="acts.1")["acts.1"].covariance

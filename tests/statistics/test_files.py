@@ -115,6 +115,13 @@ def test_a_file_of_statistics_that_is_cut_short_is_refused(size: int, whole: Pat
         Stats.load(path)
 
 
+def test_the_first_files_had_the_format_beside_the_header(whole: Path, tmp_path: Path) -> None:
+    header, arrays = parts_of(whole)
+    del header["format"]
+    (tmp_path / "old").write_bytes(save(arrays, {"format": "cmrc-stats-1", "stats": json.dumps(header)}))
+    assert Stats.load(tmp_path / "old").header() == Stats.load(whole).header()
+
+
 def test_every_need_and_every_array_has_its_shape() -> None:
     assert set(BROUGHT) == set(NEEDS)
     known = {name for names in (*BROUGHT.values(), *OPTIONAL.values()) for name in names}
