@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
+from scipy.stats import spearmanr
 
 from cmrc.errors import StatsError
 from cmrc.hosts.protocols import Host
@@ -26,7 +28,6 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import as_array, batches
 from cmrc.statistics.calibrate import calibrate
-from cmrc.statistics.curvature import softmax
 from cmrc.statistics.readers import readers
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
@@ -153,8 +154,7 @@ class Predictions:
     @property
     def correlation(self) -> float:
         """Of the ranks (Spearman)."""
-        ranks = [np.argsort(np.argsort(a)) for a in (self.predicted, self.measured)]
-        return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+        return float(spearmanr(self.predicted, self.measured).statistic)
 
 
 def predictions(
@@ -189,9 +189,9 @@ def _mean_loss(logits: Sequence[Array], plain: Sequence[Array], targets: Sequenc
         if loss == "squared-error":
             total += 0.5 * float(((z - target) ** 2).sum())
             continue
-        logs = np.log(np.maximum(softmax(z), np.finfo(np.float64).tiny))
+        logs = np.log(np.maximum(softmax(z, axis=-1), np.finfo(np.float64).tiny))
         if loss == "kl":
-            p = softmax(base)
+            p = softmax(base, axis=-1)
             total += float((p * (np.log(np.maximum(p, np.finfo(np.float64).tiny)) - logs)).sum())
         else:
             if target is None:

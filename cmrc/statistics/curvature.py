@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import softmax
 
 from cmrc.errors import StatsError
 from cmrc.hosts.derivatives import LABELLED, LOSSES, Derivatives, DerivativesRequest
@@ -30,6 +31,8 @@ from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch
 from cmrc.statistics.columns import Columns
 from cmrc.statistics.readers import closed_form
+
+NO_LABEL = -100  # as torch's cross-entropy has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ def derivatives(
             f"the loss {options.loss!r} needs labels, and the data have none",
             fix='give (inputs, labels) or a mapping with "labels"; or loss="kl" or "logit", which need none',
         )
+    if options.loss == "cross-entropy" and batch.labels is not None:
+        _require_classes(batch.labels, program.values[program.graph.outputs[0]].shape[-1])
     weights = [closed_form(program, c) for c in columns]
     if options.curvature == "auto" and all(w is not None for w in weights):
         arrays = host.run(batch.inputs, [c.value for c in columns])
@@ -82,9 +87,20 @@ def derivatives(
     return host.differentiate(request)
 
 
-def softmax(logits: Array) -> Array:
-    shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(-1, keepdims=True))
+def _require_classes(labels: Array, classes: int | str) -> None:
+    """That every label is the number of a class, or `NO_LABEL`."""
+    if labels.dtype.kind not in "iu":
+        raise StatsError(
+            f"the labels are of type {labels.dtype}, not whole numbers", fix="give the number of the class per sample"
+        )
+    wrong = labels[(labels != NO_LABEL) & (labels < 0)].tolist()
+    if isinstance(classes, int):
+        wrong += labels[labels >= classes].tolist()
+    if wrong:
+        raise StatsError(
+            f"there is a label {wrong[0]}, and the model has {classes} classes",
+            fix=f"count classes from 0; {NO_LABEL} marks a position without a label",
+        )
 
 
 def at_last_affine(
@@ -93,11 +109,12 @@ def at_last_affine(
     """logits = W a + b: g = (p − y) W and h = p W² − (p W)² for cross-entropy, and correspondingly for the other losses."""
     residual = np.zeros_like(logits)
     if loss in ("cross-entropy", "kl"):
-        p = softmax(logits)
+        p = softmax(logits, axis=-1)
         if loss == "cross-entropy":
             assert labels is not None
-            residual = p.copy()
-            np.put_along_axis(residual, labels[..., None], np.take_along_axis(p, labels[..., None], -1) - 1.0, -1)
+            residual, known = p.copy(), np.where(labels == NO_LABEL, 0, labels)[..., None]
+            np.put_along_axis(residual, known, np.take_along_axis(p, known, -1) - 1.0, -1)
+            residual[labels == NO_LABEL] = 0.0
         h = p @ weight**2 - (p @ weight) ** 2
         mean = p @ weight
         parts = [np.sqrt(p[..., k, None]) * (weight[k] - mean) for k in range(len(weight))] if factors else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from nets import Net, Tokens, activations, data, seeded, traced
+from nets import Net, Tokens, activations, data, mlp, seeded, traced
 from tolerances import EXACT_F64, distance
 from torch import nn
 from torch.nn import functional
@@ -133,3 +133,31 @@ def test_labels_must_fit_the_logits() -> None:
     program, (x, _) = traced(seeded(Net(WIDTHS), 3), 5), data(9, 5)
     with pytest.raises(StatsError, match=r"the labels have shape \[9, 2\], the logits \[9, 4\]"):
         cmrc.calibrate(program, [(x, np.zeros((9, 2), dtype=int))], sites="acts.0", need="curvature")
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (np.array([0, 4, 1]), "there is a label 4, and the model has 4 classes"),
+        (np.array([0, -1, 1]), "there is a label -1, and the model has 4 classes"),
+        (np.array([0.0, 1.0, 2.0]), "the labels are of type float64, not whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("site", ["acts.0", "acts.1"])
+def test_labels_that_name_no_class_are_refused(labels: np.ndarray, reason: str, site: str) -> None:
+    x, _ = data(3, 5)
+    with pytest.raises(StatsError) as caught:
+        cmrc.calibrate(mlp(), [(x, labels)], sites=site, need="curvature")
+    assert caught.value.reason == reason
+
+
+def test_a_position_without_a_label_has_no_gradient_in_closed_form_either() -> None:
+    x, y = data(20, 5)
+    y = np.where(np.arange(20) % 3 == 0, -100, y)
+    closed, torched = (
+        cmrc.calibrate(mlp(), [(x, y)], sites="acts.1", need="curvature", curvature=how)["acts.1"]
+        for how in ("auto", "gauss-newton")
+    )
+    assert (closed.how, torched.how) == ("closed form", "gauss-newton")
+    for name in ("g", "h", "ga", "ha", "haa"):
+        assert distance(closed.arrays[name], torched.arrays[name]) < EXACT_F64
