@@ -40,9 +40,7 @@ AGAINST_THE_ORDER: set[str] = set()
 BACKWARD: set[str] = set()
 
 # Still to be mended: class names that mean two things.
-MEAN_TWO_THINGS = {
-    "Outcome",
-}
+MEAN_TWO_THINGS: set[str] = set()
 
 # Still to be mended: decisions that read the program's own English, and abilities of a host that are guessed.
 DECIDED_ON_PROSE: set[str] = set()

@@ -19,7 +19,7 @@ from cmrc.verification.certificates import Search, require_level, smallest
 from cmrc.verification.draws import Draw, Schedule, Scope
 from cmrc.verification.evidence import Evidence
 from cmrc.verification.result import Plain, Verification
-from cmrc.verification.targets import Decision, Outcome, Target, decide, require_enough
+from cmrc.verification.targets import Decision, Standing, Target, decide, require_enough
 from cmrc.verification.verifier import HeldOut, Verifier
 
 LOOK = 250  # swaps between two looks at a target
@@ -170,7 +170,7 @@ def gather(
                 target, target.values(evidence), delta, horizon=schedule.units, swaps=len(evidence),
                 weights=evidence.unit_weights, scope=scope,
             )  # fmt: skip
-            if decision.outcome is not Outcome.OPEN:
+            if decision.outcome is not Standing.OPEN:
                 break
     return Evidence.join(parts), decision, repeated
 

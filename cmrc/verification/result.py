@@ -17,7 +17,7 @@ from cmrc.verification.bounds import Estimate, bootstrap, lower_mean, rate, resa
 from cmrc.verification.certificates import Rung, ladder
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence
-from cmrc.verification.targets import Decision, Outcome
+from cmrc.verification.targets import Decision, Standing
 
 CONTROLS = {
     "ignored": "retained units swapped in the original alone: a model that ignores swaps",
@@ -246,7 +246,7 @@ class Verification:
             lines = [
                 f"{said} {_capital(words)} is {shown} with probability {level} (estimate {d.value:.4f}; {counted})."
             ]
-            if d.outcome in (Outcome.OPEN, Outcome.HOPELESS):
+            if d.outcome in (Standing.OPEN, Standing.HOPELESS):
                 lines.append(_advice(d))
         elif self.swapped is None:
             least = lower_mean(self.plain.values("agreement"), self.delta, binary=self.plain.evidence.binary)

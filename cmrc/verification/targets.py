@@ -151,7 +151,7 @@ def within_twice_largest(evidence: Evidence) -> Array:
 EVENTS = {"iia": same_class, "range": within_range, "samplewise": within_twice_largest}
 
 
-class Outcome(Enum):
+class Standing(Enum):
     """How a decision ended, with the words for it."""
 
     HOLDS = "holds"
@@ -165,7 +165,7 @@ class Decision:
     """Whether a target holds, with its estimate, and a lower and an upper bound that each hold with probability 1 − δ."""
 
     target: Target
-    outcome: Outcome
+    outcome: Standing
     value: float
     low: float
     high: float
@@ -180,7 +180,7 @@ class Decision:
     @property
     def holds(self) -> bool | None:
         """None where the inputs did not suffice to tell."""
-        return {Outcome.HOLDS: True, Outcome.FAILS: False}.get(self.outcome)
+        return {Standing.HOLDS: True, Standing.FAILS: False}.get(self.outcome)
 
     @property
     def counted(self) -> str:
@@ -216,11 +216,11 @@ def decide(
     low = bounds.lower_any_time(good, delta, weights=weights, horizon=horizon, least=least)
     high = bounds.upper_any_time(good, delta, weights=weights, horizon=horizon, most=least)
     if low >= least:
-        outcome = Outcome.HOLDS
+        outcome = Standing.HOLDS
     elif high <= least:
-        outcome = Outcome.FAILS
+        outcome = Standing.FAILS
     else:
-        outcome = Outcome.OPEN if _can_still_hold(good, least, delta, horizon, weights) else Outcome.HOPELESS
+        outcome = Standing.OPEN if _can_still_hold(good, least, delta, horizon, weights) else Standing.HOPELESS
     low, high = sorted((target.back(low), target.back(high)))
     value = target.back(float(np.average(good, weights=weights)))
     return Decision(

@@ -14,7 +14,7 @@ from cmrc.errors import CertifyError
 from cmrc.verification.certificates import NAMES, from_d2, ladder, smallest
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence, Readout, compare
-from cmrc.verification.targets import Decision, Outcome, Target, decide, require_enough
+from cmrc.verification.targets import Decision, Standing, Target, decide, require_enough
 
 
 def evidence(
@@ -155,10 +155,10 @@ def test_a_target_is_decided_once_the_swaps_suffice() -> None:
     sure = replace(evidence(0, 400), agree=np.ones((400, 1), dtype=bool))
     target = Target.parse("iia>=0.95")
     assert decided(target, sure).holds is True
-    assert decided(target, sure.part(slice(0, 20))).outcome is Outcome.OPEN
+    assert decided(target, sure.part(slice(0, 20))).outcome is Standing.OPEN
     wrong = replace(sure, agree=~sure.agree)
-    assert decided(target, wrong.part(slice(0, 60))).outcome is Outcome.FAILS
-    assert decided(target, wrong.part(slice(0, 1))).outcome is Outcome.OPEN
+    assert decided(target, wrong.part(slice(0, 60))).outcome is Standing.FAILS
+    assert decided(target, wrong.part(slice(0, 1))).outcome is Standing.OPEN
     assert str(decided(target, sure)).startswith("iia>=0.95 holds after 400 swaps on 400 pairs: 1.0000, above 0.99")
 
 
@@ -169,9 +169,9 @@ def test_a_target_that_nothing_can_save_is_given_up() -> None:
     found = replace(evidence(0, 40), agree=agree)
     target = Target.parse("iia>=0.93")
     decision = decide(target, target.values(found), 0.001, horizon=60, swaps=40)
-    assert decision.outcome is Outcome.HOPELESS
+    assert decision.outcome is Standing.HOPELESS
     assert decision.holds is None
-    assert decide(target, target.values(found), 0.001, horizon=5000, swaps=40).outcome is Outcome.OPEN
+    assert decide(target, target.values(found), 0.001, horizon=5000, swaps=40).outcome is Standing.OPEN
 
 
 def test_what_cannot_be_shown_is_said_beforehand() -> None:
@@ -196,7 +196,7 @@ def test_the_mean_of_what_has_no_limit_is_clipped() -> None:
 
 
 def test_the_search_stops_at_the_first_that_is_not_certified() -> None:
-    verdicts = {"large": Outcome.HOLDS, "medium": Outcome.HOLDS, "small": Outcome.OPEN, "tiny": Outcome.HOLDS}
+    verdicts = {"large": Standing.HOLDS, "medium": Standing.HOLDS, "small": Standing.OPEN, "tiny": Standing.HOLDS}
     seen = []
 
     def test(name: str) -> Decision:
@@ -205,7 +205,7 @@ def test_the_search_stops_at_the_first_that_is_not_certified() -> None:
 
     search = smallest(list(verdicts), test)
     assert (search.chosen, seen) == (1, ["large", "medium", "small"])
-    verdicts["large"] = Outcome.FAILS
+    verdicts["large"] = Standing.FAILS
     assert smallest(list(verdicts), test).chosen is None
 
 
