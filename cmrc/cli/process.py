@@ -32,6 +32,7 @@ SPELLINGS = {
 
 
 _leaving = threading.Lock()
+_interrupted = threading.Event()
 
 
 class Interrupted(BaseException):
@@ -79,7 +80,14 @@ def stoppable() -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough: clean-up must not be interrupted
+    _interrupted.set()
     raise Interrupted
+
+
+def leave_if_interrupted() -> None:
+    """End now if Ctrl-C was pressed. A library may turn it into an error of its own: an import that breaks off, say."""
+    if _interrupted.is_set():
+        _leave()
 
 
 def _insist(heard: int) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from cmrc.cli.process import leave_if_interrupted
 from cmrc.cli.wording import on_the_command_line
 from cmrc.errors import CheckError, CmrcError, ResidueError, message
 
@@ -44,6 +45,7 @@ def reported(as_json: bool) -> Iterator[None]:
     try:
         yield
     except CmrcError as error:
+        leave_if_interrupted()
         parts = on_the_command_line(error)
         if as_json:
             print(json.dumps({"error": parts}, indent=1))
