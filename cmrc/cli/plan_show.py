@@ -66,6 +66,8 @@ def show_made(plan: Plan) -> None:
             remark += f"; the mean for {row['mean instead of c*']} columns without a c*"
         table.add_row(site, str(row["units"]), str(row["kept"]), f"{row['predicted']:.4g}", remark)
     terminal.out.print(table)
+    for site, reason in plan.made.get("left_out", {}).items():
+        terminal.out.print(f"left out: {site}: {reason}", markup=False)
     certificate = plan.made.get("certificate")
     if certificate:
         terminal.out.print(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cmrc.errors import RecipeError, StatsError
+from cmrc.errors import ObjectiveError, RecipeError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
@@ -51,6 +51,8 @@ def plan(
     """A plan by a recipe, or by a preset and the keys of a recipe as options: `preset="joint", keep=0.5`.
 
     `stats` come from `cmrc.calibrate`. Without them, and for a schedule or `recompute`, this function calibrates on `data`.
+    Sites that nobody named are those of the statistics, or all that fold; one that cannot be scored is left out, and
+    `plan.made["left_out"]` says why. A site that was named and cannot be scored is an error.
 
     `certify="iia>=0.95"` finds the smallest plan that is certified to meet this target at level 1 − `delta` on `held_out`
     data. It tries the shares to keep in `keeps` from large to small; `reading` holds arguments of `cmrc.verify` (`site`,
@@ -60,7 +62,10 @@ def plan(
     call continues from there, to the same bits; the folder is removed at the end.
     """
     chosen = make_recipe(recipe, **options)
-    sites = _sites(program, chosen)
+    if stats is not None and stats.fingerprint is not None:
+        fix = "calibrate this model, or plan for the model that was calibrated"
+        stats.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)
+    sites = _sites(program, chosen, stats)
     if certify is not None:
         _require_plain(chosen, checkpoint)
         known = stats if stats is not None else _Planning(program, data, chosen, sites, watch).first_statistics()
@@ -87,6 +92,7 @@ class _Planning:
     progress: Progress | None = None
     result: Plan = field(init=False)
     constants: dict[str, dict[int, Array]] = field(init=False)  # by site: what the replaced units became
+    left_out: dict[str, str] = field(default_factory=dict)  # by site: why it cannot be scored
 
     def __post_init__(self) -> None:
         self.result = Plan(self.program)
@@ -94,19 +100,14 @@ class _Planning:
 
     def run(self, given: Stats | None) -> Plan:
         stats = self.first_statistics() if given is None else given
-        if stats.fingerprint is not None:
-            fix = "calibrate this model, or plan for the model that was calibrated"
-            stats.fingerprint.require(self.program.fingerprint, "", what="the statistics were", fix=fix)
-        for site in self.sites:
-            _require_usable(stats[site.value], site)
-        ranked = self._rank(stats)
+        ranked = self._rank_what_can_be(stats)
         final = final_counts(self.program, ranked, self.recipe)
         for step, counts in enumerate([*counts_of_steps(self.recipe, ranked), final]):
             if step:
                 stats = self._statistics(step)
                 ranked = self._rank(stats)
             self._replace(step, ranked, counts)
-        self.result.made = _record(self.recipe, stats if given is None else given, ranked, final)
+        self.result.made = _record(self.recipe, stats if given is None else given, ranked, final, self.left_out)
         self.result.scores = {r.site.name: r.scores.score for r in ranked}
         return self.result
 
@@ -123,6 +124,24 @@ class _Planning:
             stats = self._calibrate(self.sites, checkpoint=None if len(self.result) else self.progress.calibration)
             self.progress.save_stats(step, stats)
         return stats
+
+    def _rank_what_can_be(self, stats: Stats) -> list[Ranked]:
+        """The sites that can be scored. Others are left out, unless the recipe names them."""
+        named = _named(self.program, self.recipe)
+        ranked, first = [], None
+        for site in self.sites:
+            try:
+                _require_usable(stats[site.value], site)
+                ranked.append(rank(self.program, site, stats[site.value], self.recipe, ()))
+            except (ObjectiveError, StatsError) as error:
+                if site.value in named or _lacks_a_need(stats, self.recipe):
+                    raise
+                first = first or error
+                self.left_out[site.name] = error.reason
+        if first is not None and not ranked:
+            raise first
+        self.sites = [r.site for r in ranked]
+        return ranked
 
     def _rank(self, stats: Stats) -> list[Ranked]:
         return [
@@ -239,17 +258,35 @@ def _require_usable(stats: SiteStats, site: Site) -> None:
         )
 
 
-def _sites(program: Program, recipe: Recipe) -> list[Site]:
+def _sites(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site]:
     for pattern in recipe.keep if isinstance(recipe.keep, dict) else ():
         program.find(pattern)  # which says where a name is none of the model
     protected = {site.value for pattern in recipe.protect for site in program.find(pattern)}
-    sites = [site for site in choose(program, recipe.sites) if site.value not in protected]
+    if stats is not None and recipe.sites == ["*"]:
+        known = [site.columns for site in stats.sites.values()]
+        chosen = [program.site_of(c.value, c.axis, c.name) for c in known]
+    else:
+        chosen = choose(program, recipe.sites)
+    sites = [site for site in chosen if site.value not in protected]
     if not sites:
         raise RecipeError("every site is protected", fix="name sites that may change")
     return sites
 
 
-def _record(recipe: Recipe, stats: Stats, ranked: Sequence[Ranked], counts: Sequence[int]) -> dict[str, Any]:
+def _named(program: Program, recipe: Recipe) -> set[str]:
+    """The values of the sites that the recipe names one by one: a glob names none."""
+    patterns = [pattern for pattern in recipe.sites if not any(c in pattern for c in "*?[")]
+    return {site.value for pattern in patterns for site in program.find(pattern)}
+
+
+def _lacks_a_need(stats: Stats, recipe: Recipe) -> bool:
+    """Whether the statistics were gathered without what the recipe needs: then no site can be scored as it says."""
+    return any(recipe.needs - site.needs for site in stats.sites.values())
+
+
+def _record(
+    recipe: Recipe, stats: Stats, ranked: Sequence[Ranked], counts: Sequence[int], left_out: Mapping[str, str]
+) -> dict[str, Any]:
     sites = {}
     for r, count in zip(ranked, counts, strict=True):
         entry: dict[str, Any] = {"units": r.site.units, "kept": r.site.units - count}
@@ -259,4 +296,5 @@ def _record(recipe: Recipe, stats: Stats, ranked: Sequence[Ranked], counts: Sequ
         if r.scores.fell_back.any():
             entry["mean instead of c*"] = int(r.scores.fell_back.sum())
         sites[r.site.name] = entry
-    return {"recipe": recipe.to_json(), "data": stats.digest, "samples": stats.samples, "sites": sites}
+    record = {"recipe": recipe.to_json(), "data": stats.digest, "samples": stats.samples, "sites": sites}
+    return {**record, "left_out": dict(left_out)} if left_out else record

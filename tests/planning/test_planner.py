@@ -271,6 +271,28 @@ def test_what_is_missing_is_said(program: cmrc.Program) -> None:
         cmrc.plan(program, stats, preset="vbp", keep={"nope": 0.5})
 
 
+def test_a_site_that_cannot_be_scored_is_left_out_with_its_reason() -> None:
+    program, (x, y) = traced(seeded(Tokens()), 3, 6), data(30, 3, 6)
+    heads = next(site.name for site in program.sites(folds=False) if site.op == "attention")
+    plan = cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, sites=["scaled_*", "act"])
+    assert plan.made["left_out"] == {heads: "joint selection is for units of one number each"}
+    assert heads not in plan.made["sites"]
+    assert [entry.site for entry in plan.entries] == ["act"]
+    with pytest.raises(ObjectiveError) as caught:
+        cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, sites=[heads])
+    assert str(caught.value) == (
+        f"objective: %{heads}: joint selection is for units of one number each\n  fix: use select: bottom for heads"
+    )
+
+
+def test_sites_that_nobody_names_are_those_of_the_statistics(program: cmrc.Program) -> None:
+    x, _ = data(40, 5)
+    stats = cmrc.calibrate(program, [x], sites="acts.1")
+    assert list(cmrc.plan(program, stats, preset="vbp").made["sites"]) == ["acts.1"]
+    with pytest.raises(StatsError, match="no statistics for site 'acts.0'"):
+        cmrc.plan(program, stats, preset="vbp", sites=["acts.0"])
+
+
 # ---------------------------------------------------------------- the command line
 
 
