@@ -131,8 +131,9 @@ class _Planning:
         ranked, first = [], None
         for site in self.sites:
             try:
-                _require_usable(stats[site.value], site)
-                ranked.append(rank(self.program, site, stats[site.value], self.recipe, ()))
+                known = stats.sites[site.value] if site.value in stats.sites else stats[site.name]
+                _require_usable(known, site)
+                ranked.append(rank(self.program, site, known, self.recipe, ()))
             except (ObjectiveError, StatsError) as error:
                 if site.value in named or _lacks_a_need(stats, self.recipe):
                     raise

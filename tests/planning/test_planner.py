@@ -289,7 +289,7 @@ def test_sites_that_nobody_names_are_those_of_the_statistics(program: cmrc.Progr
     x, _ = data(40, 5)
     stats = cmrc.calibrate(program, [x], sites="acts.1")
     assert list(cmrc.plan(program, stats, preset="vbp").made["sites"]) == ["acts.1"]
-    with pytest.raises(StatsError, match="no statistics for site 'acts.0'"):
+    with pytest.raises(StatsError, match=r"no statistics for site 'acts\.0'"):
         cmrc.plan(program, stats, preset="vbp", sites=["acts.0"])
 
 
