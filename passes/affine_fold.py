@@ -18,7 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.attributes import (
+from cmrc.ir.axes import blocks, compress, count_by_group, spread
+from cmrc.ir.evaluate import constant, evaluate_op, take
+from cmrc.ir.functions import ALONG, POINTWISE
+from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
+from cmrc.ir.meanings import slab_of
+from cmrc.ir.spec import (
     AlongAttrs,
     ConcatAttrs,
     ConvAttrs,
@@ -29,13 +34,7 @@ from cmrc.ir.attributes import (
     TransposeAttrs,
     attributes,
 )
-from cmrc.ir.axes import blocks, compress, count_by_group, spread
-from cmrc.ir.functions import ALONG, POINTWISE
-from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
-from cmrc.ir.meanings import slab_of
-from cmrc.ir.tensors import constant, evaluate_op, take
 from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
-from cmrc.passes.rewriting.driver import Pass, Sinking, sink_all
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
     PAST,
@@ -43,14 +42,17 @@ from cmrc.passes.rewriting.rewriter import (
     Declined,
     Log,
     Movement,
+    Pass,
     Rewritten,
     RuleOutcome,
+    Sinking,
     Sweep,
     folded,
     is_affine_do,
     operand_axis,
     past,
     result_axis,
+    sink_all,
 )
 
 # Of the largest scale of the parents: below it the division would lose the precision of the result.

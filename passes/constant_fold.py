@@ -18,25 +18,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.attributes import AlongAttrs, PointwiseAttrs, attributes
 from cmrc.ir.axes import compress, count_by_group, join, members, move, move_slab, spread
+from cmrc.ir.evaluate import constant, evaluate_op, take
 from cmrc.ir.functions import ALONG
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ir.meanings import slab_of
-from cmrc.ir.tensors import constant, evaluate_op, take
+from cmrc.ir.spec import AlongAttrs, PointwiseAttrs, attributes
 from cmrc.passes.rewriting import runtime
 from cmrc.passes.rewriting.absorb import (
+    add_behind_batch_norm,
     conv_shape,
     fold_into_conv,
     fold_into_linear,
     fold_into_mean,
     has_border,
     leave_out_of_norm,
+    merge_addends,
     position_free,
 )
-from cmrc.passes.rewriting.addends import add_behind_batch_norm, merge_addends
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
-from cmrc.passes.rewriting.driver import Pass, Sinking, sink_all
 from cmrc.passes.rewriting.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
@@ -45,7 +45,9 @@ from cmrc.passes.rewriting.rewriter import (
     UNREAD,
     Declined,
     Log,
+    Pass,
     RuleOutcome,
+    Sinking,
     Sweep,
     is_constant_do,
     operand_axis,
@@ -53,6 +55,7 @@ from cmrc.passes.rewriting.rewriter import (
     parameter_axis,
     past,
     result_axis,
+    sink_all,
     taken,
 )
 

@@ -19,7 +19,10 @@ from functools import cached_property
 
 import numpy as np
 
-from cmrc.ir.attributes import (
+from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
+from cmrc.ir.evaluate import take
+from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.spec import (
     AlongAttrs,
     AttentionAttrs,
     ConcatAttrs,
@@ -29,17 +32,15 @@ from cmrc.ir.attributes import (
     TransposeAttrs,
     attributes,
 )
-from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
-from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.tensors import take
-from cmrc.passes.rewriting.driver import Pass, apply_rule
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
     Declined,
     Log,
     Movement,
+    Pass,
     Rewritten,
     RuleOutcome,
+    apply_rule,
     idle_nodes,
     narrowed,
     operand_axis,

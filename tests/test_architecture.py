@@ -146,8 +146,8 @@ def test_calls_go_one_way() -> None:
     """Back go only functions that were handed over: the rules, to the driver, and `watch`, to the pipeline."""
     calls = {call for trail in linear_fold().values() for call in trail.calls}
     assert mutual(calls) == [
-        "cmrc.passes.constant_fold <-> cmrc.passes.rewriting.driver",
-        "cmrc.passes.dead_subgraph <-> cmrc.passes.rewriting.driver",
+        "cmrc.passes.constant_fold <-> cmrc.passes.rewriting.rewriter",
+        "cmrc.passes.dead_subgraph <-> cmrc.passes.rewriting.rewriter",
         "cmrc.passes.pipeline <-> cmrc.program.lower",
     ]
 

@@ -26,7 +26,7 @@ from cmrc.cli.options import (
 )
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import progress, reported
-from cmrc.hosts.derivatives import LOSSES
+from cmrc.hosts.protocols import LOSSES
 from cmrc.program.trace import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE

@@ -28,7 +28,7 @@ from cmrc.cli.plan_show import show_made
 from cmrc.cli.terminal import progress, reported
 from cmrc.errors import RecipeError
 from cmrc.files import require_picture
-from cmrc.hosts.derivatives import LOSSES
+from cmrc.hosts.protocols import LOSSES
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
 from cmrc.planning.recipe import PRESETS, Recipe

@@ -6,9 +6,8 @@ import ml_dtypes
 import numpy as np
 
 from cmrc.errors import HostError
-from cmrc.ir.dtypes import as_dtype, numpy_dtype
-from cmrc.ir.graph import Apply, Array, ArrayLiteral, Leaf, Node, Tensor
-from cmrc.ir.tensors import constant, materialise
+from cmrc.ir.evaluate import constant, materialise
+from cmrc.ir.graph import Apply, Array, ArrayLiteral, Leaf, Node, Tensor, as_dtype, numpy_dtype
 
 MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat", "expand"})  # no new numbers
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cmrc.errors import InputError
-from cmrc.ir.dtypes import numpy_dtype
-from cmrc.ir.graph import Array, Value
+from cmrc.ir.graph import Array, Value, numpy_dtype
 
 
 def require_known(sizes: Mapping[str, int], values: Sequence[Value]) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cmrc.ir.axes import product
-from cmrc.ir.dtypes import numpy_dtype
-from cmrc.ir.graph import Graph, Leaf, Node, Shape, Tensor
+from cmrc.ir.graph import Graph, Leaf, Node, Shape, Tensor, numpy_dtype
 from cmrc.ir.ops import OPS
 
 

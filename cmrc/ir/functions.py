@@ -11,11 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from cmrc.ir.dtypes import as_dtype
-from cmrc.ir.graph import Array
+from cmrc.ir.graph import Array, as_dtype
 from cmrc.ir.spec import Extent, Function
-from cmrc.ir.windows import windows
+
+
+def windows(
+    x: Array,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    fill: float,
+) -> Array:
+    rank = len(kernel)
+    lead = x.ndim - rank
+    x = np.pad(x, [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in pads], constant_values=fill)
+    inner = [slice(max(-lo, 0), x.shape[lead + i] - max(-hi, 0)) for i, (lo, hi) in enumerate(pads)]
+    x = x[tuple([slice(None)] * lead + inner)]
+    reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
+    views = sliding_window_view(x, reach, axis=tuple(range(lead, x.ndim)))
+    steps = [slice(None)] * lead + [slice(None, None, s) for s in stride] + [slice(None, None, d) for d in dilation]
+    return np.asarray(views[tuple(steps)])
+
 
 Attrs = Mapping[str, Any]
 

@@ -25,8 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 Dim: TypeAlias = int | str
@@ -215,3 +217,13 @@ def leaves_of(tensor: Tensor) -> Iterator[Leaf]:
 
 def literal(array: Any, dtype: str = "float64") -> ArrayLiteral:
     return ArrayLiteral(np.asarray(array, dtype=dtype))
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy's own dtype of this name, or ml_dtypes' (bfloat16)."""
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def as_dtype(array: Array, dtype: str) -> Array:
+    return array.astype(numpy_dtype(dtype), copy=False)

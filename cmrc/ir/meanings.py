@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from cmrc.ir.axes import Index
-from cmrc.ir.functions import ALONG, POINTWISE, softmax
+from cmrc.ir.functions import ALONG, POINTWISE, softmax, windows
 from cmrc.ir.graph import Array
 from cmrc.ir.spec import Function
-from cmrc.ir.windows import windows
 
 Attrs = Mapping[str, Any]
 NOT_OPTIONS = {"fn", "align", "rank"}  # attributes of `pointwise` itself

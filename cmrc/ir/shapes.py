@@ -1,7 +1,8 @@
 """The rule for the shapes of each op: what is wrong with those of a node, or nothing.
 
 Sizes known only at run time are names. Where a name meets a number, or another name, a rule says nothing: the host's shape
-inference may call one size by two names.
+inference may call one size by two names. `..._products` are the multiply-accumulates of an op, as products of these shapes; an op
+without them in its spec counts as none.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cmrc.ir.attributes import (
+from cmrc.ir.axes import Index
+from cmrc.ir.functions import ALONG
+from cmrc.ir.graph import Dim, Node, Shape
+from cmrc.ir.spec import (
     AlongAttrs,
     ConcatAttrs,
     ConvAttrs,
     DoAttrs,
     EmbeddingAttrs,
+    Extent,
     LinearAttrs,
     PlaneAttrs,
     PointwiseAttrs,
     SelectAttrs,
+    Shapes,
     TransposeAttrs,
     attributes,
 )
-from cmrc.ir.axes import Index
-from cmrc.ir.functions import ALONG
-from cmrc.ir.graph import Dim, Node, Shape
-from cmrc.ir.spec import Extent, Shapes
 
 
 def _unless(ok: bool, problem: str) -> str:
@@ -202,3 +204,30 @@ def plane(node: Node, shapes: Shapes) -> str:
 def as_the_host_says(node: Node, shapes: Shapes) -> str:
     """An opaque op: only its host knows its shapes."""
     return ""
+
+
+def linear_products(node: Node, shapes: Shapes) -> list[Shape]:
+    weight = shapes[1]
+    assert weight is not None
+    return [(*node.output.shape, weight[attributes(node, LinearAttrs)["w_in"]])]
+
+
+def conv_products(node: Node, shapes: Shapes) -> list[Shape]:
+    """A transposed one: every input element meets every output channel of its group and kernel position."""
+    x, weight = shapes[:2]
+    assert x is not None and weight is not None
+    many = x if attributes(node, ConvAttrs).get("transposed") else node.output.shape
+    return [(*many, *weight[1:])]
+
+
+def matmul_products(node: Node, shapes: Shapes) -> list[Shape]:
+    x = shapes[0]
+    assert x is not None
+    return [(*node.output.shape, x[-1])]
+
+
+def attention_products(node: Node, shapes: Shapes) -> list[Shape]:
+    """q kᵀ, then the weights times v: whole products, also where a mask is causal."""
+    q, k, v = shapes[:3]
+    assert q is not None and k is not None and v is not None
+    return [(*q, k[-2]), (*q[:-1], k[-2], v[-1])]

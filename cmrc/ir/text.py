@@ -27,7 +27,6 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from cmrc.errors import TextError
-from cmrc.ir.dtypes import numpy_dtype
 from cmrc.ir.graph import (
     NO_MARKS,
     Apply,
@@ -42,6 +41,7 @@ from cmrc.ir.graph import (
     Shape,
     Tensor,
     Value,
+    numpy_dtype,
 )
 
 WORD = re.compile(r"[\w.+\-*/$]+(?:::[\w.+\-*/$]+)*")

@@ -19,8 +19,8 @@ from scipy.stats import spearmanr
 from cmrc.errors import StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import complement
+from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.ir.tensors import constant
 from cmrc.planning.objectives import Context, constant_risk, score
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe

@@ -19,8 +19,7 @@ import numpy as np
 from cmrc.errors import CheckError, InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.hosts.protocols import Host
-from cmrc.ir.dtypes import as_dtype
-from cmrc.ir.graph import Array, Value
+from cmrc.ir.graph import Array, Value, as_dtype
 from cmrc.program.do import Do
 from cmrc.program.dry_run import put_dos
 from cmrc.program.sites import Sites

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError
 from cmrc.ir.axes import Index
-from cmrc.ir.dtypes import as_dtype, numpy_dtype
-from cmrc.ir.graph import Array
+from cmrc.ir.graph import Array, as_dtype, numpy_dtype
 from cmrc.program.sites import Site
 
 

@@ -9,13 +9,12 @@ import numpy as np
 
 from cmrc.errors import GraphError
 from cmrc.ir.axes import Index
-from cmrc.ir.dtypes import as_dtype
-from cmrc.ir.graph import Graph, Marks, Node, Value, literal
+from cmrc.ir.graph import Graph, Marks, Node, Value, as_dtype, literal
 from cmrc.ir.ops import OPS
 from cmrc.passes import pipeline as passes
 from cmrc.passes.rewriting.rewriter import Movement
 from cmrc.program.do import Do
-from cmrc.program.outcome import Ending, Outcome, SiteFolding
+from cmrc.program.sites import Ending, Outcome, SiteFolding
 
 
 def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:

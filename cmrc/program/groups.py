@@ -17,8 +17,7 @@ from cmrc.errors import DoError, DoShapeError
 from cmrc.ir.graph import Array, Graph, Node
 from cmrc.program.do import Do
 from cmrc.program.dry_run import try_dos
-from cmrc.program.outcome import Ending, GroupFolding, Outcome
-from cmrc.program.sites import Sites
+from cmrc.program.sites import Ending, GroupFolding, Outcome, Sites
 from cmrc.program.strands import Strand, Weave, weave_strands
 
 # Functions of two values after which a unit is 0 where it is 0 in both, and c where it is c in one and 0 in the other.

@@ -1,4 +1,9 @@
-"""What a user can point at in a model: values by name, the axis of their units, who makes and who reads them."""
+"""What a user can point at in a model: values by name, the axis of their units, who makes and who reads them, and whether
+they fold.
+
+A dry run says of a replaced unit that it folds, that it stops at a node, or that there is no second unit to keep. Code decides on
+`Ending`; people read the text beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import difflib
 import fnmatch
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from cmrc.errors import SiteError
@@ -13,7 +19,67 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value
 from cmrc.ir.verify import verify_graph
-from cmrc.program.outcome import SiteFolding
+
+
+class Ending(Enum):
+    """How the dry run of one replacement ends."""
+
+    FOLDS = "folds"
+    STOPS = "stops"
+    SINGLE_UNIT = "has a single unit"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The ending of one dry run: the nodes that take the replacement in, or the node that stops it and why."""
+
+    ending: Ending
+    into: tuple[str, ...] = ()
+    node: str = ""
+    op: str = ""
+    reason: str = ""
+
+    @property
+    def folds(self) -> bool:
+        return self.ending is Ending.FOLDS
+
+    def __str__(self) -> str:
+        if self.ending is Ending.FOLDS:
+            return f"folds into {', '.join(self.into)}" if self.into else "folds"
+        if self.ending is Ending.STOPS:
+            place = f" at {self.node} ({self.op})" if self.node else ""
+            return f"stops{place}: {self.reason}"
+        return str(self.ending.value)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFolding:
+    """What becomes of a unit of a site, replaced by a constant and by an affine function of another unit."""
+
+    constant: Outcome
+    affine: Outcome
+
+    @property
+    def folds(self) -> bool:
+        """Whether both kinds of replacement fold."""
+        return self.constant.folds and self.affine.folds
+
+    def __str__(self) -> str:
+        constant, affine = str(self.constant), str(self.affine)
+        return constant if constant == affine else f"constant {constant}; affine {affine}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFolding:
+    """What becomes of a unit of a group, replaced by a constant and by 0, which more nodes let pass."""
+
+    constant: Outcome
+    zero: Outcome
+
+    def __str__(self) -> str:
+        if self.constant.folds:
+            return str(Ending.FOLDS.value)
+        return f"folds if it becomes 0; otherwise it {self.constant}" if self.zero.folds else str(self.constant)
 
 
 @dataclass(frozen=True, slots=True)

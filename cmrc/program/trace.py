@@ -24,8 +24,8 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
 
         return Program(OnnxHost.load(model) if isinstance(model, (str, Path)) else OnnxHost.from_model(model))
     if "torch" in sys.modules:  # somebody who holds a torch model has imported torch
-        from cmrc.hosts.fx.trace import is_torch_model
-        from cmrc.hosts.fx.trace import trace as trace_torch
+        from cmrc.hosts.fx.host import is_torch_model
+        from cmrc.hosts.fx.host import trace as trace_torch
 
         if is_torch_model(model):
             return Program(trace_torch(model, args, options), args, options)

@@ -24,8 +24,7 @@ import numpy as np
 from scipy.special import softmax
 
 from cmrc.errors import StatsError
-from cmrc.hosts.derivatives import LABELLED, LOSSES, Derivatives, DerivativesRequest
-from cmrc.hosts.protocols import Differentiable, Host
+from cmrc.hosts.protocols import LABELLED, LOSSES, Derivatives, DerivativesRequest, Differentiable, Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch

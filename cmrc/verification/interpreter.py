@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import InterventionError, SiteError
-from cmrc.ir.dtypes import numpy_dtype
-from cmrc.ir.graph import Array, Graph, Value
+from cmrc.ir.graph import Array, Graph, Value, numpy_dtype
 from cmrc.passes.interchange import made_in
 from cmrc.program.do import Do
 from cmrc.program.plan import Plan

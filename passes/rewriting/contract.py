@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
-from cmrc.ir.tensors import apply, constant, take
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.rewriting.known import Facts, Known, sink
 from cmrc.passes.rewriting.rewriter import NOTHING_TO_ADD, Declined, RuleOutcome, Sweep, complement, folded, taken

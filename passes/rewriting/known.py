@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cmrc.ir.axes import Index, compress, spread
+from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor
 from cmrc.ir.meanings import slab_of
-from cmrc.ir.tensors import constant
 from cmrc.passes.rewriting.rewriter import PAST, Declined, RuleOutcome, Sweep
 
 NOTHING = np.zeros(())

@@ -17,8 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from cmrc.ir.axes import count_by_group, members, segments
+from cmrc.ir.evaluate import take
 from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
-from cmrc.ir.tensors import take
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
 from cmrc.passes.rewriting.rewriter import (

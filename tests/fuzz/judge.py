@@ -186,7 +186,7 @@ def _replacements(case: Case, program: cmrc.Program, plan: cmrc.Plan) -> list[Re
 
 def _facts(program: cmrc.Program, one: Replacement) -> tuple[int, np.dtype[Any], int]:
     value = program.values[one.value]
-    from cmrc.ir.dtypes import numpy_dtype
+    from cmrc.ir.graph import numpy_dtype
 
     return len(value.shape), numpy_dtype(value.dtype), int(value.shape[one.axis])
 

@@ -16,11 +16,11 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import StatsError
-from cmrc.hosts.derivatives import Derivatives, DerivativesRequest
 from cmrc.hosts.fx.module import run_flat
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest
+from cmrc.ir.evaluate import constant
 from cmrc.ir.functions import POINTWISE
 from cmrc.ir.graph import Graph, Node
-from cmrc.ir.tensors import constant
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
 BENDS = 1024  # inputs of smooth functions above all values for which "auto" adds the terms of their second derivatives

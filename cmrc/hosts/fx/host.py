@@ -23,8 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from cmrc.errors import HostError
-from cmrc.hosts.derivatives import Derivatives, DerivativesRequest
+from cmrc.errors import HostError, TraceError
 from cmrc.hosts.fx.annotations import annotate, read_annotations
 from cmrc.hosts.fx.clean import with_plain_layouts
 from cmrc.hosts.fx.details import details
@@ -36,7 +35,7 @@ from cmrc.hosts.fx.module import Kind, LoweredModule, argument_names, kind_of, m
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import write
-from cmrc.hosts.protocols import Host
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host
 from cmrc.ir.graph import Array, Graph
 
 
@@ -291,3 +290,30 @@ def _as_tensor(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, np.ndarray):
         value = from_numpy(value)
     return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def is_torch_model(model: object) -> bool:
+    return isinstance(model, (torch.nn.Module, ExportedProgram))
+
+
+def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[str, Any]) -> FxHost:
+    """Export the model in eval mode (its own mode is put back) and take the graph over."""
+    if isinstance(model, ExportedProgram):
+        return FxHost.from_exported(model)
+    if not isinstance(args, tuple) or not (args or options.get("kwargs")):
+        problem = "there are no example inputs" if not args else "the example inputs are not a tuple"
+        fix = "give them as a tuple: cmrc.trace(model, (x,)), or lower(..., args=(x,))"
+        raise TraceError(f"{problem} for {type(model).__name__}", fix=fix)
+    was_training = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        exported = torch.export.export(model, args, **options)
+    except Exception as error:
+        raise TraceError(
+            f"torch.export cannot trace {type(model).__name__}: {str(error).strip().splitlines()[0]}",
+            fix="make `torch.export.export(model, args)` work, or export the model to ONNX and trace that file",
+        ) from error
+    finally:
+        for name, module in model.named_modules():
+            module.training = was_training[name]
+    return FxHost.from_exported(exported, in_eval_mode=True)

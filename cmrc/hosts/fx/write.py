@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from cmrc.errors import HostError
 from cmrc.hosts.fx.annotations import drop_annotations
-from cmrc.hosts.fx.draft import Draft
+from cmrc.hosts.fx.draft import Draft, NewParameters
 from cmrc.hosts.fx.insert import insert_nodes
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.parameters import NewParameters
 from cmrc.hosts.fx.patch import new_sizes, patch_node, patch_parts
 from cmrc.hosts.fx.read import SHAPED, LiftedReading
 from cmrc.hosts.fx.schema import Arguments

@@ -22,12 +22,10 @@ from cmrc.errors import TraceError
 from cmrc.hosts.onnx.annotations import annotate, read_annotations
 from cmrc.hosts.onnx.causes import last_line
 from cmrc.hosts.onnx.details import details
-from cmrc.hosts.onnx.load import load
-from cmrc.hosts.onnx.piece import OnnxPiece, extract
+from cmrc.hosts.onnx.load import SORT, load, require_sound
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save
-from cmrc.hosts.onnx.session import Sessions
-from cmrc.hosts.onnx.sound import SORT, require_sound
+from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.write import build
 from cmrc.ir.graph import Array, Graph
 

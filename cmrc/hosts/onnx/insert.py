@@ -13,12 +13,11 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.onnx.ops.positions import selection
+from cmrc.hosts.onnx.ops.rewire import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
-from cmrc.ir.dtypes import numpy_dtype
-from cmrc.ir.graph import Array, ArrayLiteral, Node, Tensor
-from cmrc.ir.tensors import constant
+from cmrc.ir.evaluate import constant
+from cmrc.ir.graph import Array, ArrayLiteral, Node, Tensor, numpy_dtype
 
 
 def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:

@@ -1,14 +1,188 @@
-"""Loading an ONNX file."""
+"""Loading an ONNX file, and whether what it holds is a sound model: asked once, before anything is made of it.
+
+A file may say anything. Versions that nobody knows, values that nobody makes, attributes of another type than the op has, and
+data that are not there, too short, or outside the model's folder are refused here, with the node and the way out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import onnx
 import onnx_ir
 
 from cmrc.errors import TraceError
+from cmrc.hosts.onnx.bodies import inner_nodes, is_sorted
 from cmrc.hosts.onnx.causes import last_line
-from cmrc.hosts.onnx.sound import require_sound
+
+CHECK = "see what onnx.checker.check_model(model) says, and export the model again"
+SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
+BESIDE = "put the data file into the folder of the model, and let the model name it by a path inside that folder"
+
+
+def require_sound(model: onnx_ir.Model) -> None:
+    """Raise a TraceError that names what is wrong."""
+    _require_known_versions(model)
+    _require_made_values(model.graph)
+    if not is_sorted(model.graph):
+        raise TraceError("the model cannot be read: its nodes are out of order", fix=SORT)
+    for node in model.graph.all_nodes():
+        _require_declared(node, model.opset_imports.get(node.domain, 0))
+    for name, op, tensor in _tensors(model):
+        _require_data(name, op, tensor)
+
+
+def label(node: onnx_ir.Node) -> str:
+    """What to call a node in an error."""
+    return node.name or next((value.name for value in node.outputs if value.name), "")
+
+
+def _require_known_versions(model: onnx_ir.Model) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if model.ir_version > onnx.IR_VERSION:
+        reason = (
+            f"the model has IR version {model.ir_version}, and the installed onnx knows those up to {onnx.IR_VERSION}"
+        )
+        raise TraceError(reason, fix="pip install -U onnx, or export the model again")
+    opset = model.opset_imports.get("", 0)
+    if opset > newest:
+        reason = f"the model has opset {opset}, and the installed onnx knows those up to {newest}"
+        raise TraceError(reason, fix="pip install -U onnx, or export the model again")
+
+
+# ---------------------------------------------------------------- values
+
+
+def _require_made_values(graph: onnx_ir.Graph) -> None:
+    """Whatever is read or returned is made by a node, or is an input or an initializer."""
+    for node in graph:
+        for reader in (node, *inner_nodes(node)):
+            for value in reader.inputs:
+                if value is not None and value.name and not _is_made(value):
+                    reason = f"it reads {value.name!r}, which no node, input or initializer gives"
+                    raise TraceError(reason, node=label(reader), op=reader.op_type, fix=CHECK)
+    for value in graph.outputs:
+        if not _is_made(value):
+            raise TraceError("no node, input or initializer gives it", node=value.name or "", op="output", fix=CHECK)
+
+
+def _is_made(value: onnx_ir.Value) -> bool:
+    return value.producer() is not None or value.is_graph_input() or value.is_initializer()
+
+
+# ---------------------------------------------------------------- attributes
+
+
+@cache
+def _schema(domain: str, op: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _require_declared(node: onnx_ir.Node, opset: int) -> None:
+    """The attributes and the number of inputs are those of the op, where onnx knows it."""
+    schema = _schema(node.domain, node.op_type, opset)
+    if schema is None:
+        return
+    count = len(node.inputs)
+    while count and node.inputs[count - 1] is None:
+        count -= 1
+    if not schema.min_input <= count <= schema.max_input:
+        least, most = schema.min_input, schema.max_input
+        takes = str(least) if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
+        raise TraceError(f"it has {count} inputs, the op takes {takes}", node=label(node), op=node.op_type, fix=CHECK)
+    for name, declared in schema.attributes.items():
+        attribute = node.attributes.get(name)
+        if attribute is None:
+            if declared.required:
+                raise TraceError(f"its attribute {name!r} is missing", node=label(node), op=node.op_type, fix=CHECK)
+        elif not attribute.is_ref() and attribute.type != (
+            kind := onnx_ir.AttributeType[str(declared.type).rpartition(".")[2]]
+        ):
+            reason = f"its attribute {name!r} is of type {attribute.type.name}, the op has {kind.name}"
+            raise TraceError(reason, node=label(node), op=node.op_type, fix=CHECK)
+
+
+# ---------------------------------------------------------------- data
+
+
+def _tensors(model: onnx_ir.Model) -> Iterator[tuple[str, str, onnx_ir.TensorProtocol]]:
+    """Every tensor, with the name and kind of what holds it."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.name or "", "initializer", value.const_value
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type == onnx_ir.AttributeType.TENSOR and not attribute.is_ref():
+                    yield label(node), node.op_type, attribute.as_tensor()
+
+
+def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol) -> None:
+    """The data have as many bytes as the shape asks for, and lie where the model may read."""
+    if any(not isinstance(n, int) or n < 0 for n in tensor.shape):
+        raise TraceError(f"its shape is {list(tensor.shape)}", node=name, op=op, fix=CHECK)
+    if isinstance(tensor, onnx_ir.ExternalTensor):
+        _require_external(name, op, tensor)
+    elif isinstance(tensor, onnx_ir.TensorProtoTensor):
+        problem = _stored_problem(tensor)
+        if problem:
+            raise TraceError(problem, node=name, op=op, fix=CHECK)
+
+
+def _stored_problem(tensor: onnx_ir.TensorProtoTensor) -> str:
+    """What is wrong with data that lie in the model itself, or nothing."""
+    shape, proto = list(tensor.shape.numpy()), tensor.raw
+    if proto.HasField("raw_data"):
+        size = len(proto.raw_data)
+        return "" if size == tensor.nbytes else f"it has {size} bytes of data, its shape {shape} needs {tensor.nbytes}"
+    try:
+        tensor.numpy()
+    except Exception:  # numpy and onnx_ir report data that do not fit in many ways
+        return f"its data do not fit its shape {shape}"
+    return ""
+
+
+def _require_external(name: str, op: str, tensor: onnx_ir.ExternalTensor) -> None:
+    location, folder = str(tensor.location), Path(tensor.base_dir or ".")
+    file = folder / location
+    needed, offset = tensor.nbytes, tensor.offset or 0
+    if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+        problem = f"its external data file {location} lies outside the folder of the model"
+    elif not file.is_file():
+        problem = f"its external data file {file} does not exist"
+    elif file.stat().st_nlink > 1:
+        problem = f"its external data file {file} has several hard links, which onnx does not read"
+    elif offset < 0:
+        problem = f"its external data start at {offset} bytes in {file}"
+    elif tensor.length is not None and tensor.length != needed:
+        problem = (
+            f"it has {tensor.length} bytes of external data, its shape {list(tensor.shape.numpy())} needs {needed}"
+        )
+    elif file.stat().st_size < offset + needed:
+        problem = f"its external data file {file} is cut off: {file.stat().st_size} bytes, {offset + needed} are needed"
+    else:
+        return
+    raise TraceError(problem, node=name, op=op, fix=BESIDE)
+
+
+def defaults(model: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
+    """The initializers that are defaults, by name. Before IR version 4 every initializer had to be an input."""
+    if model.ir_version < 4:
+        return {}
+    return {name: value for name, value in model.graph.initializers.items() if value.is_graph_input()}
+
+
+def reason(name: str) -> str:
+    """Why a node that reads a default is left whole."""
+    return (
+        f"{name!r} is an input of the model with a default, which a caller may replace; "
+        "onnx_ir.passes.common.RemoveInitializersFromInputsPass makes it a parameter"
+    )
 
 
 def load(path: Path) -> onnx_ir.Model:

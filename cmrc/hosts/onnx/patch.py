@@ -15,8 +15,8 @@ import onnx_ir
 from cmrc.hosts.folded import fold
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.hosts.onnx.shapes import data_type
+from cmrc.ir.evaluate import apply
 from cmrc.ir.graph import Apply, Array, ArrayLiteral, Graph, Leaf, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.tensors import apply
 
 INSERTED_KEY = "cmrc.inserted"
 

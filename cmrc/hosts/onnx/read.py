@@ -16,14 +16,13 @@ import onnx_ir
 
 from cmrc.errors import CmrcError, TraceError
 from cmrc.hosts.onnx.bodies import captured_by, subgraphs
-from cmrc.hosts.onnx.defaults import defaults, reason
+from cmrc.hosts.onnx.load import CHECK, defaults, reason
 from cmrc.hosts.onnx.names import name_values, unique_origins
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
-from cmrc.hosts.onnx.shapes import dtype_name, infer, symbols
-from cmrc.hosts.onnx.sizes import Sizes
-from cmrc.hosts.onnx.sound import CHECK
+from cmrc.hosts.onnx.shapes import Sizes, dtype_name, infer, symbols
 from cmrc.ir.axes import product
+from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import (
     NO_MARKS,
     Apply,
@@ -39,7 +38,6 @@ from cmrc.ir.graph import (
     Tensor,
     Value,
 )
-from cmrc.ir.tensors import materialise
 
 OLDEST_OPSET = 9
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, parser
 
 from cmrc.errors import CmrcError, HostError, TraceError
 from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.ir.evaluate import evaluate_op
 from cmrc.ir.graph import Tensor
-from cmrc.ir.tensors import evaluate_op
 from cmrc.ir.verify import verify_graph
 from cmrc.program.plan import Plan
 from cmrc.program.trace import trace

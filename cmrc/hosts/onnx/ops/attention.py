@@ -14,8 +14,8 @@ from typing import Any
 
 from cmrc.hosts.onnx.ops.rows import TAKES_BIAS
 from cmrc.hosts.onnx.ops.view import LeftWhole, Slot, Step, View
+from cmrc.ir.evaluate import take
 from cmrc.ir.graph import Dim, Marks, Shape
-from cmrc.ir.tensors import take
 
 UNKNOWN_HEADS = "the number or the size of its heads is not known"
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir
 
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
+from cmrc.ir.evaluate import apply, materialise
 from cmrc.ir.graph import Dim, Marks, Tensor
 from cmrc.ir.meanings import conv_pads
-from cmrc.ir.tensors import apply, materialise
 
 TAKES_BIAS = Marks(takes_bias=True)
 

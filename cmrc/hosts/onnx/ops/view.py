@@ -16,10 +16,10 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import TraceError
-from cmrc.hosts.onnx.sound import CHECK, label
+from cmrc.hosts.onnx.load import CHECK, label
 from cmrc.ir.axes import product
+from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import NO_MARKS, Array, Dim, Marks, Operand, Shape, Tensor
-from cmrc.ir.tensors import materialise
 
 T = TypeVar("T")
 

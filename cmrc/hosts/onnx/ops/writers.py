@@ -1,7 +1,7 @@
 """The writers of the ONNX table: what changes in a node besides its inputs when a value shrinks.
 
 A writer gets the ONNX node, the IR nodes that it stands for now (one, or one per part of a Split), and those it was
-read as.
+read as. The target shapes of Reshape, Expand and Resize are constants, or sizes that the model computes, which change with a value.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir
 
-from cmrc.hosts.onnx.ops.positions import write_select
-from cmrc.hosts.onnx.ops.rewire import rewire, set_inputs
-from cmrc.hosts.onnx.ops.targets import write_resize, write_shape
+from cmrc.errors import HostError
+from cmrc.hosts.onnx.ops.rewire import rewire, set_inputs, write_select
 from cmrc.hosts.onnx.patch import ModelPatch
-from cmrc.ir.graph import Dim, Node, Operand, Tensor
-from cmrc.ir.tensors import apply
+from cmrc.ir.axes import product
+from cmrc.ir.evaluate import apply, materialise
+from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor
 
 NodeWriter = Callable[[ModelPatch, onnx_ir.Node, list[Node], list[Node]], None]
 
@@ -94,6 +94,179 @@ def write_squeeze(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node],
         onnx_node.attributes["axes"] = onnx_ir.AttrInt64s("axes", axes)
     else:
         set_inputs(onnx_node, [onnx_node.inputs[0], patch.array(np.array(axes, dtype=np.int64))])
+
+
+def write_shape(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Reshape and Expand: the sizes that changed, in a private copy of the target shape."""
+    node, was = nodes[0], before[0]
+    old_x = onnx_node.inputs[0]
+    rewire(patch, onnx_node, node, was)
+    changed = [i for i, (a, b) in enumerate(zip(was.output.shape, node.output.shape, strict=True)) if a != b]
+    if onnx_node.op_type == "Expand":
+        changed = _scale_target(patch, onnx_node, node, was, changed)
+    target = onnx_node.inputs[1]
+    if not changed or target is None or old_x is None:
+        return
+    x = patch.shape_of(node.inputs[0])
+    tensor = patch.reading.tensors.get(target.name or "")
+    if tensor is not None:
+        entries = [int(n) for n in materialise(tensor)]
+        onnx_node.replace_input_with(
+            1, _target_value(patch, _changed_entries(onnx_node, entries, node, x, changed), target)
+        )
+        return
+    pieces = _changed_pieces(patch, target, node.output.shape, changed)
+    if pieces is not None:
+        maker = target.producer()
+        assert maker is not None
+        patch.cursor = maker
+        joined = patch.insert("Concat", pieces, f"{target.name}.cmrc", [onnx_ir.AttrInt64("axis", 0)])
+        onnx_node.replace_input_with(1, joined)
+        return
+    write_target(patch, onnx_node, node)
+
+
+def _scale_target(
+    patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, was: Node, changed: Sequence[int]
+) -> list[int]:
+    """An Expand to sizes that merge samples with units, of which there are fewer now; the other changed axes are left."""
+    merged = [axis for axis in changed if isinstance(node.output.shape[axis], str)]
+    target, maker = onnx_node.inputs[1], None if onnx_node.inputs[1] is None else onnx_node.inputs[1].producer()
+    if not merged or target is None or maker is None:
+        return list(changed)
+    ratios = np.ones((2, len(node.output.shape)), dtype=np.int64)
+    for axis in merged:
+        ratios[:, axis] = [product((shape[axis],))[0] for shape in (was.output.shape, node.output.shape)]
+    patch.cursor = maker
+    samples = patch.insert("Div", [target, patch.array(ratios[0])], f"{node.name}.samples")
+    onnx_node.replace_input_with(1, patch.insert("Mul", [samples, patch.array(ratios[1])], f"{node.name}.sizes"))
+    return [axis for axis in changed if axis not in merged]
+
+
+def write_target(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node) -> None:
+    """A target shape made anew from what the IR says."""
+    target = onnx_node.inputs[1]
+    assert target is not None
+    onnx_node.replace_input_with(
+        1, _target_value(patch, _entries_of(onnx_node, node, patch.shape_of(node.inputs[0])), target)
+    )
+
+
+def _target_value(patch: ModelPatch, entries: Sequence[int], old: onnx_ir.Value) -> onnx_ir.Value:
+    return patch.array(np.asarray(entries, dtype=np.int64), base=old.name or "")
+
+
+def _changed_entries(
+    onnx_node: onnx_ir.Node, entries: list[int], node: Node, x: Shape, changed: Sequence[int]
+) -> list[int]:
+    shape = node.output.shape
+    lead = len(shape) - len(entries)
+    copies = "allowzero" not in onnx_node.attributes or not onnx_node.attributes["allowzero"].as_int()
+    for axis in changed:
+        i = axis - lead
+        if onnx_node.op_type == "Expand":
+            if i >= 0 and entries[i] != 1:
+                entries[i] = _entry(shape[axis])
+        elif entries[i] != -1 and not (entries[i] == 0 and copies and x[i] == shape[axis]):
+            entries[i] = _entry(shape[axis])
+    if onnx_node.op_type == "Reshape" and copies:  # an axis that stays, copied from one that does not
+        for i, size in enumerate(shape):
+            if entries[i] == 0 and isinstance(size, int) and x[i] != size:
+                entries[i] = size
+    return entries
+
+
+def _entry(size: Dim) -> int:
+    """A size of a target shape; one that merges samples with units is left for the runtime to work out."""
+    return size if isinstance(size, int) else -1
+
+
+def _changed_pieces(
+    patch: ModelPatch, target: onnx_ir.Value, shape: Shape, changed: Sequence[int]
+) -> list[onnx_ir.Value | None] | None:
+    """A target made by a Concat, with the pieces of the changed sizes replaced; `None` where it is made otherwise."""
+    maker = target.producer()
+    if maker is None or maker.op_type != "Concat":
+        return None
+    pieces: list[onnx_ir.Value | None] = []
+    start = 0
+    for piece in maker.inputs:
+        name = "" if piece is None else piece.name or ""
+        tensor = patch.reading.tensors.get(name)
+        size = tensor.shape if tensor is not None else patch.was.get(name, ())
+        if len(size) != 1 or not isinstance(size[0], int):
+            return None
+        here = [axis for axis in changed if start <= axis < start + size[0]]
+        if here and tensor is None and size[0] != 1:
+            return None
+        if here:
+            entries = [0] if tensor is None else [int(n) for n in materialise(tensor)]
+            for axis in here:
+                entries[axis - start] = _entry(shape[axis])
+            pieces.append(patch.array(np.asarray(entries, dtype=np.int64), base=name))
+        else:
+            pieces.append(piece)
+        start += size[0]
+    return pieces if start == len(shape) else None
+
+
+def _entries_of(onnx_node: onnx_ir.Node, node: Node, x: Shape) -> list[int]:
+    """A target made anew: sizes that are fixed, 0 for one that is copied, -1 for one that is left."""
+    entries: list[int] = []
+    lead = len(node.output.shape) - len(x)
+    for i, size in enumerate(node.output.shape):
+        if isinstance(size, int):
+            entries.append(size)
+        elif onnx_node.op_type == "Expand" and i >= lead and x[i - lead] == size:
+            entries.append(1)
+        elif onnx_node.op_type == "Reshape" and i < len(x) and x[i] == size and "allowzero" not in onnx_node.attributes:
+            entries.append(0)
+        else:
+            entries.append(-1)
+    if entries.count(-1) > (1 if onnx_node.op_type == "Reshape" else 0):
+        raise HostError(
+            f"its target shape is computed at run time in a way that cannot be changed to {list(node.output.shape)}",
+            node=node.label,
+            op=onnx_node.op_type,
+            fix="give the target shape as a constant, or as a Concat of sizes",
+        )
+    return entries
+
+
+def write_resize(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Sizes that name the units' axis as well."""
+    node, was = nodes[0], before[0]
+    rewire(patch, onnx_node, node, was)
+    sizes = onnx_node.inputs[3] if len(onnx_node.inputs) > 3 else None
+    rank = len(node.output.shape)
+    named = (
+        [a % rank for a in onnx_node.attributes["axes"].as_ints()] if "axes" in onnx_node.attributes else range(rank)
+    )
+    if sizes is None or all(node.output.shape[axis] == was.output.shape[axis] for axis in named):
+        return
+    tensor = patch.reading.tensors.get(sizes.name or "")
+    if tensor is None:
+        _write_run_time_sizes(patch, onnx_node, node, sizes)
+        return
+    if not tensor.shape[0]:
+        return
+    entries = [int(n) for n in materialise(tensor)]
+    for i, axis in enumerate(named):
+        if node.output.shape[axis] != was.output.shape[axis]:
+            entries[i] = int(node.output.shape[axis])
+    onnx_node.replace_input_with(3, _target_value(patch, entries, sizes))
+
+
+def _write_run_time_sizes(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, sizes: onnx_ir.Value) -> None:
+    """Sizes that are computed: the leading ones from the value that is resized now, the others as they are."""
+    if "axes" in onnx_node.attributes or min(node.attrs["axes"]) < 2:
+        raise HostError("its sizes are computed at run time and name the units' axis", node=node.label, op="Resize")
+    shape = patch.insert("Shape", [onnx_node.inputs[0]], f"{node.name}.shape")
+    zero, two, end = (patch.array(np.asarray([n], dtype=np.int64)) for n in (0, 2, len(node.output.shape)))
+    lead = patch.insert("Slice", [shape, zero, two], f"{node.name}.lead")
+    rest = patch.insert("Slice", [sizes, two, end], f"{node.name}.rest")
+    joined = patch.insert("Concat", [lead, rest], f"{node.name}.sizes", [onnx_ir.AttrInt64("axis", 0)])
+    onnx_node.replace_input_with(3, joined)
 
 
 WRITERS: dict[str, NodeWriter] = {
