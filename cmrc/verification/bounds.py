@@ -1,7 +1,7 @@
 """Bounds for means of independent values within [0, 1], at a fixed number of values and at any time.
 
     0s and 1s by nature, number fixed  Clopper and Pearson 1934: exact
-    any values, weights, any time      betting (Ville 1939; Waudby-Smith and Ramdas 2023)
+    any values, weights, any time      betting (Ville 1939; Waudby-Smith and Ramdas 2024)
     mean without limits                the bootstrap: approximate, for reports only
 
 **Betting.** To refute "the mean is at most m", start with a capital of 1 and stake a part λ of it on every value x:
@@ -14,8 +14,9 @@ E[u x] / E[u]: nothing needs to be known of E[u].
 
 Any λ is sound; a good one makes the bound tight. The number of values that can come, the horizon, is known. What is wanted
 is a capital of 1/δ at its end, no matter how much more: a digital option, whose hedge is known. With p = δ · capital,
-σ² the variance so far and r values to come, λ = φ(Φ⁻¹(p)) / (p σ √r). (Voráček and Orabona 2025 recompute their stakes
-towards the end in the same spirit.) Such bounds come close to the normal approximation, and hold with certainty.
+σ² the variance so far and r values to come, λ = φ(Φ⁻¹(p)) / (p σ √r). (STaR-Bets, Voráček and Orabona 2025, arXiv 2505.22422,
+also recompute each stake from the capital that is still missing and the values to come.) Such bounds come close to the normal
+approximation, and hold with certainty.
 """
 
 from __future__ import annotations

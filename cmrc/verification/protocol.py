@@ -67,58 +67,44 @@ def verify(
     plan = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
     model = trace(reduced) if isinstance(reduced, (str, Path)) else reduced
     verifier = Verifier(program, model, data, plan=plan, site=site, **reading)
-    return run(
-        verifier, swaps=swaps, p=p, seed=seed, until=until, delta=delta, about=about, distinct=distinct, stress=stress,
-        controls=controls, watch=watch,
-    )  # fmt: skip
-
-
-def run(
-    verifier: Verifier,
-    *,
-    swaps: int = 2000,
-    p: float | Sequence[float] = 0.5,
-    seed: int = 0,
-    until: str | Target | None = None,
-    delta: float = 0.05,
-    about: str | Scope = Scope.POPULATION,
-    distinct: bool = False,
-    stress: float | None = None,
-    controls: bool = True,
-    watch: Watch = unwatched,
-) -> Verification:
-    """The protocol on a verifier that is ready."""
-    require_level(delta)
-    scope = Scope.parse(about)
+    asked = Asked(p, None if until is None else Target.of(until), delta, Scope.parse(about))
+    asked.require(len(verifier.data), swaps)
     verifier.truth()  # labels that do not fit are reported before the work
-    target = None if until is None else Target.of(until)
-    if target is not None:
-        require_enough(target, delta, len(verifier.data), scope)
-        if target.quantity.swaps and not swaps:
-            raise CertifyError(f"{target} needs swaps", fix="ask for swaps, or for agreement, accuracy or drop")
-    setting = {
-        "swaps": swaps, "p": p, "seed": seed, "inputs": len(verifier.data), "sites": dict(verifier.sizes),
-        "about": str(scope), "distinct": distinct, "stress": stress,
-    }  # fmt: skip
     keep = {v.site: (len(v.keep), v.units) for v in verifier.variables}
     plain = verifier.plain()
-    if not swaps or (target is not None and not target.quantity.swaps):
-        decision = None if target is None else decide_plain(target, plain, delta)
-        return Verification(keep, None, plain, {}, decision, delta, scope, {**setting, "swaps": 0})
+    setting = {
+        "swaps": swaps, "p": p, "seed": seed, "inputs": len(verifier.data), "sites": dict(verifier.sizes),
+        "about": str(asked.scope), "distinct": distinct, "stress": stress,
+    }  # fmt: skip
+    if not swaps or (asked.target is not None and not asked.target.quantity.swaps):
+        decision = None if asked.target is None else decide_plain(asked.target, plain, delta)
+        return Verification(keep, None, plain, {}, decision, delta, asked.scope, {**setting, "swaps": 0})
     rng = np.random.default_rng(seed)
-    schedule = verifier.schedule(rng, swaps, about=scope, distinct=distinct, stress=stress)
-    evidence, decision, repeated = gather(verifier, rng, schedule, p, target, delta, scope, watch)
-    compared = {}
-    if controls:
-        draw = Draw.join(repeated.draws)
-        compared["ignored"] = Evidence.join(repeated.ignored)
-        if any(v.replaced for v in verifier.variables):
-            compared["replaced"] = verifier.swap_replaced(draw)
-        compared["random"] = verifier.swap_random(draw, np.random.default_rng([seed, 1]))
-        compared["unswapped"] = verifier.unswapped(draw)
+    schedule = verifier.schedule(rng, swaps, about=asked.scope, distinct=distinct, stress=stress)
+    evidence, decision, repeated = gather(verifier, rng, schedule, asked, watch)
+    compared = compare_controls(verifier, repeated, seed) if controls else {}
     setting["swaps"] = len(evidence)
     same = Evidence.join(repeated.result)
-    return Verification(keep, evidence, plain, compared, decision, delta, scope, setting, same)
+    return Verification(keep, evidence, plain, compared, decision, delta, asked.scope, setting, same)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run of swaps must show: at these rates, for this target if there is one, at level 1 − δ, about what."""
+
+    p: float | Sequence[float]
+    target: Target | None
+    delta: float
+    scope: Scope = Scope.POPULATION
+
+    def require(self, inputs: int, swaps: int) -> None:
+        """That so many inputs and swaps could show it at all: asked before the work."""
+        require_level(self.delta)
+        if self.target is None:
+            return
+        require_enough(self.target, self.delta, inputs, self.scope)
+        if self.target.quantity.swaps and not swaps:
+            raise CertifyError(f"{self.target} needs swaps", fix="ask for swaps, or for agreement, accuracy or drop")
 
 
 def decide_plain(target: Target, plain: Plain, delta: float) -> Decision:
@@ -144,10 +130,7 @@ def gather(
     verifier: Verifier,
     rng: np.random.Generator,
     schedule: Schedule,
-    p: float | Sequence[float],
-    target: Target | None,
-    delta: float,
-    scope: Scope,
+    asked: Asked,
     watch: Watch = unwatched,
 ) -> tuple[Evidence, Decision | None, Repeated]:
     """Swap by the schedule until the target is decided or hopeless."""
@@ -155,7 +138,7 @@ def gather(
     repeated, decision = Repeated(), None
     pieces, each = schedule.parts(LOOK), max(1, FOR_CONTROLS // schedule.units)
     for piece in watch(pieces, len(pieces), "swapping"):
-        draw = verifier.draw(rng, piece, p)
+        draw = verifier.draw(rng, piece, asked.p)
         before, after = verifier.outputs(draw)
         parts.append(verifier.compare(draw, before, after))
         if repeated.left > 0:
@@ -164,15 +147,26 @@ def gather(
             repeated.draws.append(some)
             repeated.result.append(parts[-1].part(rows))
             repeated.ignored.append(verifier.compare(some, before[rows], verifier.answers[1][some.base]))
-        if target is not None:
+        if asked.target is not None:
             evidence = Evidence.join(parts)
             decision = decide(
-                target, target.values(evidence), delta, horizon=schedule.units, swaps=len(evidence),
-                weights=evidence.unit_weights, scope=scope,
+                asked.target, asked.target.values(evidence), asked.delta, horizon=schedule.units, swaps=len(evidence),
+                weights=evidence.unit_weights, scope=asked.scope,
             )  # fmt: skip
             if decision.outcome is not Standing.OPEN:
                 break
     return Evidence.join(parts), decision, repeated
+
+
+def compare_controls(verifier: Verifier, repeated: Repeated, seed: int) -> dict[str, Evidence]:
+    """What the same swaps show of models that should not agree, and without swaps."""
+    draw = Draw.join(repeated.draws)
+    controls = {"ignored": Evidence.join(repeated.ignored)}
+    if any(v.replaced for v in verifier.variables):
+        controls["replaced"] = verifier.swap_replaced(draw)
+    controls["random"] = verifier.swap_random(draw, np.random.default_rng([seed, 1]))
+    controls["unswapped"] = verifier.unswapped(draw)
+    return controls
 
 
 # ---------------------------------------------------------------- two plans
@@ -275,12 +269,12 @@ def smallest_certified(
     correction. Each plan is taken literally; plans behind the first that fails are not asked for. At most `swaps` for each
     plan: 16 for each pair of inputs, and 20,000, unless given.
     """
-    require_level(delta)
     wanted, scope = Target.of(target), Scope.parse(about)
+    asked = Asked(p, wanted, delta, scope)
     counted = reading.pop("counted", None)
     held_out = data if isinstance(data, HeldOut) else HeldOut.collect(data, program.host.inputs, counted)
-    require_enough(wanted, delta, len(held_out), scope)
     most = min(SWAPS, MASKS * (len(held_out) // 2)) if swaps is None and scope is Scope.POPULATION else swaps or SWAPS
+    asked.require(len(held_out), most)
     rng = np.random.default_rng(seed)
 
     def test(plan: Plan) -> Decision:
@@ -288,7 +282,7 @@ def smallest_certified(
         if not wanted.quantity.swaps:
             return decide_plain(wanted, verifier.plain(), delta)
         schedule = verifier.schedule(own, most, about=scope)
-        _, decision, _ = gather(verifier, own, schedule, p, wanted, delta, scope)
+        _, decision, _ = gather(verifier, own, schedule, asked)
         assert decision is not None
         return decision
 
