@@ -69,7 +69,9 @@ def plan(
     if certify is not None:
         _require_plain(chosen, checkpoint)
         known = stats if stats is not None else _Planning(program, data, chosen, sites, watch).first_statistics()
-        asked = Certify(certify, held_out, delta, seed=chosen.seed, keeps=keeps, reading=reading or {})
+        asked = Certify(
+            certify, held_out, delta, seed=chosen.seed, keeps=keeps, calibration=data, reading=reading or {}
+        )
         given = {"recipe": chosen, "data": data, "watch": watch}
         return certified(program, known, lambda keep: plan(program, known, **given, keep=keep), asked)
     progress = None if checkpoint is None else Progress.start(Path(checkpoint), program, chosen, stats, data)

@@ -420,6 +420,27 @@ def test_the_smallest_plan_of_which_a_target_is_certified(tmp_path: Path) -> Non
     assert cmrc.plan(program, stats, **given).made["certificate"] == told
 
 
+def test_the_certificate_of_the_calibration_says_where_the_search_starts() -> None:
+    """Shares that D2 shows to be safe are not tested; without the data, or away from the last linear op, all are."""
+    program, train, test = digits_program()
+    stats = cmrc.calibrate(program, train, sites=["act3", "act4"], need=["scatter"])
+    given = {"certify": "iia>=0.8", "held_out": test, "keeps": [0.95, 0.9, 0.75, 0.5, 0.25], "preset": "cmr-logit"}
+    tested = {}
+    for name, options in {
+        "steered": {"data": train, "sites": ["act4"]},
+        "no data": {"sites": ["act4"]},
+        "an iterator": {"data": iter(train), "sites": ["act4"]},
+        "two sites": {"data": train, "sites": ["act3", "act4"]},
+    }.items():
+        certificate = cmrc.plan(program, stats, **given, **options).made["certificate"]
+        tested[name] = [test["keep"] for test in certificate["tests"]]
+        if name != "two sites":
+            assert certificate["keep"] == 0.75, name
+    assert tested["steered"] == [0.9, 0.75, 0.5]
+    assert tested["no data"] == tested["an iterator"] == [0.95, 0.9, 0.75, 0.5]
+    assert tested["two sites"][0] == 0.95
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
