@@ -13,6 +13,7 @@ noted; other readers of the same value go on without it. Condition: constants ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -418,16 +419,32 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     gone = np.flatnonzero(counts == 0)
     if np.any(counts % per):
         return Declined("its groups would keep different numbers of channels")
-    slab = _groups_of_constants(sweep, node, fact, gone, per, outs)
-    if slab is None and not position_free(fact.slab, axis):
-        return Declined("the constants differ by position, and the number of positions is not fixed")
-    if slab is None:
-        return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
-    return sink(sweep, node, facts, axis, members(gone, outs), slab)
+    rows = members(gone, outs)
+    if _makes_border(node, fact):
+        spatial = sweep.shape(fact.source)[axis + 1 :]
+        fixed = all(isinstance(n, int) for n in spatial)
+        if not fixed and not position_free(fact.slab, axis):
+            return Declined("the constants differ by position, and the number of positions is not fixed")
+        if position_free(fact.slab, axis) and not (fixed and _fits_in_weight(node, [int(n) for n in spatial])):
+            return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
+    return sink(sweep, node, facts, axis, rows, _groups_of_constants(sweep, node, fact, gone, per, outs))
 
 
-def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array | None:
-    """The outputs of groups whose inputs are all known; `None` where they depend on a size known only at run time."""
+def _makes_border(node: Node, fact: Known) -> bool:
+    """Whether a convolution makes these constants different at different positions."""
+    free = position_free(fact.slab, node.attrs["axis"])
+    return not free or (bool(fact.slab.any()) and has_border(node))
+
+
+def _fits_in_weight(node: Node, spatial: Sequence[int]) -> bool:
+    """Whether the plane of an output channel has no more numbers than its part of the weight."""
+    weight = node.inputs[1]
+    assert isinstance(weight, Tensor)
+    return math.prod(conv_shape(node, spatial)) <= math.prod(weight.shape[1:])
+
+
+def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array:
+    """The outputs of groups whose inputs are all known."""
     axis, attrs = node.attrs["axis"], node.attrs
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
@@ -437,18 +454,14 @@ def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per
     shift = None if bias is None else constant(take(bias, 0, rows))
     spatial = sweep.shape(fact.source)[axis + 1 :]
     attrs = {**attrs, "groups": len(gone)}
-    free = position_free(slab, axis)
-    if free and not slab.any():
+    if position_free(slab, axis) and not slab.any():
         base = np.zeros(len(rows)) if shift is None else shift
         return base.reshape([-1 if i == axis else 1 for i in range(len(spatial) + axis + 1)])
-    if free and not has_border(node):
+    if position_free(slab, axis) and not has_border(node):
         size: Sequence[int] = [d * (k - 1) + 1 for k, d in zip(small.shape[2:], attrs["dilation"], strict=True)]
         attrs["stride"] = (1,) * len(size)
-    elif all(isinstance(n, int) for n in spatial):
-        size = [int(n) for n in spatial]
-        conv_shape(node, size)
     else:
-        return None
+        size = [int(n) for n in spatial]
     full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
     return evaluate_op("conv", attrs, full, small, shift)
 
@@ -480,10 +493,20 @@ def facts_of(sweep: Sweep, node: Node, dos: Mapping[int, Node]) -> Facts:
     return {i: known_of(do) for i, do in dos.items()}
 
 
-def rule_for(node: Node, facts: Facts) -> Callable[[Sweep, Node, Facts], RuleOutcome]:
-    if any(fact.runtime for fact in facts.values()):
-        return runtime.RULES.get(node.op, runtime.stop)
-    return RULES.get(node.op, stop)
+def rule_for(node: Node, facts: Facts) -> Rule:
+    return carry_value if any(fact.runtime for fact in facts.values()) else RULES.get(node.op, stop)
+
+
+def carry_value(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
+    """A value of a fixed size is numbers as well: it goes on as those where they are few, or where a value cannot."""
+    rule = runtime.RULES.get(node.op, runtime.stop)
+    outcome = None if runtime.is_better_stored(sweep, node, facts) else rule(sweep, node, facts)
+    if outcome is not None and not isinstance(outcome, Declined):
+        return outcome
+    numbers = runtime.as_numbers(sweep, facts)
+    if numbers is None:
+        return rule(sweep, node, facts) if outcome is None else outcome
+    return RULES.get(node.op, stop)(sweep, node, numbers)
 
 
 def merge_with_addends(sweep: Sweep, node: Node) -> Node | None:

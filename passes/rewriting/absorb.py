@@ -4,7 +4,9 @@
     y = W x + b,  x_S := B x_P + β   ->  y = (W_K + [W_S B]_P) x_K + (b + W_S β)
 
 A convolution with zero padding sees zeros, not c, beyond the border. There `W_S c` is not one number per channel, so it is
-added as a plane: stored where the spatial size is known, computed from a plane of ones at run time where it is not.
+added as a plane. It is stored where it has no more numbers than the columns W_S that it stands for, so that no model grows.
+Where it has more, or a size known only at run time, it is computed from a plane of ones. onnxruntime computes one of a fixed
+size once, when it loads the model.
 
 Folding is linear algebra in float64, cast once to the parameter's dtype: equal to the clamped model up to rounding.
 
@@ -43,9 +45,6 @@ from cmrc.passes.rewriting.rewriter import (
     taken,
 )
 
-# A plane of a fixed size is stored, unless it holds more than so many times the numbers of the weight it comes from, which would make
-# the model larger: then it is made from ones when the model runs. onnxruntime does that once, when it loads the model.
-STORED = 1
 Mix = tuple[Sequence[int], Tensor]  # the parents, and the matrix B that rebuilds the replaced units from them
 ADDEND = Marks(addend=True)  # a sum that constant_fold merges with the next
 
@@ -253,7 +252,7 @@ def fold_into_conv(
     values = np.broadcast_to(slab.reshape(-1), len(units))
     bundle = kernel_of_constants(node, units, values, int(node.output.shape[axis]))
     if has_border(node):
-        return _add_plane(sweep, node, smaller, x, bundle)
+        return _add_plane(sweep, node, smaller, x, bundle, removed_by(weight, smaller))
     return _add_to_bias_of_conv(sweep, node, smaller, bundle)
 
 
@@ -284,7 +283,14 @@ def _add_to_bias_of_conv(sweep: Sweep, node: Node, smaller: Node, bundle: Tensor
     return folded("constants into the bias")
 
 
-def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor) -> Rewritten:
+def removed_by(weight: Tensor, smaller: Node) -> int:
+    """How many numbers of a weight a smaller node does without."""
+    columns = smaller.inputs[1]
+    assert isinstance(columns, Tensor)
+    return math.prod(weight.shape) - math.prod(columns.shape)
+
+
+def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, removed: int) -> Rewritten:
     """Under zero padding windows at the border see less: a plane, stored where it is small, else made from ones."""
     axis, weight, out = attributes(node, ConvAttrs)["axis"], node.inputs[1], node.output
     assert isinstance(weight, Tensor)
@@ -293,7 +299,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor) 
     if all(isinstance(n, int) for n in spatial):
         sizes = tuple(int(n) for n in spatial)
         shape = (*lead, outs, *conv_shape(node, sizes))
-        if math.prod(shape) <= STORED * math.prod(weight.shape):
+        if math.prod(shape) <= removed:
             ones = literal(np.ones((*lead, 1, *sizes)))
             add_after(sweep, smaller, apply("conv", (ones, bundle), attrs, shape, weight.dtype))
             return folded(f"constants into an added {list(shape)} buffer, exact at the zero-padded border")

@@ -1,4 +1,4 @@
-"""Constants that exist only at run time: the same for every sample, different by position, of a size not known before.
+"""Constants computed at run time: the same for every sample, different by position, too many to store or of a dynamic size.
 
     %d = do(%x, c) {units=S}                              %p = plane(%x)              ones, a batch of one
     %y = depthwise(%d, W, b)   padded, of any size  ->    %v = conv(%p, W_S·c, b_S)
@@ -7,18 +7,23 @@
 
 From there a do carries a value instead of numbers. Ops do to that value, a batch of one, what they do to the rest, until an
 affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold.
+
+A value of a fixed size can also be evaluated here and now (`as_numbers`). That is done where W_S v has no more numbers than W_S,
+and at ops that take numbers only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from cmrc.ir.axes import count_by_group, members, segments
-from cmrc.ir.evaluate import take
+from cmrc.ir.evaluate import constant, evaluate_op, take
 from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
+from cmrc.ir.ops import OPS
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
 from cmrc.passes.rewriting.rewriter import (
@@ -87,6 +92,71 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
     attrs = {**pure_conv(node), "groups": 1}
     sweep.emit(Node("conv", (plane, bundle, shift), (known,), attrs, path=node.path))
     return sink(sweep, node, facts, axis, rows, known.name)
+
+
+# ---------------------------------------------------------------- values of a fixed size
+
+
+def as_numbers(sweep: Sweep, facts: Facts) -> Facts | None:
+    """The same facts with every value evaluated; `None` where a size is known only at run time."""
+    numbers: Facts = {}
+    for i, fact in facts.items():
+        slab = _evaluate(sweep, fact.runtime, {}) if fact.runtime else fact.slab
+        if slab is None:
+            return None
+        numbers[i] = replace(fact, slab=slab, runtime="")
+    return numbers
+
+
+def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array | None:
+    """What a value that is made of planes of ones and tensors is."""
+    if name in known:
+        return known[name]
+    node, operands = sweep.producers[name], list[Array | None]()
+    known[name] = None
+    sizes = [n for n in node.output.shape if isinstance(n, int)]
+    if len(sizes) < len(node.output.shape):
+        return None
+    if node.op == "plane":
+        known[name] = np.ones(sizes)
+        return known[name]
+    for operand in node.inputs:
+        array = None if operand is None or isinstance(operand, str) else constant(operand)
+        if isinstance(operand, str):
+            array = _evaluate(sweep, operand, known)
+            if array is None:
+                return None
+        operands.append(array)
+    attrs = {**node.attrs, "shape": tuple(sizes)} if OPS[node.op].sized else node.attrs
+    known[name] = np.asarray(evaluate_op(node.op, attrs, *operands))
+    return known[name]
+
+
+def is_better_stored(sweep: Sweep, node: Node, facts: Facts) -> bool:
+    """Whether what an affine op adds has no more numbers than the columns that it stands for; a fused op cannot be copied."""
+    if any(_is_fused_with(sweep, node, fact.source) for fact in facts.values()):
+        return True
+    fact, weight = facts.get(0), node.inputs[1] if len(node.inputs) > 1 else None
+    if fact is None or len(facts) > 1 or node.op not in ("linear", "conv") or not isinstance(weight, Tensor):
+        return False
+    if fact.axis != node.attrs["axis"] or len(fact.units) == sweep.shape(fact.source)[fact.axis]:
+        return False
+    if node.op == "linear":
+        positions = resized(sweep.shape(fact.runtime), fact.axis, 1)
+        each = 1
+    else:
+        positions = node.output.shape[fact.axis + 1 :]
+        each = math.prod(weight.shape[2:])
+        if node.attrs["groups"] > 1:
+            return False
+    fixed = [n for n in positions if isinstance(n, int)]
+    return len(fixed) == len(positions) and math.prod(fixed) <= len(fact.units) * each
+
+
+def _is_fused_with(sweep: Sweep, node: Node, source: str) -> bool:
+    maker = sweep.producers.get(source)
+    within = maker is not None and bool(maker.marks.inside) and maker.origin == node.origin
+    return bool(node.marks.inside) or within
 
 
 # ---------------------------------------------------------------- rules

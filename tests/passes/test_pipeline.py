@@ -85,7 +85,7 @@ def test_one_reader_folds_while_another_stops() -> None:
 @pytest.mark.parametrize("more", [{}, MIX], ids=["constant", "affine"])
 def test_a_border_that_an_add_of_the_model_can_take_needs_no_op_of_its_own(more: dict[str, Any]) -> None:
     """(conv + border) + parameter is conv + (border + parameter)."""
-    net, h = image()
+    net, h = image(height=4)
     net.pointwise("add", net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1))), net.leaf(2, 1, 1))
     graph = done(net, Do(h, 1, (2, 0), *TWO, **more))
     result = run(graph)

@@ -7,6 +7,7 @@ import gc
 import json
 import pickle
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import ResidueError
+from cmrc.ir.cost import Cost
+from cmrc.program.report import Report
 
 
 class Mlp(nn.Module):
@@ -72,6 +75,17 @@ def test_the_report_says_what_folded_where() -> None:
     assert "act   gelu  8 -> 6  fc2 (linear): constants into the bias" in str(lowered.report)
 
 
+def test_a_report_says_first_that_the_result_costs_more() -> None:
+    before, after = Cost(10, 40, 1000), Cost(30, 120, 3500)
+    grown = Report((), (), before, after, (), {})
+    assert str(grown).splitlines()[0] == (
+        "this costs more than the model: 80 more bytes and 2,500 more multiply-accumulates"
+    )
+    slower = Report((), (), before, replace(before, macs=1001), (), {})
+    assert str(slower).splitlines()[0] == "this costs more than the model: 1 more multiply-accumulates"
+    assert str(Report((), (), before, before, (), {})).splitlines()[0].split() == ["before", "after", "ratio"]
+
+
 def test_the_report_names_who_takes_in_a_zero() -> None:
     lowered = lowered_by(Mlp(), units=[1, 4], constant=0.0)
     assert lowered.report.sites[0].folded == ("fc2 (linear): nothing to add, the constants are 0",)
@@ -103,7 +117,7 @@ def test_load_into_puts_everything_back_when_the_module_cannot_follow() -> None:
 
 def test_load_into_refuses_an_inserted_node() -> None:
     module = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1))
-    image = torch.randn(2, 2, 5, 5)
+    image = torch.randn(2, 2, 3, 3)
     program = cmrc.trace(module, (image,))
     lowered = cmrc.lower(program, cmrc.Plan(program).do("1", units=[0], constant=1.0))
     with pytest.raises(cmrc.CmrcError) as error:

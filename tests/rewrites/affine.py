@@ -30,7 +30,7 @@ def affine_linear_shared() -> Graph:
 
 
 def affine_conv() -> Graph:
-    net, h = image()
+    net, h = image(height=4)
     net.conv(h, 2, (3, 2), pad=((1, 0), (0, 1)))
     return affine(net, h)
 
@@ -48,7 +48,7 @@ def affine_conv_transposed() -> Graph:
 
 
 def affine_conv_in_groups() -> Graph:
-    net, h = image(6)
+    net, h = image(6, height=4)
     net.conv(h, 4, (3, 3), pad=((1, 0), (0, 1)), groups=2)
     return done(net, Do(h, 1, (4, 0), [0.5, -1.0], (3, 1), [[2.0, 0.0], [0.0, -0.5]]))
 

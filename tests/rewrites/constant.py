@@ -69,7 +69,7 @@ def conv() -> Graph:
 
 
 def conv_padded() -> Graph:
-    net, h = image()
+    net, h = image(height=4)
     net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)), bias=False)
     return done(net, Do(h, 1, (2, 0), *TWO))
 
@@ -82,7 +82,7 @@ def conv_padded_at_any_size() -> Graph:
 
 def conv_padded_before_batch_norm() -> Graph:
     """The plane is added behind the batch norm, scaled as it scales."""
-    net, h = image()
+    net, h = image(height=4)
     net.batch_norm(net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)), bias=False))
     return done(net, Do(h, 1, (2, 0), *TWO))
 
@@ -125,7 +125,7 @@ def conv_transposed_in_groups() -> Graph:
 
 
 def conv_in_groups() -> Graph:
-    net, h = image(6)
+    net, h = image(6, height=4)
     net.conv(h, 4, (3, 3), pad=((1, 0), (0, 1)), groups=2)
     return done(net, Do(h, 1, (4, 0), *TWO))
 
@@ -137,7 +137,8 @@ def conv_depthwise() -> Graph:
 
 
 def conv_depthwise_padded() -> Graph:
-    net, h = image(height=4, width=3)
+    """A plane that has fewer numbers than the kernel."""
+    net, h = image(height=2, width=4)
     net.conv(net.conv(h, 4, (3, 3), pad=((1, 1), (1, 1)), groups=4), 2, (1, 1))
     return done(net, Do(h, 1, (2,), [0.5]))
 

@@ -76,7 +76,7 @@ BRANCHES = {
     "block of a resnet": Branch(resnet, IMAGE, "b1.bn2", 0.4, ["b1"], (0, 2, 3)),
     "squeeze-excite": Branch(squeeze_excite, IMAGE, "se.gate", 0.6, ["se."], (0, 2, 3)),
     "squeeze-excite, inner": Branch(squeeze_excite, IMAGE, "se.act", 0.6, ["se."]),
-    "concat": Branch(branches, IMAGE, "act", 0.4, ["b.", "c."], additions=1),
+    "concat": Branch(branches, IMAGE, "act", 0.4, ["b.", "c.weight"], additions=1),
     "concat of any size": Branch(branches, IMAGE, "act", 0.4, ["b."], (0, 2, 3), additions=1),
     "summand": Branch(residual, ROWS, "act", 0.6, ["b.", "c."]),
 }

@@ -9,7 +9,6 @@ host.save(path, {})    ONNX by torch.onnx.export, which is handed the program th
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -200,12 +199,9 @@ class FxHost:
 
     def to_onnx(self) -> Any:
         """The program as an onnx_ir model, by torch's own exporter."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            laid_out = replace(self.program, graph=with_plain_layouts(self.program.graph))
-            exported = torch.onnx.export(to_exported(laid_out), dynamo=True, verbose=False)
-        assert exported is not None
-        return exported.model
+        from cmrc.hosts.fx.export import to_onnx  # only who saves needs onnx
+
+        return to_onnx(to_exported(replace(self.program, graph=with_plain_layouts(self.program.graph))))
 
     def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
         from cmrc.hosts.onnx.host import OnnxHost  # only who saves needs onnx; that host knows nothing of this one

@@ -104,7 +104,7 @@ def test_matmul_and_add_keep_their_ops() -> None:
     assert sizes_of(lowered) == {"w1": [5, 6], "b1": [6], "w2": [6, 3], "b2": [3]}
 
 
-@pytest.mark.parametrize("spatial", [(6, 6), ("H", "W")])
+@pytest.mark.parametrize("spatial", [(5, 5), ("H", "W")])
 @pytest.mark.parametrize("opset", [9, 17])
 def test_conv_bn_relu_conv_with_a_border(spatial: Shape, opset: int) -> None:
     made = model(
@@ -112,11 +112,11 @@ def test_conv_bn_relu_conv_with_a_border(spatial: Shape, opset: int) -> None:
         {"x": ("N", 3, *spatial)}, "y", opset=opset, k1=random(8, 3, 3, 3), k2=random(4, 8, 3, 3), b2=random(4), **CHANNELS,
     )  # fmt: skip
     host = OnnxHost.from_model(made)
-    lowered = lower(host, [random(2, 3, 6, 6)], "a", 1, (1, 5, 6), (1.5, 0.7, -2.0))
+    lowered = lower(host, [random(2, 3, 5, 5)], "a", 1, (1, 5, 6), (1.5, 0.7, -2.0))
     assert sizes_of(lowered)["k1"] == [5, 3, 3, 3]
-    assert ("ConstantOfShape" in nodes_of(lowered)) == (spatial != (6, 6))
-    lower(host, [random(2, 3, 6, 6)], "h", 1, (1, 5, 6), (1.5, 0.7, -2.0))
-    lower(host, [random(2, 3, 6, 6)], "n", 1, (1, 5), (1.5, 0.7), parents=(0, 2), weight=random(2, 2), residue=True)
+    assert ("ConstantOfShape" in nodes_of(lowered)) == (spatial != (5, 5))
+    lower(host, [random(2, 3, 5, 5)], "h", 1, (1, 5, 6), (1.5, 0.7, -2.0))
+    lower(host, [random(2, 3, 5, 5)], "n", 1, (1, 5), (1.5, 0.7), parents=(0, 2), weight=random(2, 2), residue=True)
 
 
 @pytest.mark.parametrize("spatial", [(6, 6), ("H", "W")])
