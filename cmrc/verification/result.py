@@ -17,7 +17,7 @@ from cmrc.verification.bounds import Estimate, bootstrap, lower_mean, rate, resa
 from cmrc.verification.certificates import Rung, ladder
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence
-from cmrc.verification.targets import Decision, Standing
+from cmrc.verification.targets import Decision, Standing, forecast
 
 CONTROLS = {
     "ignored": "retained units swapped in the original alone: a model that ignores swaps",
@@ -247,7 +247,7 @@ class Verification:
                 f"{said} {_capital(words)} is {shown} with probability {level} (estimate {d.value:.4f}; {counted})."
             ]
             if d.outcome in (Standing.OPEN, Standing.HOPELESS):
-                lines.append(_advice(d))
+                lines.append(self._advice(d))
         elif self.swapped is None:
             least = lower_mean(self.plain.values("agreement"), self.delta, binary=self.plain.evidence.binary)
             lines = [
@@ -264,6 +264,25 @@ class Verification:
         if self.power is not None:
             lines.append(str(self.power))
         return "\n".join(filter(None, lines))
+
+    def _advice(self, decision: Decision) -> str:
+        """How many inputs an undecided target needs."""
+        target, delta = decision.target, decision.delta
+        each, what = 1, "inputs"
+        if decision.swaps and decision.scope is Scope.FIXED:
+            what = "swaps"
+        elif decision.swaps and self.setting["stress"] is not None:
+            what = "pairs"  # of the inputs that the stress lets in
+        elif decision.swaps:
+            each = 2
+        least = f"It needs at least {each * target.needed(delta)} {what} even if all are perfect"
+        if decision.swaps:
+            enough = forecast(target, target.values(self.evidence), delta, weights=self.evidence.unit_weights)
+        else:
+            enough = forecast(target, target.good(self.plain.values(target.name)), delta)
+        if enough is None:
+            return f"{least}; by this estimate it does not hold."
+        return f"{least}, and about {each * enough} if the estimate is right."
 
     def __repr__(self) -> str:
         if self.swapped is None:
@@ -330,15 +349,6 @@ class Verification:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _advice(decision: Decision) -> str:
-    each = 2 if decision.swaps and decision.scope is Scope.POPULATION else 1
-    what = "inputs" if decision.scope is Scope.POPULATION or not decision.swaps else "swaps"
-    least = each * decision.target.needed(decision.delta)
-    if decision.forecast is None:
-        return f"It needs at least {least} {what} even if all are perfect; by this estimate it does not hold."
-    return f"It needs at least {least} {what} even if all are perfect, and about {each * decision.forecast} if the estimate is right."
 
 
 def _control(evidence: Evidence) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ wrong with probability at most δ, and so is "it does not": only one of the two 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,7 @@ from cmrc.verification import bounds
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence
 
+SAMPLES, MOST_SAMPLED = 9, 100_000  # of a forecast: how many samples, and up to how many units each
 CLIP = 10  # times the target: what a swap counts at most where values have no limit
 NUMBER = r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)"
 
@@ -173,9 +175,6 @@ class Decision:
     swaps: int
     delta: float
     scope: Scope = Scope.POPULATION
-    forecast: int | None = (
-        None  # about how many units would show it, if the estimate is right; None where it is not met
-    )
 
     @property
     def holds(self) -> bool | None:
@@ -223,21 +222,31 @@ def decide(
         outcome = Standing.OPEN if _can_still_hold(good, least, delta, horizon, weights) else Standing.HOPELESS
     low, high = sorted((target.back(low), target.back(high)))
     value = target.back(float(np.average(good, weights=weights)))
-    return Decision(
-        target, outcome, value, low, high, len(good), swaps, delta, scope, _forecast(good, least, delta, weights)
-    )
+    return Decision(target, outcome, value, low, high, len(good), swaps, delta, scope)
 
 
-def _forecast(good: Array, least: float, delta: float, weights: Array | None) -> int | None:
-    """(z σ / (mean − target))² by the normal approximation, and no fewer than perfect ones would take."""
+def forecast(target: Target, good: Array, delta: float, *, weights: Array | None = None) -> int | None:
+    """About how many units would show the target if they are like these: most of a few samples of that many do.
+
+    None where the estimate does not meet the target. The search begins at (z σ / (mean − target))², the normal approximation,
+    and stays there where that is too many to sample.
+    """
     from scipy import stats
 
-    u = np.ones(len(good)) if weights is None else weights
+    least, u = target.least, np.ones(len(good)) if weights is None else weights
     mean = float(np.average(good, weights=u))
     if mean <= least:
         return None
     spread = float(np.mean((u * (good - mean)) ** 2)) / float(u.mean()) ** 2
-    return max(bounds.needed(least, delta), round(float(stats.norm.isf(delta)) ** 2 * spread / (mean - least) ** 2))
+    count = max(bounds.needed(least, delta), round(float(stats.norm.isf(delta)) ** 2 * spread / (mean - least) ** 2))
+    rng = np.random.default_rng(0)
+    while count < MOST_SAMPLED:
+        rows = rng.integers(len(good), size=(count, SAMPLES))
+        shown = bounds.refuted(good[rows], np.full(SAMPLES, least), delta, weights=u[rows], horizon=count) > 0
+        if shown.mean() > 0.5:
+            break
+        count = math.ceil(1.2 * count)
+    return count
 
 
 def _can_still_hold(good: Array, least: float, delta: float, horizon: int, weights: Array | None) -> bool:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmrc.errors import CertifyError
+from cmrc.verification.bounds import refuted
 from cmrc.verification.certificates import NAMES, from_d2, ladder, smallest
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence, Readout, compare
-from cmrc.verification.targets import Decision, Standing, Target, decide, require_enough
+from cmrc.verification.targets import Decision, Standing, Target, decide, forecast, require_enough
 
 
 def evidence(
@@ -172,6 +173,20 @@ def test_a_target_that_nothing_can_save_is_given_up() -> None:
     assert decision.outcome is Standing.HOPELESS
     assert decision.holds is None
     assert decide(target, target.values(found), 0.001, horizon=5000, swaps=40).outcome is Standing.OPEN
+
+
+@pytest.mark.parametrize("rate", [0.96, 0.975, 1.0])
+def test_as_many_as_the_forecast_says_do_suffice(rate: float) -> None:
+    """Half of the samples of that many show the target, few of half as many do."""
+    rng = np.random.default_rng(1)
+    target, values = Target.parse("iia>=0.95"), (rng.random(4000) < rate).astype(np.float64)
+    enough = forecast(target, values, 0.05)
+    assert enough is not None
+    least = np.full(200, target.least)
+    shown = {n: float((refuted(rng.choice(values, (n, 200)), least, 0.05) > 0).mean()) for n in (enough // 2, enough)}
+    assert shown[enough] > 0.35
+    assert shown[enough // 2] < (0.5 if rate < 1 else 1e-9)
+    assert forecast(target, np.full(10, 0.9), 0.05) is None
 
 
 def test_what_cannot_be_shown_is_said_beforehand() -> None:
