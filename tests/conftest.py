@@ -26,6 +26,7 @@ LONG = (
     "fuzz/",
     "hosts/onnx/test_memory.py",
     "hosts/onnx/test_optimised.py",
+    "mutation/test_machinery.py",
     "passes/test_properties.py",
     "passes/test_runtime.py",
     "planning/",

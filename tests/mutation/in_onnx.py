@@ -1,0 +1,303 @@
+"""Seeded bugs of the ONNX host: how nodes are read, written, inserted and named."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Table
+
+bug = Table()
+ROWS = "tests/hosts/onnx/test_rows.py"
+WRITE = "tests/hosts/onnx/test_write.py"
+LINEAR = ("tests/differential/test_differential.py", "-k", "onnx and (gemm or matmul or linear or mlp)")
+CONV = ("tests/differential/test_differential.py", "-k", "onnx and conv")
+
+# ---------------------------------------------------------------- reading
+
+bug(
+    "gemm-transposed-the-wrong-way",
+    '    w_in, w_out = (1, 0) if view.attr("transB", 0) else (0, 1)\n    attrs: dict[str, Any] = {"axis": 1',
+    '    w_in, w_out = (0, 1) if view.attr("transB", 0) else (1, 0)\n    attrs: dict[str, Any] = {"axis": 1',
+    "transB is read the wrong way round",
+    ROWS,
+    WRITE,
+)
+bug(
+    "gemm-beta-not-read",
+    '"beta": float(view.attr("beta", 1.0))',
+    '"beta": 1.0',
+    "beta of a Gemm is taken to be 1",
+    ROWS,
+)
+bug(
+    "gemm-alpha-not-read",
+    '{"alpha": float(view.attr("alpha", 1.0)), "beta"',
+    '{"alpha": 1.0, "beta"',
+    "alpha of a Gemm is taken to be 1",
+    ROWS,
+)
+bug(
+    "trans-a-ignored",
+    '    if view.attr("transA", 0):\n        raise LeftWhole("it transposes its input")\n    weight',
+    "    weight",
+    "a Gemm that transposes its input is read as one that does not",
+    ROWS,
+    "tests/hosts/onnx/test_read.py",
+)
+bug(
+    "pads-in-pairs",
+    "return tuple(zip(pads[:rank], pads[rank:], strict=True))",
+    "return tuple(zip(pads[::2], pads[1::2], strict=True))",
+    "ONNX lists all starts before all ends",
+    ROWS,
+    *CONV,
+)
+bug(
+    "softmax-over-one-axis-before-13",
+    "axes = (axis,) if view.opset >= 13 else tuple(range(axis, rank))",
+    "axes = (axis,)",
+    "before opset 13 a softmax runs over all axes from its own on",
+    ROWS,
+)
+bug(
+    "batch-norm-epsilon-default",
+    '"eps": float(view.attr("epsilon", 1e-5)), "align": (None, (1,), (1,), (1,), (1,))',
+    '"eps": float(view.attr("epsilon", 1e-3)), "align": (None, (1,), (1,), (1,), (1,))',
+    "the default of an attribute that is absent",
+    ROWS,
+)
+bug(
+    "batch-norm-along-the-last-axis",
+    '"align": (None, (1,), (1,), (1,), (1,))}\n    return Step("pointwise", (0, 1, 2, 3, 4)',
+    '"align": (None, *((len(view.shape()) - 1,),) * 4)}\n    return Step("pointwise", (0, 1, 2, 3, 4)',
+    "the parameters of a batch norm are laid along the wrong axis",
+    ROWS,
+)
+bug(
+    "matmul-of-a-constant-along-the-last-axis",
+    "axis = max(len(shape) - 2, 0) if x == 1 else len(shape) - 1",
+    "axis = len(shape) - 1",
+    "W x contracts the last axis but one of x",
+    ROWS,
+    *LINEAR,
+)
+bug(
+    "gather-counts-from-the-front",
+    "return select(view, axis, [int(i) % size for i in positions])",
+    "return select(view, axis, [abs(int(i)) % size for i in positions])",
+    "negative positions of a Gather",
+    ROWS,
+)
+bug(
+    "split-rounds-down",
+    "        each = -(-size // parts)\n        sizes = tuple(min(each, size - i * each) for i in range(parts))",
+    "        each = size // parts\n        sizes = (each,) * (parts - 1) + (size - each * (parts - 1),)",
+    "a Split into unequal parts has the short one last",
+    ROWS,
+    "tests/hosts/onnx",
+)
+bug(
+    "average-never-counts-padding",
+    'attrs["include_pad"] = bool(view.attr("count_include_pad", 0))',
+    'attrs["include_pad"] = False',
+    "count_include_pad is not read",
+    ROWS,
+)
+bug(
+    "window-larger-than-its-input",
+    "if isinstance(size, int) and size + sum(pad) < dilation * (length - 1) + 1:",
+    "if False:",
+    "a window that does not fit even once is followed",
+    "tests/hosts/onnx",
+    "tests/fuzz/test_fuzz.py",
+    "-k",
+    "window or once or degenerate or pool",
+)
+bug(
+    "zero-in-a-shape-is-zero",
+    'copied = n == 0 and not view.attr("allowzero", 0)',
+    "copied = False",
+    "0 in the shape of a Reshape copies an axis",
+    ROWS,
+    "tests/hosts/onnx/test_read.py",
+)
+bug(
+    "skip-norm-epsilon",
+    '1e-12 if fn == "layer_norm" else 1e-5',
+    "1e-5",
+    "the default epsilon of a fused norm",
+    "tests/hosts/onnx/test_fused.py",
+)
+bug(
+    "packed-attention-scale",
+    "w_in, w_out = (1, 0) if turned[1] else (0, 1)",
+    "w_in, w_out = (0, 1) if turned[1] else (1, 0)",
+    "a fused product that transposes its weight is read the wrong way round",
+    "tests/hosts/onnx/test_fused.py",
+)
+
+# ---------------------------------------------------------------- writing
+
+bug(
+    "groups-not-written",
+    'onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])',
+    "pass",
+    "a grouped convolution that lost groups says its old number",
+    *CONV,
+)
+bug(
+    "key-value-heads-not-counted",
+    "heads, served = attention.output.shape[1], patch.shape_of(attention.inputs[1])[1]",
+    "heads, served = attention.output.shape[1], attention.output.shape[1]",
+    "the number of key-value heads becomes that of query heads",
+    "tests/hosts/onnx/test_fused.py",
+)
+bug(
+    "packed-sizes-not-written",
+    '        if "qkv_hidden_sizes" in onnx_node.attributes or len(set(sizes)) > 1:',
+    "        if False:",
+    "packed attention keeps the sizes that it had",
+    "tests/hosts/onnx/test_fused.py",
+)
+bug(
+    "squeeze-drops-what-has-one-unit-now",
+    "axes = [i for i, n in enumerate(patch.was[str(before[0].inputs[0])]) if n == 1]",
+    "axes = [i for i, n in enumerate(patch.shapes[str(nodes[0].inputs[0])]) if n == 1]",
+    "an axis of which a single unit is left is squeezed away",
+    WRITE,
+    "tests/hosts/onnx",
+)
+bug(
+    "slice-ends-too-early",
+    "for n in (keep[0], keep[-1] + 1, axis, step)]",
+    "for n in (keep[0], keep[-1], axis, step)]",
+    "the end of a Slice is exclusive",
+    WRITE,
+    "tests/hosts/onnx/test_insert.py",
+)
+bug(
+    "irregular-positions-as-a-slice",
+    "regular = step > 0 and list(keep) == list(range(keep[0], keep[-1] + 1, step))",
+    "regular = step > 0",
+    "positions with gaps become a Slice",
+    WRITE,
+    "tests/hosts/onnx/test_insert.py",
+)
+bug(
+    "stale-shapes-stay",
+    "        if value.shape is not None and was != shape:",
+    "        if False:",
+    "declared shapes stay what they were",
+    WRITE,
+    "tests/hosts/onnx",
+)
+bug(
+    "sizes-follow-what-shrank",
+    '        value.replace_all_uses_with(patch.array(fixed.tensor.array, base=""))',
+    "        continue",
+    "sizes that were read from a value which is smaller now",
+    "tests/hosts/onnx/test_sizes.py",
+)
+bug(
+    "output-under-another-name",
+    "returned.name, returned.type, returned.shape = old, declared.type, declared.shape",
+    "returned.type, returned.shape = declared.type, declared.shape",
+    "an output of the model is renamed",
+    WRITE,
+    "tests/hosts/onnx",
+)
+bug(
+    "names-taken-twice",
+    "        if name and free and forms[name] == 1:",
+    "        if name and free:",
+    "two forms of a shared weight take the same name",
+    WRITE,
+    "tests/hosts/onnx",
+)
+bug(
+    "name-of-a-parameter-that-stays",
+    "free = name not in left and (name in patch.values or name not in patch.taken)",
+    "free = True",
+    "a changed tensor takes the name of a shared one that others still read",
+    WRITE,
+    "tests/hosts/onnx",
+)
+bug(
+    "shared-initializer-edited",
+    "        if isinstance(tensor, Leaf) and tensor.dtype == dtype and tensor.name in self.values:",
+    "        if parameter(tensor) in self.values and self.values[parameter(tensor)].shape == onnx_ir.Shape(tensor.shape):",
+    "a folded bias is not stored: its readers go on reading the shared one",
+    WRITE,
+    ROWS,
+)
+bug(
+    "another-precision-than-the-old-operand",
+    "            value = patch.value(operand, patch.dtype_of(old))",
+    '            value = patch.value(operand, "float32")',
+    "the parameters of a half precision model become single precision",
+    "tests/hosts/onnx",
+    "tests/differential/test_differential.py",
+    "-k",
+    "float16 or half or fp16",
+)
+bug(
+    "unused-initializers-stay",
+    "        if name not in kept and value in used and not value.uses() and not value.is_graph_output():",
+    "        if False:",
+    "parameters that nobody reads any more stay in the file",
+    WRITE,
+    "tests/hosts/onnx",
+)
+bug(
+    "defaults-of-inputs-dropped",
+    "        if name not in kept and value in used and not value.uses()",
+    "        if value in used and not value.uses()",
+    "an input with a default vanishes from the model",
+    WRITE,
+    "tests/hosts/onnx",
+)
+
+# ---------------------------------------------------------------- nodes that are put in
+
+bug(
+    "clamp-takes-the-other",
+    '    patch.insert("Where", [patch.array(clamp.mask(node)), constants, x], node.output)',
+    '    patch.insert("Where", [patch.array(clamp.mask(node)), x, constants], node.output)',
+    "a replacement that stays clamps the units that should stay",
+    "tests/hosts/onnx/test_insert.py",
+)
+bug(
+    "rebuilt-units-in-the-first-places",
+    "        order[unit] = size + i",
+    "        order[i] = size + i",
+    "rebuilt units are put in the first places",
+    "tests/hosts/onnx/test_insert.py",
+)
+bug(
+    "rebuilt-without-its-bias",
+    '    rebuilt = patch.insert("Add", [rebuilt, shift], f"{name}.rebuilt")\n',
+    "",
+    "an affine replacement that stays loses its bias",
+    "tests/hosts/onnx/test_insert.py",
+)
+bug(
+    "values-spread-in-sorted-order",
+    'index[list(node.attrs["units"])] = np.arange(len(node.attrs["units"]))',
+    'index[sorted(node.attrs["units"])] = np.arange(len(node.attrs["units"]))',
+    "values known only at run time go to other units",
+    "tests/hosts",
+    "tests/passes/test_runtime.py",
+)
+bug(
+    "inserted-pads-in-pairs",
+    '[p[0] for p in attrs["pad"]] + [p[1] for p in attrs["pad"]]',
+    '[n for p in attrs["pad"] for n in p]',
+    "the padding of an inserted convolution",
+    "tests/passes/test_runtime.py",
+    *CONV,
+)
+bug(
+    "plane-of-the-whole-size",
+    "lead = _ints(patch, *(1,) * first)",
+    "lead = _ints(patch, *(2,) * first)",
+    "a plane of ones has a batch of two",
+    *CONV,
+)

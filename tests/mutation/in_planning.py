@@ -1,0 +1,279 @@
+"""Seeded bugs of planning: scores, order, counts, fits, budgets."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Table
+
+bug = Table()
+OBJECTIVES = "tests/planning/test_objectives.py"
+PLANNER = "tests/planning/test_planner.py"
+NUMERICS = "tests/planning/test_numerics.py"
+STREAM = "tests/planning/test_stream.py"
+PROGRESS = "tests/planning/test_progress.py"
+
+bug(
+    "best-units-go-first",
+    '    units = np.argsort(score, kind="stable")\n    return Order(units, score[units])',
+    '    units = np.argsort(-score, kind="stable")\n    return Order(units, score[units])',
+    "the order of the scores is reversed",
+    PLANNER,
+    OBJECTIVES,
+)
+bug(
+    "ties-from-the-end",
+    '    units = np.argsort(score, kind="stable")\n    return Order(units, score[units])',
+    '    units = len(score) - 1 - np.argsort(score[::-1], kind="stable")\n    return Order(units, score[units])',
+    "units of equal score go from the last to the first",
+    PLANNER,
+    OBJECTIVES,
+    NUMERICS,
+)
+bug(
+    "pairs-count-once",
+    "        cost = own + 2 * cross\n        j = _next(cost, left, first)\n        units[step], added[step], left[j] = j, cost[j], False\n        cross += joint[j]",
+    "        cost = own + cross\n        j = _next(cost, left, first)\n        units[step], added[step], left[j] = j, cost[j], False\n        cross += joint[j]",
+    "what two units lose together counts once",
+    OBJECTIVES,
+    PLANNER,
+)
+bug(
+    "one-unit-too-few",
+    "wanted = max(_part(keep, site.units), _least(site, recipe))",
+    "wanted = max(_part(keep, site.units) - 1, _least(site, recipe))",
+    "keep is off by one",
+    PLANNER,
+)
+bug(
+    "counts-rounded-down",
+    "return min(site.units, math.ceil(wanted / step) * step)",
+    "return min(site.units, max(step, wanted // step * step))",
+    "a multiple is rounded down, below what was to be kept",
+    PLANNER,
+)
+bug(
+    "minimum-ignored",
+    "    return max(1, _part(recipe.minimum, site.units))",
+    "    return 1",
+    "fewer units stay than the recipe allows",
+    PLANNER,
+)
+bug(
+    "ridge-ignored-by-the-fit",
+    "    weight = solve_ridge(among, cross, chosen).T\n",
+    "    weight = solve_ridge(among, cross, 0.0).T\n",
+    "the ridge of an affine fit has no effect",
+    OBJECTIVES,
+    PLANNER,
+    NUMERICS,
+)
+bug(
+    "ridge-absolute",
+    "    scaled = among / np.outer(deviation, deviation)\n    scaled[np.diag_indices(len(scaled))] += max(ridge, 1e-12)",
+    "    deviation = np.ones_like(deviation)\n    scaled = among.copy()\n    scaled[np.diag_indices(len(scaled))] += max(ridge, 1e-12)",
+    "the ridge depends on the scale of the units",
+    OBJECTIVES,
+    NUMERICS,
+)
+bug(
+    "ridge-ignored-by-the-elimination",
+    "    scaled[np.diag_indices(len(scaled))] += ridge + dead",
+    "    scaled[np.diag_indices(len(scaled))] += 1e-12 + dead",
+    "the ridge of the elimination has no effect",
+    OBJECTIVES,
+    NUMERICS,
+    PLANNER,
+)
+bug(
+    "ridge-ignored-by-weighted-fits",
+    "+= ridge * power\n",
+    "+= 0 * power\n",
+    "the ridge of a weighted fit has no effect",
+    OBJECTIVES,
+    NUMERICS,
+    PLANNER,
+)
+bug(
+    "optimal-constant-sign",
+    "constant = np.where(flat, stats.mean, (ha - g) / np.where(flat, 1.0, h))",
+    "constant = np.where(flat, stats.mean, (ha + g) / np.where(flat, 1.0, h))",
+    "the gradient moves the constant the wrong way",
+    OBJECTIVES,
+)
+bug(
+    "optimal-constant-unclipped",
+    '        constant = np.clip(constant, stats.wanted("low", "range"), stats.wanted("high", "range"))',
+    "        pass",
+    "a constant may leave the range that was seen",
+    OBJECTIVES,
+    NUMERICS,
+)
+bug(
+    "flat-units-divide",
+    "    flat = bent <= FLAT * float(np.abs(bent).max())",
+    "    flat = bent < 0",
+    "a unit without curvature divides by it",
+    OBJECTIVES,
+    NUMERICS,
+)
+bug(
+    "risk-without-its-half",
+    "risk = constant * g - ga + 0.5 * (constant**2 * h - 2 * constant * ha + haa)",
+    "risk = constant * g - ga + (constant**2 * h - 2 * constant * ha + haa)",
+    "the second order of the risk counts twice",
+    OBJECTIVES,
+)
+bug(
+    "risk-per-row",
+    "return np.asarray(risk / stats.samples)",
+    "return np.asarray(risk / stats.count)",
+    "sites with many positions look cheap",
+    OBJECTIVES,
+    PLANNER,
+)
+bug(
+    "weights-not-squared",
+    "(outgoing(c.program, c.stats.columns) ** 2).sum(0)",
+    "np.abs(outgoing(c.program, c.stats.columns)).sum(0)",
+    "the logit score takes the sum of the weights, not of their squares",
+    OBJECTIVES,
+)
+bug(
+    "bias-without-the-means",
+    "    bias = mean - weight @ stats.mean[keep]\n",
+    "    bias = mean\n",
+    "an affine fit does not pass through the means",
+    OBJECTIVES,
+)
+bug(
+    "swaps-of-both",
+    "    changed = ((1 - p) ** 2 + p**2) * among",
+    "    changed = (1 - p) ** 2 * among",
+    "two units that are both swapped still vary together",
+    OBJECTIVES,
+)
+bug(
+    "leverage-without-the-mean",
+    "        leverage = 1.0 / len(rows) + (u**2 @ shrink)",
+    "        leverage = u**2 @ shrink",
+    "leaving one out also moves the mean",
+    OBJECTIVES,
+    NUMERICS,
+)
+bug(
+    "least-correlated-parents",
+    'order = np.argsort(-strength, axis=1, kind="stable")[:, :count]',
+    'order = np.argsort(strength, axis=1, kind="stable")[:, :count]',
+    "the parents that say least are chosen",
+    OBJECTIVES,
+)
+bug(
+    "merge-slope-of-the-unit",
+    "    power = covariance.diagonal()[parent]\n",
+    "    power = covariance.diagonal()[replaced]\n",
+    "a merged unit is scaled by its own variance, not by its parent's",
+    OBJECTIVES,
+)
+bug(
+    "budget-is-always-a-share",
+    "allowed = budget.amount * whole if budget.amount <= 1 else budget.amount",
+    "allowed = budget.amount * whole",
+    "a budget in MACs or bytes is taken for a share",
+    PLANNER,
+)
+bug(
+    "budget-exceeded",
+    "        if measure(counts, curves) <= allowed:\n            best, high = counts, middle",
+    "        if measure(counts, curves) <= 2 * allowed:\n            best, high = counts, middle",
+    "a plan may cost twice its budget",
+    PLANNER,
+)
+bug(
+    "protected-sites-change",
+    "if site.value not in protected]",
+    "]",
+    "a protected site is planned like the others",
+    PLANNER,
+)
+bug(
+    "elimination-grows",
+    "        self.diagonal -= u[:, t] ** 2",
+    "        self.diagonal += u[:, t] ** 2",
+    "what is left is explained better by fewer units",
+    OBJECTIVES,
+)
+bug(
+    "elimination-forgets-folds",
+    "        self.norms += -2 * u[:, t] * product / root + u[:, t] ** 2 * vv[t, t]",
+    "        pass",
+    "the output weights after a fold are those before it",
+    OBJECTIVES,
+)
+bug(
+    "drift-the-wrong-way",
+    '    apart = stats.arrays["origin"] - stats.mean',
+    '    apart = stats.mean - stats.arrays["origin"]',
+    "the correction for earlier replacements doubles their error",
+    STREAM,
+    OBJECTIVES,
+)
+bug(
+    "refit-worse-than-the-means",
+    "return Fit(constant if risk(constant) <= risk(mean) else mean)",
+    "return Fit(mean if risk(constant) <= risk(mean) else constant)",
+    "of two solutions the worse is taken",
+    OBJECTIVES,
+)
+bug(
+    "stream-without-replacements",
+    "        moved = _outputs_of(self.moving[level], live.moved) if level else plain",
+    "        moved = _outputs_of(self.parts[level], live.moved) if level else plain",
+    "the stream of values forgets what was replaced",
+    STREAM,
+)
+bug(
+    "gone-units-come-back",
+    "        by_score[list(gone)] = -np.inf\n",
+    "",
+    "a schedule may bring back units that are gone",
+    PLANNER,
+)
+bug(
+    "means-from-the-first-step",
+    "                constants_so_far.clear()  # means follow what is upstream\n                fresh, constants = list(units), _constants(program, r, units, recipe)",
+    "                pass",
+    "means stay those from before the replacements upstream",
+    PLANNER,
+    STREAM,
+)
+bug(
+    "certified-on-calibration-data",
+    "    if probe.digest == stats.digest:",
+    "    if False:",
+    "a plan is certified on the data that it was made from",
+    "tests/planning",
+    "tests/verification",
+    "-k",
+    "certif or held",
+)
+bug(
+    "plan-resumed-for-another",
+    "            if header.asked != self.asked:",
+    "            if False:",
+    "a plan continues from the checkpoint of another recipe",
+    PROGRESS,
+)
+bug(
+    "resumed-site-without-its-weights",
+    '            yield "weight", result.entry.weight',
+    '            yield "weight", 0 * result.entry.weight',
+    "a plan that resumes loses the weights of finished sites",
+    PROGRESS,
+)
+bug(
+    "site-by-site-in-any-order",
+    "return sorted(range(len(self.sites)), key=lambda i: self.cut.levels[self.sites[i]])",
+    "return sorted(range(len(self.sites)), key=lambda i: -self.cut.levels[self.sites[i]])",
+    "sites are replaced from the output to the input",
+    STREAM,
+    PLANNER,
+)
