@@ -290,7 +290,7 @@ bug(
     "        raise",
     "a module that was refused stays half changed",
     MODULE,
-    "tests/hosts/fx/test_config.py",
+    "tests/hosts/fx/test_load.py",
 )
 bug(
     "new-parameters-need-no-gradient",

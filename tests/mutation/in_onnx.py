@@ -194,7 +194,7 @@ bug(
     '        value.replace_all_uses_with(patch.array(fixed.tensor.array, base=""))',
     "        continue",
     "sizes that were read from a value which is smaller now",
-    "tests/hosts/onnx/test_sizes.py",
+    "tests/hosts/onnx/test_shapes.py",
 )
 bug(
     "output-under-another-name",

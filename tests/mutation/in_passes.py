@@ -175,7 +175,7 @@ bug(
     "return sizes is not None",
     "the size of an axis is read though units of it are gone",
     DEAD,
-    "tests/hosts/onnx/test_sizes.py",
+    "tests/hosts/onnx/test_shapes.py",
 )
 bug(
     "parents-keep-their-numbers",

@@ -229,7 +229,7 @@ bug(
     "if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):",
     "if False:",
     "a model reads data from outside its folder",
-    "tests/hosts/onnx/test_sound.py",
+    "tests/hosts/onnx/test_load.py",
 )
 bug(
     "plan-before-its-arrays",
