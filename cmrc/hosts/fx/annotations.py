@@ -33,8 +33,10 @@ def read_annotations(graph: fx.Graph) -> list[dict[str, Any]]:
     ordered: list[tuple[int, dict[str, Any]]] = []
     for node in graph.nodes:
         text = (node.meta.get("custom") or {}).get(KEY)
+        if not text:
+            continue
         try:
-            records = parse_records(text, fields=2) if text else []
+            records = parse_records(text, fields=2)
         except ValueError as error:
             problem = f"the {KEY} annotation cannot be read: {error}"
             raise TraceError(problem, node=node.name, fix="remove it") from error

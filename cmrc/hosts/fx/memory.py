@@ -77,15 +77,21 @@ def own_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 class _Borrowed:
     """What numpy asks of memory that it may read. It holds a clone of its own, so nobody writes to what is read."""
 
-    def __init__(self, clone: torch.Tensor, dtype: np.dtype[np.generic]) -> None:
+    def __init__(self, clone: torch.Tensor) -> None:
+        size = clone.element_size()
         self.clone = clone
         self.__array_interface__ = {
             "version": 3,
             "data": (_address(clone), True),
             "shape": tuple(clone.shape),
-            "strides": tuple(step * clone.element_size() for step in clone.stride()),
-            "typestr": dtype.str,
+            "strides": None if clone.is_contiguous() else tuple(step * size for step in clone.stride()),
+            "typestr": _typestr(clone.dtype),
         }
+
+
+@cache
+def _typestr(dtype: torch.dtype) -> str:
+    return str(torch.empty(0, dtype=torch.int16 if dtype == torch.bfloat16 else dtype).numpy().dtype.str)
 
 
 def readable(tensor: torch.Tensor) -> Array:
@@ -95,9 +101,32 @@ def readable(tensor: torch.Tensor) -> Array:
         array = to_numpy(tensor).view()
         array.flags.writeable = False
         return array
-    plain = torch.empty(0, dtype=torch.int16 if clone.dtype == torch.bfloat16 else clone.dtype).numpy().dtype
-    array = np.asarray(_Borrowed(clone, plain))
+    array = np.asarray(_Borrowed(clone))
     return array.view(BFLOAT16) if clone.dtype == torch.bfloat16 else array
+
+
+class Reader:
+    """`readable(tensor)` at each call, as the tensor is then. The array is made once as long as nobody writes.
+
+    The array holds the memory that it reads, and whoever writes to the tensor gets other memory first: while the tensor
+    lies where it lay, its numbers are the same.
+    """
+
+    __slots__ = ("_array", "_at", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._array: Array | None = None
+        self._at = 0
+
+    def __call__(self) -> Array:
+        tensor = self._tensor
+        if self._array is None or self._at != _address(tensor):
+            array = readable(tensor)
+            if not isinstance(array.base, _Borrowed):  # no copy on write here: the numbers may change in place
+                return array
+            self._array, self._at = array, _address(tensor)
+        return self._array
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,13 +14,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.memory import readable
+from cmrc.hosts.fx.memory import Reader
 from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
 from cmrc.ir.evaluate import apply
-from cmrc.ir.graph import Array, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ir.ops import OPS
 
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
@@ -103,7 +103,7 @@ class LiftedReading:
         if name is not None:
             tensor = self.program.state[name]
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.leaves[node.name] = Leaf(name, tuple(tensor.shape), dtype, _loader(tensor))
+            self.leaves[node.name] = Leaf(name, tuple(tensor.shape), dtype, Reader(tensor))
         elif isinstance(node.meta.get("val"), torch.Tensor):
             self.inputs.append(_value(node))
 
@@ -222,10 +222,6 @@ def _value(node: fx.Node) -> Value:
     value = node.meta.get("val")
     dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int64"
     return Value(node.name, shape_of(node), dtype)
-
-
-def _loader(tensor: torch.Tensor) -> Callable[[], Array]:
-    return lambda: readable(tensor)
 
 
 def add_with_owners(names: set[str], name: str) -> None:
