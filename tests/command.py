@@ -18,5 +18,5 @@ APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signatu
 
 def cli(*arguments: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:  # a console keeps the width that it was made with
-        patch.setattr(terminal, "out", Console(width=200, soft_wrap=True, highlight=False))
+        patch.setattr(terminal, "out", Console(width=200, soft_wrap=True, highlight=False, markup=False, emoji=False))
         return CliRunner(**APART).invoke(command.app, list(arguments))

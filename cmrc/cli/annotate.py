@@ -33,4 +33,4 @@ def annotate(
     with reported(as_json):
         require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
         trace(model).annotate(Plan.load(plan)).save(output, overwrite=force)
-        print(json.dumps({"output": str(output)})) if as_json else terminal.out.print(f"wrote {output}", markup=False)
+        print(json.dumps({"output": str(output)})) if as_json else terminal.out.print(f"wrote {output}")

@@ -50,4 +50,4 @@ def bench_command(
             models, batch=batch, sizes=parse_sizes(size or []), threads=threads, provider=provider, sessions=sessions,
             rounds=rounds, seed=seed, watch=lambda numbers: progress(numbers, sessions, "sessions"),
         )  # fmt: skip
-        print(json.dumps(result.to_json(), indent=1)) if as_json else terminal.out.print(str(result), markup=False)
+        print(json.dumps(result.to_json(), indent=1)) if as_json else terminal.out.print(str(result))

@@ -93,6 +93,4 @@ def calibrate_command(
                 )
             )
             return
-        terminal.out.print(
-            f"wrote {output}: {len(stats.sites)} sites, {stats.samples} samples, data {stats.digest}", markup=False
-        )
+        terminal.out.print(f"wrote {output}: {len(stats.sites)} sites, {stats.samples} samples, data {stats.digest}")

@@ -112,19 +112,17 @@ def show_model(program: Program, model: Path) -> None:
     note = f" (with {', '.join(dynamic)} = 1)" if dynamic else ""
     for word, values in (("inputs", inputs), ("outputs", outputs)):
         ends_shown = listed([f"{v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values], 4)
-        terminal.out.print(f"{word:<8} {ends_shown}", markup=False)
-    terminal.out.print(
-        f"{'size':<8} {cost.parameters:,} parameters, {cost.bytes:,} bytes, {cost.macs:,} MACs{note}", markup=False
-    )
+        terminal.out.print(f"{word:<8} {ends_shown}")
+    terminal.out.print(f"{'size':<8} {cost.parameters:,} parameters, {cost.bytes:,} bytes, {cost.macs:,} MACs{note}")
 
 
 def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
     """How many sites there are, how many fold, and what they reach; or why there are none."""
     if not sites:
-        terminal.out.print(f"{'sites':<8} none: {why_none(program)}", markup=False)
+        terminal.out.print(f"{'sites':<8} none: {why_none(program)}")
         return
     if not folds:
-        terminal.out.print(f"{'sites':<8} {len(sites)}", markup=False)
+        terminal.out.print(f"{'sites':<8} {len(sites)}")
         return
     foldable = [site for site in sites if does_fold(site)]
     constants = sum(not folds_both_ways(site) for site in foldable)
@@ -139,7 +137,7 @@ def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
         reasons = Counter(site.folding.constant.reason or str(site.folding.constant) for site in sites if site.folding)
         reason, count = reasons.most_common(1)[0]
         rest = f"fold; most often ({count} times) because: {reason}"
-    terminal.out.print(f"{'sites':<8} {len(sites)}, of which {len(foldable) or 'none'} {rest}", markup=False)
+    terminal.out.print(f"{'sites':<8} {len(sites)}, of which {len(foldable) or 'none'} {rest}")
 
 
 def why_none(program: Program) -> str:
@@ -184,5 +182,5 @@ def inspect_groups(program: Program, pattern: str, folds: bool, as_json: bool) -
         print(json.dumps({"groups": [group.to_json() for group in groups]}, indent=1))
         return
     for group in groups:
-        terminal.out.print(str(group), markup=False)
+        terminal.out.print(str(group))
     terminal.out.print(f"{len(groups)} groups")

@@ -55,15 +55,15 @@ def lower_command(
 
         def show(name: str, graph: Graph) -> None:
             if print_passes:
-                terminal.err.print(f"; {name}\n{to_text(graph)}", markup=False, soft_wrap=True)
+                terminal.err.print(f"; {name}\n{to_text(graph)}", soft_wrap=True)
 
         lowered = lower(model, plan, residue=residue, watch=show)  # type: ignore[arg-type]
         lowered.save(output, overwrite=force)
         if as_json:
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
             return
-        terminal.out.print(str(lowered.report), markup=False)
+        terminal.out.print(str(lowered.report))
         if terminal.verbose:
             stages = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in lowered.report.seconds.items())
-            terminal.out.print(f"\n{stages}", markup=False)
-        terminal.out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)", markup=False)
+            terminal.out.print(f"\n{stages}")
+        terminal.out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)")

@@ -149,7 +149,7 @@ def plan_make(
             print(json.dumps({"output": str(output), **plan.made}, indent=1))
             return
         show_made(plan)
-        terminal.out.print(f"wrote {output}: {len(plan)} replacements", markup=False)
+        terminal.out.print(f"wrote {output}: {len(plan)} replacements")
 
 
 def as_amount(text: str) -> int | float:

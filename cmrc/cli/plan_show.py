@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, PlanFile, Quiet, Verbose, examples, new_app
@@ -49,29 +52,61 @@ def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, ver
             )
 
 
+class _Recipe(BaseModel):
+    preset: str
+    objective: str
+    select: str
+    replace: str
+    seed: int
+
+
+class _Site(BaseModel):
+    units: int
+    kept: int
+    predicted: float
+    curvature: str = ""
+    means: int = Field(default=0, alias="mean instead of c*")
+
+
+class _Certificate(BaseModel):
+    target: str
+    delta: float
+    keep: float
+    tests: list[Any]
+
+
+class _Made(BaseModel):
+    """What `cmrc.plan` records; a plan that was written otherwise may say anything, or nothing."""
+
+    recipe: _Recipe
+    data: str
+    samples: int
+    sites: dict[str, _Site]
+    certificate: _Certificate | None = None
+
+
 def show_made(plan: Plan) -> None:
     """How a plan came about, for a person."""
     if not plan.made:
         return
-    recipe = plan.made["recipe"]
+    try:
+        record = _Made.model_validate(plan.made)
+    except ValidationError:
+        terminal.out.print(f"made: {shortened(json.dumps(plan.made), 400)}")
+        return
+    recipe = record.recipe
     terminal.out.print(
-        f"{recipe['preset']}: objective {recipe['objective']}, selection {recipe['select']}, replacement "
-        f"{recipe['replace']}; seed {recipe['seed']}; data {plan.made['data']} of {plan.made['samples']} samples",
-        markup=False,
+        f"{recipe.preset}: objective {recipe.objective}, selection {recipe.select}, replacement {recipe.replace}; "
+        f"seed {recipe.seed}; data {record.data} of {record.samples} samples"
     )
     table = columns("site", "units", "kept", "predicted risk", "remark")
-    for site, row in plan.made["sites"].items():
-        remark = row.get("curvature", "")
-        if "mean instead of c*" in row:
-            remark += f"; the mean for {row['mean instead of c*']} columns without a c*"
-        table.add_row(site, str(row["units"]), str(row["kept"]), f"{row['predicted']:.4g}", remark)
+    for name, site in record.sites.items():
+        remark = f"{site.curvature}; the mean for {site.means} columns without a c*" if site.means else site.curvature
+        table.add_row(name, str(site.units), str(site.kept), f"{site.predicted:.4g}", remark)
     terminal.out.print(table)
-    for site, reason in plan.made.get("left_out", {}).items():
-        terminal.out.print(f"left out: {site}: {reason}", markup=False)
-    certificate = plan.made.get("certificate")
-    if certificate:
+    certificate = record.certificate
+    if certificate is not None:
         terminal.out.print(
-            f"{certificate['target']} is certified with probability {1 - certificate['delta']:g} at keep {certificate['keep']}, "
-            f"the smallest of {len(certificate['tests'])} tested",
-            markup=False,
+            f"{certificate.target} is certified with probability {1 - certificate.delta:g} at keep {certificate.keep:g}, "
+            f"the smallest of {len(certificate.tests)} tested"
         )

@@ -20,8 +20,9 @@ from cmrc.cli.wording import on_the_command_line
 from cmrc.errors import CheckError, CmrcError, ResidueError, message
 
 WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDE)
-err = Console(stderr=True, highlight=False)
+# Names come from files: `[/x]` and `:smile:` in them are not markup.
+out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 EVERY = 5.0  # seconds between lines of progress in a pipe: shorter work is silent
 verbose = False
 
@@ -50,7 +51,7 @@ def reported(as_json: bool) -> Iterator[None]:
         if as_json:
             print(json.dumps({"error": parts}, indent=1))
         else:
-            err.print(message(**parts), markup=False, soft_wrap=True)
+            err.print(message(**parts), soft_wrap=True)
         if verbose:
             traceback.print_exception(error)
         raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
@@ -85,7 +86,7 @@ def _with_lines(items: Iterable[Any], count: int | None, what: str) -> Iterator[
         if now - last >= EVERY and number != count:
             last = now
             left = f" of {count}, about {(now - begin) / number * (count - number):.0f} s left" if count else ""
-            err.print(f"{what}: {number}{left}", markup=False)
+            err.print(f"{what}: {number}{left}")
 
 
 def shortened(text: str, width: int = 40) -> str:

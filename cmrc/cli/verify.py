@@ -119,11 +119,11 @@ def verify_command(
             print(json.dumps({"model": str(model), "plans": documents}, indent=1))
         else:
             for name, result in results.items():
-                terminal.out.print(f"{name}\n{result}\n", markup=False)
+                terminal.out.print(f"{name}\n{result}\n")
             for name in [] if until or not swaps else others:  # runs that stop by themselves are not of the same swaps
-                terminal.out.print(f"{name} minus {first}: {results[name].minus(results[first])}", markup=False)
+                terminal.out.print(f"{name} minus {first}: {results[name].minus(results[first])}")
             if plot is not None:
-                terminal.out.print(f"wrote {plot}", markup=False)
+                terminal.out.print(f"wrote {plot}")
     if any(result.decision is not None and result.decision.holds is not True for result in results.values()):
         fail(1)
 
@@ -159,6 +159,6 @@ def compare_two(
     if as_json:
         print(json.dumps({"first": str(files[0][1]), "second": str(files[1][1]), **result.to_json()}, indent=1))
     else:
-        terminal.out.print(f"first {files[0][1]}, second {files[1][1]}\n{result}", markup=False)
+        terminal.out.print(f"first {files[0][1]}, second {files[1][1]}\n{result}")
     if result.better != 0:
         fail(1)

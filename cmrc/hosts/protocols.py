@@ -84,6 +84,9 @@ class Host(Protocol):
     def inputs(self) -> Sequence[str]:
         """The names of the model's inputs, in order."""
 
+    def contradiction(self) -> str:
+        """What the framework itself finds wrong with the model, in a line; nothing where it finds it valid."""
+
     def details(self) -> Mapping[str, str]:
         """What each node is besides its operands (op, attributes, bodies), by its origin: it tells models apart."""
 

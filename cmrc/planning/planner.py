@@ -9,10 +9,13 @@ The plan records the recipe, the seed, the digest of the data and the score of e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cmrc.errors import ObjectiveError, RecipeError, StatsError
 from cmrc.hosts.protocols import Host
@@ -135,7 +138,7 @@ class _Planning:
             try:
                 known = stats.sites[site.value] if site.value in stats.sites else stats[site.name]
                 _require_usable(known, site)
-                ranked.append(rank(self.program, site, known, self.recipe, ()))
+                ranked.append(self._rank_site(site, known))
             except (ObjectiveError, StatsError) as error:
                 if site.value in named or _lacks_a_need(stats, self.recipe):
                     raise
@@ -147,10 +150,11 @@ class _Planning:
         return ranked
 
     def _rank(self, stats: Stats) -> list[Ranked]:
-        return [
-            rank(self.program, site, stats[site.value], self.recipe, tuple(self.constants[site.value]))
-            for site in self.sites
-        ]
+        return [self._rank_site(site, stats[site.value]) for site in self.sites]
+
+    def _rank_site(self, site: Site, stats: SiteStats) -> Ranked:
+        with _moments_of_data(site):
+            return rank(self.program, site, stats, self.recipe, tuple(self.constants[site.value]))
 
     def _replace(self, step: int, ranked: list[Ranked], counts: Sequence[int]) -> None:
         """Replace units of one site after the other; with `recompute` each after those upstream of it."""
@@ -172,10 +176,11 @@ class _Planning:
             if i and stream is not None:
                 moved = self._calibrate([site], stream=stream)[site.value]
                 if self.recipe.recompute == "all":
-                    ranked[i] = rank(self.program, site, moved, self.recipe, tuple(self.constants[site.value]))
+                    ranked[i] = self._rank_site(site, moved)
                 ranked[i] = dataclasses.replace(ranked[i], stats=moved)
             own = self.constants[site.value]
-            self.result = replace_units(self.program, ranked[i], counts[i], self.recipe, self.result, own)
+            with _moments_of_data(site):
+                self.result = replace_units(self.program, ranked[i], counts[i], self.recipe, self.result, own)
             if self.progress is not None:
                 self.progress.save_site(step, i, ranked[i], self._result_of(site, ranked[i], stream))
 
@@ -259,6 +264,19 @@ def _require_usable(stats: SiteStats, site: Site) -> None:
             node=site.name,
             fix="calibrate on more data, or check the mask that `positions` names",
         )
+
+
+@contextmanager
+def _moments_of_data(site: Site) -> Iterator[None]:
+    """Moments of real data are solvable once they are regularised: what is not was not gathered from data."""
+    try:
+        yield
+    except np.linalg.LinAlgError as error:
+        raise StatsError(
+            "the covariance in the statistics is not one that data can have: it is not positive definite",
+            node=site.name,
+            fix="calibrate again, or raise the ridge in the recipe",
+        ) from error
 
 
 def _sites(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site]:

@@ -54,7 +54,8 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
         raise RecipeError("is not a text file in UTF-8", at=str(path), fix=FIX) from error
     except RecursionError as error:
         raise RecipeError("is nested too deeply", at=str(path), fix=FIX) from error
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+        # PyYAML reports tags that do not fit their value (`!!timestamp x`, `!!int x`) in many ways.
         raise RecipeError(f"is not YAML: {_first_line(error)}", at=str(path), fix=FIX) from error
     if not isinstance(document, dict):
         raise RecipeError("is not a mapping of keys to values", at=str(path), fix=FIX)

@@ -18,6 +18,7 @@ from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
 from cmrc.program.check import Check, Inputs, check_batches, nudged_host, random_batches
+from cmrc.program.contradiction import blaming_contradictions
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.report import Report, make_report
@@ -92,7 +93,8 @@ class Lowered:
             "cmrc.source": fingerprint.digest,
             "cmrc.plan": plan_digest(self.plan),
         }
-        self.host.save(Path(path), metadata, overwrite=overwrite)
+        with blaming_contradictions(self.program.host):
+            self.host.save(Path(path), metadata, overwrite=overwrite)
 
     @cached_property
     def clamped(self) -> Host:
@@ -171,11 +173,12 @@ def lower(
         )
     program.require(plan)
     start = time.perf_counter()
-    result = passes.run(program.with_dos(plan), since=program.graph, watch=watch)
-    if result.residue and residue == "error":
-        raise _residue_error(result, plan)
-    after = time.perf_counter()
-    host = program.host.build(result.graph)
+    with blaming_contradictions(program.host):
+        result = passes.run(program.with_dos(plan), since=program.graph, watch=watch)
+        if result.residue and residue == "error":
+            raise _residue_error(result, plan)
+        after = time.perf_counter()
+        host = program.host.build(result.graph)
     seconds = {**result.seconds, "patch": time.perf_counter() - after, "total": time.perf_counter() - start}
     return Lowered(program, plan, host, result, seconds)
 

@@ -15,6 +15,7 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import Cost, cost
 from cmrc.ir.fingerprint import Fingerprint, fingerprint
 from cmrc.ir.graph import Array, Graph
+from cmrc.program.contradiction import blaming_contradictions
 from cmrc.program.dry_run import put_dos, try_site
 from cmrc.program.groups import Group, find_groups, try_group
 from cmrc.program.plan import Plan
@@ -52,13 +53,15 @@ class Program(Sites):
 
     def describe(self, site: Site) -> Site:
         """The same site with how it folds: a dry run."""
-        return replace(site, folding=try_site(self.graph, site.value, site.axis))
+        with blaming_contradictions(self.host):
+            return replace(site, folding=try_site(self.graph, site.value, site.axis))
 
     # ------------------------------------------------------------ groups
 
     @cached_property
     def _groups(self) -> list[Group]:
-        return find_groups(self)
+        with blaming_contradictions(self.host):
+            return find_groups(self)
 
     def groups(self, pattern: str = "*", *, folds: bool = True) -> list[Group]:
         """What is coupled with what, and why: residual streams, concatenations, products, convolutions in groups.
@@ -66,7 +69,8 @@ class Program(Sites):
         `folds=False` leaves out what becomes of a replaced unit, which takes a dry run per group.
         """
         groups = [group for group in self._groups if fnmatch.fnmatchcase(group.name, pattern)]
-        return [replace(group, folding=try_group(self.graph, group)) for group in groups] if folds else groups
+        with blaming_contradictions(self.host):
+            return [replace(group, folding=try_group(self.graph, group)) for group in groups] if folds else groups
 
     def group(self, name: str, *, at: str = "") -> Group:
         """The group of this name, or the one that the site of this name writes."""
@@ -115,7 +119,8 @@ class Program(Sites):
 
     def clamped(self, plan: Plan) -> Host:
         """The model with its units literally replaced at run time: the reference for every lowering."""
-        return self.host.build(self.with_dos(plan))
+        with blaming_contradictions(self.host):
+            return self.host.build(self.with_dos(plan))
 
     @cached_property
     def _literal(self) -> Host:
@@ -127,4 +132,5 @@ class Program(Sites):
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the model, with its annotations, as ONNX; over the file that it was loaded from only with `overwrite`."""
-        self.host.save(Path(path), {}, overwrite=overwrite)
+        with blaming_contradictions(self.host):
+            self.host.save(Path(path), {}, overwrite=overwrite)

@@ -19,6 +19,7 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value
 from cmrc.ir.verify import verify_graph
+from cmrc.program.contradiction import blaming_contradictions
 
 
 class Ending(Enum):
@@ -114,8 +115,9 @@ class Sites:
     @cached_property
     def graph(self) -> Graph:
         """The IR, checked once: what is made of it is checked only where it differs."""
-        verify_graph(self.host.graph)
-        return self.host.graph
+        with blaming_contradictions(self.host):
+            verify_graph(self.host.graph)
+            return self.host.graph
 
     @cached_property
     def values(self) -> dict[str, Value]:

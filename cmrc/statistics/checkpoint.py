@@ -69,7 +69,7 @@ class Checkpoint:
                 fix=DELETE,
             )
         self.reached = Seen(progress.batches, progress.order)
-        return Stats.from_parts(header, arrays, self.path)
+        return Stats.from_parts(header, arrays)
 
     def require_same(self, seen: Seen) -> None:
         """That the batches so far are those of the interrupted run."""

@@ -73,7 +73,7 @@ class Stats:
             raise StatsError(
                 "is a checkpoint of a calibration that did not finish", at=str(path), fix="resume it: checkpoint=path"
             )
-        return cls.from_parts(header, arrays, path)
+        return cls.from_parts(header, arrays)
 
     def header(self) -> dict[str, Any]:
         """Everything but the arrays, as JSON."""
@@ -103,18 +103,13 @@ class Stats:
         }
 
     @classmethod
-    def from_parts(cls, header: stats_file.Header, arrays: Iterable[dict[str, Array]], path: str | Path) -> Self:
+    def from_parts(cls, header: stats_file.Header, arrays: Iterable[dict[str, Array]]) -> Self:
         """From what a checked file holds."""
         sites = {}
         for (name, entry), own in zip(header.sites.items(), arrays, strict=True):
             columns = Columns(**entry.columns.model_dump())
             sites[name] = SiteStats(columns, frozenset(entry.needs), entry.count, entry.samples, own, entry.how)
-        try:
-            model = Fingerprint.from_json(header.model) if header.model else None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StatsError(
-                f"the model's fingerprint cannot be read: {error}", at=str(path), fix=stats_file.FIX
-            ) from error
+        model = None if header.model is None else Fingerprint.from_json(header.model.model_dump())
         return cls(sites, model, int(header.data, 16), header.samples, header.options)
 
 

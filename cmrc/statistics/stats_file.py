@@ -21,6 +21,7 @@ from safetensors.numpy import save
 from cmrc.errors import StatsError
 from cmrc.files import write_whole
 from cmrc.ir.graph import Array
+from cmrc.program.plan_schema import ModelRecord
 from cmrc.strict_json import parse_json
 
 FORMAT = "cmrc-stats-1"
@@ -84,7 +85,7 @@ class CalibrationProgress(_Strict):
 class Header(_Strict):
     format: Literal["cmrc-stats-1"]
     sites: dict[str, SiteHeader]
-    model: dict[str, Any] | None
+    model: ModelRecord | None
     data: Annotated[str, Field(pattern=r"^0x[0-9a-f]{1,64}$")]
     samples: Annotated[int, Field(ge=0)]
     options: dict[str, Any]

@@ -521,3 +521,21 @@ def test_a_need_that_does_not_exist_is_named_by_its_flag(folder: Path) -> None:
     shown = cli("calibrate", "model.onnx", "--data", "images.npy", "-o", "x.safetensors", "--need", "sums")
     assert shown.exit_code == 2
     assert shown.stderr.startswith("stats: there is no --need sums\n  fix: use any of ")
+
+
+@pytest.mark.parametrize("made", [{"by": "hand"}, {"recipe": {"preset": 1}}, {"recipe": []}, {"sites": {"a": None}}])
+def test_a_plan_that_was_made_otherwise_is_shown_with_what_it_says(folder: Path, made: dict[str, object]) -> None:
+    plan = cmrc.Plan.load("plan.json")
+    plan.made = made
+    plan.save("other.json")
+    shown = cli("plan", "show", "other.json")
+    assert shown.exit_code == 0
+    assert f"made: {json.dumps(made)}" in shown.stdout
+
+
+def test_names_from_files_are_no_markup(folder: Path) -> None:
+    text = Path("plan.json").read_text(encoding="utf-8").replace('"site": "act1"', '"site": "[/red] :smile:"')
+    Path("odd.json").write_text(text, encoding="utf-8")
+    shown = cli("plan", "show", "odd.json")
+    assert shown.exit_code == 0
+    assert "[/red] :smile:" in shown.stdout

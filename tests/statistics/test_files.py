@@ -70,7 +70,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "no units": (lambda h, a: first(h)["columns"].update(units=0), "the header is wrong at sites.relu.columns.units"),
     "uneven slots": (lambda h, a: first(h)["columns"].update(slots=2), "1 features cannot be divided into 2 positions"),
     "no rows": (lambda h, a: first(h).update(count=0.0), "there are no rows, but there is an array 'AHA'"),
-    "broken fingerprint": (lambda h, a: h.update(model={"a": 1}), "the model's fingerprint cannot be read"),
+    "broken fingerprint": (lambda h, a: h.update(model={"a": 1}), "the header is wrong at model.structure: Field required"),
     "missing array": (lambda h, a: a.pop("0.scatter"), "the array 'scatter' is missing"),
     "array of no site": (lambda h, a: a.update({"7.mean": np.zeros(7)}), "the array '7.mean' belongs to no site"),
     "unknown array": (lambda h, a: a.update({"0.hope": np.zeros(7)}), "the array '0.hope' belongs to no site"),

@@ -26,6 +26,7 @@ from cmrc.hosts.onnx.load import SORT, load, require_sound
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
+from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
 from cmrc.ir.graph import Array, Graph
 
@@ -82,6 +83,10 @@ class OnnxHost:
     @property
     def inputs(self) -> Sequence[str]:
         return [value.name or "" for value in self.model.graph.inputs if not value.is_initializer()]
+
+    def contradiction(self) -> str:
+        """What onnx finds wrong with the model that was loaded, in a line."""
+        return contradiction(self._source)
 
     def details(self) -> Mapping[str, str]:
         """What each node is besides its operands, by its origin in the IR."""

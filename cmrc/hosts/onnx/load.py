@@ -6,6 +6,7 @@ data that are not there, too short, or outside the model's folder are refused he
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ BESIDE = "put the data file into the folder of the model, and let the model name
 
 def require_sound(model: onnx_ir.Model) -> None:
     """Raise a TraceError that names what is wrong."""
+    _require_text(model)
     _require_known_versions(model)
     _require_made_values(model.graph)
     if not is_sorted(model.graph):
@@ -39,6 +41,32 @@ def label(node: onnx_ir.Node) -> str:
     return node.name or next((value.name for value in node.outputs if value.name), "")
 
 
+def _require_text(model: onnx_ir.Model) -> None:
+    """Names are text: protobuf hands out bytes where a file holds other than UTF-8."""
+    for name in _names(model):
+        if name is not None and not isinstance(name, str):
+            raise TraceError(f"the model has a name that is not text: {name!r}", fix=CHECK)
+
+
+def _names(model: onnx_ir.Model) -> Iterator[object]:
+    yield from model.opset_imports
+    yield from itertools.chain.from_iterable(model.metadata_props.items())
+    for graph in model.graphs():
+        yield from itertools.chain.from_iterable(graph.metadata_props.items())
+        for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
+            yield from _names_of_value(value)
+        for node in graph:
+            yield from (node.name, node.op_type, node.domain, node.overload, *node.attributes)
+            yield from itertools.chain.from_iterable(node.metadata_props.items())
+            for value in node.outputs:
+                yield from _names_of_value(value)
+
+
+def _names_of_value(value: onnx_ir.Value) -> Iterator[object]:
+    yield value.name
+    yield from (dim.value for dim in value.shape or () if isinstance(dim, onnx_ir.SymbolicDim))
+
+
 def _require_known_versions(model: onnx_ir.Model) -> None:
     newest = onnx.defs.onnx_opset_version()
     if model.ir_version > onnx.IR_VERSION:
@@ -46,6 +74,9 @@ def _require_known_versions(model: onnx_ir.Model) -> None:
             f"the model has IR version {model.ir_version}, and the installed onnx knows those up to {onnx.IR_VERSION}"
         )
         raise TraceError(reason, fix="pip install -U onnx, or export the model again")
+    for domain, version in model.opset_imports.items():
+        if not 0 <= version < 2**31:
+            raise TraceError(f"the model has opset {version} of the domain {domain!r}", fix=CHECK)
     opset = model.opset_imports.get("", 0)
     if opset > newest:
         reason = f"the model has opset {opset}, and the installed onnx knows those up to {newest}"
@@ -95,6 +126,10 @@ def _require_declared(node: onnx_ir.Node, opset: int) -> None:
         least, most = schema.min_input, schema.max_input
         takes = str(least) if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
         raise TraceError(f"it has {count} inputs, the op takes {takes}", node=label(node), op=node.op_type, fix=CHECK)
+    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+        raise TraceError(
+            f"it has {len(node.outputs)} outputs, and the op does not", node=label(node), op=node.op_type, fix=CHECK
+        )
     for name, declared in schema.attributes.items():
         attribute = node.attributes.get(name)
         if attribute is None:
@@ -124,6 +159,8 @@ def _tensors(model: onnx_ir.Model) -> Iterator[tuple[str, str, onnx_ir.TensorPro
 
 def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol) -> None:
     """The data have as many bytes as the shape asks for, and lie where the model may read."""
+    if tensor.dtype == onnx_ir.DataType.UNDEFINED:
+        raise TraceError("its type of numbers is not given", node=name, op=op, fix=CHECK)
     if any(not isinstance(n, int) or n < 0 for n in tensor.shape):
         raise TraceError(f"its shape is {list(tensor.shape)}", node=name, op=op, fix=CHECK)
     if isinstance(tensor, onnx_ir.ExternalTensor):

@@ -121,6 +121,19 @@ def _infer(clone: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
     return inferred
 
 
+def contradiction(model: onnx_ir.Model) -> str:
+    """What onnx finds wrong with a model, in a line: sizes and types that do not fit, then everything else it checks."""
+    try:
+        proto = onnx_ir.to_proto(_light(model, symbols()))
+        onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(proto)
+    except Exception as error:  # onnx_ir and onnx report a broken model in many ways
+        while error.__cause__ is not None:
+            error = error.__cause__  # type: ignore[assignment]
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return ""
+
+
 def _implied_sizes(model: onnx_ir.Model, inferred: dict[str, onnx_ir.Value]) -> Iterator[tuple[str, int, int]]:
     for node in model.graph:
         if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None or node.domain:

@@ -180,7 +180,9 @@ def _update_shapes(patch: ModelPatch) -> None:
             continue
         value = patch.values[name]
         was = patch.was.get(name, shape)
-        if value.shape is not None and was != shape:
+        if value.shape is not None and was != shape and len(value.shape) != len(shape):  # it was declared wrongly
+            value.shape = onnx_ir.Shape(shape)
+        elif value.shape is not None and was != shape:
             dims = zip(value.shape, was, shape, strict=True)
             value.shape = onnx_ir.Shape([new if old != new else declared for declared, old, new in dims])
 

@@ -13,7 +13,7 @@ from hosts.onnx.lowering import external, lower, model, random
 from onnx import TensorProto, helper
 
 import cmrc
-from cmrc.errors import HostError, ResidueError, TraceError
+from cmrc.errors import GraphError, HostError, ResidueError, TraceError
 from cmrc.hosts.onnx.host import OnnxHost
 
 CHECK = "\n  fix: see what onnx.checker.check_model(model) says, and export the model again"
@@ -60,6 +60,18 @@ def set_weight(proto: onnx.ModelProto, **fields: object) -> None:
 NEWEST, OPSET = onnx.IR_VERSION, onnx.defs.onnx_opset_version()
 UPGRADE = "\n  fix: pip install -U onnx, or export the model again"
 CASES: dict[str, tuple[Change, str]] = {
+    "negative opset": (
+        lambda m: setattr(m.opset_import[0], "version", -3),
+        f"trace: the model has opset -3 of the domain ''{CHECK}",
+    ),
+    "too many outputs": (
+        lambda m: m.graph.node[1].output.append("z"),
+        f"trace: %y (Relu): it has 2 outputs, and the op does not{CHECK}",
+    ),
+    "no type of numbers": (
+        lambda m: set_weight(m, data_type=0),
+        f"trace: %w (initializer): its type of numbers is not given{CHECK}",
+    ),
     "ir version": (
         lambda m: setattr(m, "ir_version", 999),
         f"trace: the model has IR version 999, and the installed onnx knows those up to {NEWEST}{UPGRADE}",
@@ -281,3 +293,33 @@ def test_before_ir_version_4_initializers_are_inputs_and_parameters() -> None:
     host = OnnxHost.from_model(with_defaults("w1", "w2", "w3", "s", ir_version=3))
     lowered = lower(host, [random(4, 5)], "b", 1, (0, 1), (5.0, 15.0))
     assert lowered.model.graph.initializers["w3"].shape == [4, 3]
+
+
+def test_names_that_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(conv().SerializeToString().replace(b"Relu", b"Re\x96u"))
+    with pytest.raises(TraceError) as error:
+        cmrc.trace(path)
+    assert str(error.value) == f"trace: the model has a name that is not text: b'Re\\x96u'{CHECK}"
+
+
+def test_a_model_that_contradicts_itself_is_no_fault_of_cmrc() -> None:
+    text = "a, b = Split<axis = 1>(x, sizes)\nc = Concat<axis = 1>(b, a)\ny = MatMul(c, w)"
+    proto = model(text, {"x": (2, 6)}, "y", sizes=np.array([2, 4]), w=random(6, 3))
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+    with pytest.raises(TraceError) as error:
+        cmrc.trace(proto).sites()
+    text = str(error.value)
+    assert text.startswith("trace: %a (select): the model contradicts itself: [ShapeInferenceError]")
+    assert text.endswith(
+        "fix: see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
+    )
+
+
+def test_a_fault_in_a_model_that_onnx_takes_is_one_of_cmrc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: object) -> None:
+        raise GraphError("h", "linear", "is broken")
+
+    monkeypatch.setattr("cmrc.program.sites.verify_graph", fail)
+    with pytest.raises(GraphError, match="this is a fault of cmrc"):
+        cmrc.trace(conv()).sites()
