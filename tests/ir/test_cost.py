@@ -96,3 +96,17 @@ def test_a_product_with_a_stored_matrix_on_either_side(first: bool) -> None:
     operands = (stored, "x") if first else ("x", stored)
     node = Node("matmul", operands, (Value("y", (3, 5)),))
     assert cost(Graph((Value("x", shapes[first]),), (node,), ("y",))).macs == 3 * 4 * 5
+
+
+def test_a_transposed_convolution_meets_every_input_with_its_kernel() -> None:
+    """[1, 3, 5, 5] by two kernels of 2 by 4, with stride 3: more positions come out than go in."""
+    program = cmrc.trace(nn.ConvTranspose2d(3, 2, (2, 4), stride=3).eval(), (torch.zeros(1, 3, 5, 5),))
+    assert program.graph.nodes[0].output.shape == (1, 2, 14, 16)
+    assert program.cost().macs == (3 * 5 * 5) * (2 * 2 * 4)
+
+
+def test_a_parameter_that_several_nodes_read_counts_once() -> None:
+    shared, x = nn.Linear(4, 4), torch.zeros(2, 4)
+    program = cmrc.trace(nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 3)).eval(), (x,))
+    assert program.cost().parameters == 4 * 4 + 4 + 4 * 3 + 3
+    assert program.cost().bytes == 4 * program.cost().parameters

@@ -81,6 +81,14 @@ def softmax_by_position() -> Graph:
     return done(net, Do(v, 3, (1,), np.arange(3.0).reshape(1, 1, 3, 1)))
 
 
+def softmax_over_queries() -> Graph:
+    """Its columns sum to 1, not its rows."""
+    net, _ = sequence()
+    q, k, v = three_heads(net)
+    net.matmul(net.along("softmax", net.matmul(q, net.transpose(k, 0, 1, 3, 2)), (2,)), v)
+    return done(net, Do(v, 3, (1,), [0.5]))
+
+
 HIDDEN = literal([[1, 0, 0], [0, 0, 0], [0, 1, 1]], "bool")
 BY_POSITION = np.arange(3.0).reshape(1, 1, 3, 1)
 DECLINES: list[tuple[str, Callable[[], Graph], str]] = [
@@ -100,6 +108,7 @@ DECLINES: list[tuple[str, Callable[[], Graph], str]] = [
     ("broadcast", broadcast_heads, "the replaced axis is broadcast here"),
     ("left rows", product(lambda q, k: Do(q, 2, (1,), [0.5])), "it sums constants with weights known only at run time"),
     ("right columns", product(lambda q, k: Do(k, 3, (1,), [0.5])), "it sums constants with weights known only at run time"),
+    ("softmax over queries", softmax_over_queries, "it sums constants with weights known only at run time"),
     ("softmax by position", softmax_by_position, "the constants differ by position, and the product mixes positions"),
     ("contracted", product(lambda q, k: Do(q, 3, (1,), [0.5])), "it contracts constants with values known only at run time"),
     ("dynamic size", operand_of_dynamic_size, "the other operand has a dynamic size along the contracted axis"),

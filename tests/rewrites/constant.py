@@ -121,7 +121,7 @@ def conv_transposed() -> Graph:
 def conv_transposed_in_groups() -> Graph:
     net, h = image()
     net.conv(h, 4, (2, 2), groups=2, transposed=True)
-    return done(net, Do(h, 1, (3, 0), *TWO))
+    return done(net, Do(h, 1, (2, 1), *TWO))
 
 
 def conv_in_groups() -> Graph:
@@ -340,6 +340,54 @@ def do_of_parents() -> Graph:
     )
 
 
+def linear_with_a_factor_and_no_place_for_a_bias() -> Graph:
+    net, h = vector()
+    net.linear(h, 2, alpha=0.5, bias=False, takes_bias=False)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_padded_to_the_same_size() -> Graph:
+    net, h = image(height=4)
+    net.conv(h, 2, (3, 2), pad="same_upper")
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def conv_transposed_before_batch_norm_at_any_size() -> Graph:
+    """The kernel of a transposed convolution has its outputs along axis 1."""
+    net, h = image(height="H", width="W")
+    net.batch_norm(net.conv(h, 2, (3, 3), transposed=True))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def pointwise_gate_by_position() -> Graph:
+    """One unit is 0 at every position, the other at one of them: only the first closes the gate."""
+    net, h = sequence()
+    net.linear(net.pointwise("mul", h, net.linear("x", 4)), 2)
+    return done(net, Do(h, 2, (2, 0), [[[0.0, 0.0], [0.0, 0.5], [0.0, 1.0]]]))
+
+
+def pointwise_sum_with_a_factor() -> Graph:
+    """(y + v) + 2p is not y + (p + v)."""
+    net, h = vector()
+    net.pointwise("add", net.linear(h, 2, bias=False, takes_bias=False), net.leaf(2), alpha=2.0)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_dropped_positions() -> Graph:
+    """The axis in front of the units is dropped: they lie along another one then."""
+    net, h = sequence()
+    net.linear(net.along("amax", h, (1,), drop=True), 2)
+    return done(net, Do(h, 2, (2, 0), *TWO))
+
+
+def along_padding() -> Graph:
+    """Around a constant by another number: a plane. By the same number it would stay that number."""
+    net, h = image()
+    pads = ((0, 0), (0, 0), (1, 0), (0, 1))
+    net.conv(net.along("pad", h, (2, 3), shape=("N", 4, 6, 5), pads=pads, value=0.5), 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
 def linear_in_front_without_bias() -> Graph:
     net, h = image()
     net.linear(h, 2, axis=1, bias=False, takes_bias=False)
@@ -490,6 +538,7 @@ CONSTANT: dict[str, Example] = {
     "linear-without-bias": linear_without_bias,
     "linear-in-front-without-bias": linear_in_front_without_bias,
     "linear-with-factors": linear_with_factors,
+    "linear-with-a-factor-and-no-place-for-a-bias": linear_with_a_factor_and_no_place_for_a_bias,
     "linear-with-a-bias-of-run-time": linear_with_a_bias_of_run_time,
     "linear-by-position": linear_by_position,
     "linear-altogether": linear_altogether,
@@ -502,8 +551,10 @@ CONSTANT: dict[str, Example] = {
     "conv-padded-before-batch-norm-at-any-size": conv_padded_before_batch_norm_at_any_size,
     "conv-padded-of-a-large-size": conv_padded_of_a_large_size,
     "conv-padded-by-zero": conv_padded_by_zero,
+    "conv-padded-to-the-same-size": conv_padded_to_the_same_size,
     "conv-by-position": conv_by_position,
     "conv-transposed": conv_transposed,
+    "conv-transposed-before-batch-norm-at-any-size": conv_transposed_before_batch_norm_at_any_size,
     "conv-transposed-in-groups": conv_transposed_in_groups,
     "conv-in-groups": conv_in_groups,
     "conv-depthwise": conv_depthwise,
@@ -514,15 +565,19 @@ CONSTANT: dict[str, Example] = {
     "pointwise-batch-norm": pointwise_batch_norm,
     "pointwise-residual": pointwise_residual,
     "pointwise-gate": pointwise_gate,
+    "pointwise-gate-by-position": pointwise_gate_by_position,
     "pointwise-beside-zero": pointwise_beside_zero,
     "pointwise-minus-from-zero": pointwise_minus_from_zero,
     "pointwise-disjoint-zeros": pointwise_disjoint_zeros,
     "pointwise-known-operand": pointwise_known_operand,
     "pointwise-known-altogether": pointwise_known_altogether,
     "pointwise-aligned": pointwise_aligned,
+    "pointwise-sum-with-a-factor": pointwise_sum_with_a_factor,
     "along-mean": along_mean,
+    "along-dropped-positions": along_dropped_positions,
     "along-sum": along_sum,
     "along-padded-pool": along_padded_pool,
+    "along-padding": along_padding,
     "along-norm": along_norm,
     "along-norm-of-zeros": along_norm_of_zeros,
     "along-norm-of-zeros-without-weight": along_norm_of_zeros_without_weight,
