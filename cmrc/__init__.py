@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from cmrc.program.report import Report
     from cmrc.program.sites import Site
     from cmrc.program.trace import trace
+    from cmrc.reduction.reducer import reduce
+    from cmrc.reduction.result import Reduction
     from cmrc.statistics.calibrate import calibrate
     from cmrc.statistics.stats import Stats
     from cmrc.verification.interpreter import Interpreter, interpret
@@ -48,6 +50,7 @@ __all__ = [
     "Plan",
     "Program",
     "Recipe",
+    "Reduction",
     "Report",
     "Site",
     "Stats",
@@ -62,6 +65,7 @@ __all__ = [
     "interpret",
     "lower",
     "plan",
+    "reduce",
     "smallest_certified",
     "trace",
     "verify",
@@ -78,6 +82,7 @@ _HOMES = {
     "Plan": "cmrc.program.plan:Plan",
     "Program": "cmrc.program.program:Program",
     "Recipe": "cmrc.planning.recipe:Recipe",
+    "Reduction": "cmrc.reduction.result:Reduction",
     "Report": "cmrc.program.report:Report",
     "Site": "cmrc.program.sites:Site",
     "Stats": "cmrc.statistics.stats:Stats",
@@ -91,6 +96,7 @@ _HOMES = {
     "interpret": "cmrc.verification.interpreter:interpret",
     "lower": "cmrc.program.lower:lower",
     "plan": "cmrc.planning.planner:plan",
+    "reduce": "cmrc.reduction.reducer:reduce",
     "smallest_certified": "cmrc.verification.protocol:smallest_certified",
     "trace": "cmrc.program.trace:trace",
     "verify": "cmrc.verification.protocol:verify",

@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "statistics": (*BASE, "ir", "passes", *HOSTS, "program"),
     "verification": (*BASE, "ir", "passes", *HOSTS, "program", "statistics"),
     "planning": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification"),
-    "cli": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification", "planning"),
+    "reduction": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification", "planning"),
+    "cli": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification", "planning", "reduction"),
 }
 
 # Still to be mended: imports against the order of rooms, and imports inside a room that close a cycle.

@@ -18,6 +18,7 @@ class Commands(LazyGroup):
     """All of them, in the order of a first round."""
 
     entries: ClassVar = {
+        "reduce": Entry("cmrc.cli.reduce", "From a model and a goal to a small, verified model, in one go."),
         "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, and the units that can be replaced."),
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
@@ -40,6 +41,7 @@ app = typer.Typer(
         "weights. The result is a plain, dense ONNX file."
     ),
     epilog=examples(
+        "cmrc reduce model.onnx --data images/ -o small.onnx --speedup 1.5",
         "cmrc inspect model.onnx",
         "cmrc plan model.onnx --data train.npz --preset joint --keep 0.5 -o plan.json",
         "cmrc lower model.onnx plan.json -o small.onnx",

@@ -16,17 +16,21 @@ from cmrc.errors import CmrcError
 
 # Keywords whose flag is the same word; then those that are called otherwise.
 SAME = (
-    "about", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "held_out", "keep", "loss", "need", "output",
-    "plot", "positions", "preset", "provider", "reads", "recipe", "residue", "rounds", "seed", "sessions", "site", "sites",
-    "stats", "stress", "swaps", "threads", "tolerance", "until",
+    "about", "agreement", "answer", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "drop", "frontier", "held_out", "keep", "latency", "loss",
+    "macs", "metric", "need", "normalise", "output", "pick",
+    "plot", "positions", "preset", "protect", "provider", "reads", "recipe", "residue", "rounds", "samples", "seed", "sessions", "side", "site", "sites",
+    "size", "speedup",
+    "stats", "stress", "swaps", "threads", "tolerance", "until", "work",
 )  # fmt: skip
-FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"size": "--batch", "sizes": "--size"}
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"sizes": "--size"}
 
 # What only Python has, and what stands for it on the command line.
 PHRASES = {
     "`cmrc inspect` or program.sites()": "`cmrc inspect`",
     "program.annotate(plan)": "`cmrc annotate` the model",
     "overwrite=True": "--force",
+    "measured=True": "--measured",
+    "timed=False": "--no-timed",
     "give batches: lowered.check((batch,))": "give inputs with --data",
     "`Plan.save`": "`cmrc plan`",
     "`Stats.save`": "`cmrc calibrate`",

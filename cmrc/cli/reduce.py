@@ -1,0 +1,241 @@
+"""`cmrc reduce`: from a model and a goal to a small, verified model, in one go."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cmrc.cli import terminal
+from cmrc.cli.options import AsJson, Force, Model, Output, Quiet, Seed, SiteNames, Verbose, examples, new_app
+from cmrc.cli.outputs import require_output
+from cmrc.cli.terminal import columns, fail, progress, reported
+from cmrc.cli.wording import in_flags
+from cmrc.errors import RecipeError
+from cmrc.files import require_writable
+from cmrc.hosts.onnx.bench import PROVIDERS
+from cmrc.planning.recipe import PRESETS
+from cmrc.reduction.reducer import FRONTIER, PRESET, SHARE, reduce
+from cmrc.reduction.result import Reduction
+from cmrc.reduction.samples import LIMIT
+
+app = new_app()
+UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
+
+
+@app.command(
+    "reduce",
+    epilog=examples(
+        "cmrc reduce model.onnx --data images/ -o small.onnx",
+        "cmrc reduce model.onnx --data train.npz --held-out test.npz --agreement 0.97 -o small.onnx",
+        "cmrc reduce model.onnx --data data.py:loader --speedup 1.5 --drop 0.01 -o small.onnx",
+        "cmrc reduce model.onnx --data images/ -o small.onnx --pick 0.6      # another size, after a look at the table",
+    )
+    + "\n\nIt splits the data, calibrates once, plans and folds several sizes, measures each on held-out samples, and takes the "
+    "one that meets your goals: the best one that is small enough for goals of cost, the smallest one that is good enough for "
+    "goals of quality. Without a goal: the smallest that agrees with the original on 0.98 of the held-out samples."
+    "\n\nExit codes: 0: ready; 1: not ready (the verdict says why); 2: invalid input; 130: interrupted.",
+)
+def reduce_command(
+    model: Model,
+    output: Output,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="A .npy or .npz file, a folder of them, a folder of pictures, or script.py:loader.",
+            show_default="random numbers",
+        ),
+    ] = None,
+    held_out: Annotated[
+        str, typer.Option(metavar="PART|DATA", help="The part of the data to judge on, or other data.")
+    ] = str(SHARE),
+    speedup: Annotated[float | None, typer.Option(metavar="TIMES", help="Goal: so many times as fast.")] = None,
+    size: Annotated[float | None, typer.Option(metavar="PART", help="Goal: at most this part of the file.")] = None,
+    macs: Annotated[
+        float | None, typer.Option(metavar="PART", help="Goal: at most this part of the multiply-adds.")
+    ] = None,
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: at most so long per run: 5ms.")] = None,
+    agreement: Annotated[
+        float | None,
+        typer.Option(metavar="PART", help="Goal: the same answer as the original on this part, certified."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCRIPT",
+            help="script.py:function of (outputs, labels): a number, or one per sample; higher is better.",
+        ),
+    ] = None,
+    drop: Annotated[
+        float | None, typer.Option(metavar="LOSS", help="Goal: at most this loss of the metric, or of the accuracy.")
+    ] = None,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Judge agreement by what is measured, without a certificate.")
+    ] = False,
+    keep: Annotated[
+        float | None, typer.Option(metavar="PART", help="No goal: keep this part of the units of every layer.")
+    ] = None,
+    pick: Annotated[float | None, typer.Option(metavar="PART", help="No goal: take this size of the table.")] = None,
+    frontier: Annotated[
+        str, typer.Option(metavar="PARTS", help="The sizes to try, as parts of the multiply-adds.")
+    ] = ",".join(f"{share:g}" for share in FRONTIER),
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the work so far is kept: the same command continues there, another goal costs seconds.",
+            show_default="OUTPUT.work",
+        ),
+    ] = None,
+    sites: SiteNames = None,
+    protect: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A site, or a glob, to leave as it is; repeatable.")
+    ] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help=f"How units are chosen: {', '.join(PRESETS)}.")] = PRESET,
+    refit: Annotated[
+        bool, typer.Option(help="Fit each layer after the replacements before it: better, and slower.")
+    ] = True,
+    samples: Annotated[int, typer.Option(min=2, metavar="NUMBER", help="Samples to use at most.")] = LIMIT,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Samples per run.", show_default="by memory")
+    ] = None,
+    normalise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW", help="Pictures: imagenet, unit, symmetric or raw.", show_default="by the model's shape"
+        ),
+    ] = None,
+    side: Annotated[
+        int | None, typer.Option(min=1, metavar="PIXELS", help="Pictures, for a model of any size.", show_default="224")
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which of several outputs is judged.", show_default="the first")
+    ] = None,
+    reads: Annotated[
+        str | None, typer.Option(metavar="HOW", help="How an output is read: classes, binary or values.")
+    ] = None,
+    class_axis: Annotated[int, typer.Option(metavar="AXIS", help="The axis of the classes.")] = -1,
+    tolerance: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="How far values may lie apart and still agree.")
+    ] = None,
+    delta: Annotated[
+        float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")
+    ] = 0.05,
+    swaps: Annotated[
+        int,
+        typer.Option(min=0, metavar="NUMBER", help="Also verify the result under so many interchange interventions."),
+    ] = 0,
+    timed: Annotated[bool, typer.Option(help="Time every size under onnxruntime.")] = True,
+    threads: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Threads inside an op, when timing.")] = 1,
+    provider: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Where to time: {', '.join(PROVIDERS)}, or onnxruntime's own name.")
+    ] = "cpu",
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """From a model and a goal to a small, verified model, in one go.
+
+    Writes the small ONNX model and its plan beside it (OUTPUT.plan.json, for `cmrc check` and `cmrc verify`).
+    """
+    with reported(as_json):
+        require_output(output, "a model", ".onnx", reads=[model], force=force)
+        plan_file = output.with_suffix(".plan.json")
+        require_writable(plan_file)
+        result = reduce(
+            model, data, held_out=as_held_out(held_out), speedup=speedup, size=size, macs=macs,
+            latency=None if latency is None else as_milliseconds(latency), agreement=agreement, metric=metric,
+            drop=drop, measured=measured, keep=keep, pick=pick, frontier=as_parts(frontier), sites=sites or "*",
+            protect=protect or (), preset=preset, refit=refit, samples=samples, batch=batch, normalise=normalise,
+            side=side, answer=int(answer) if answer and answer.isdigit() else answer, reads=reads,
+            class_axis=class_axis, tolerance=tolerance, delta=delta, swaps=swaps, timed=timed, threads=threads,
+            provider=provider, seed=seed, work=work or output.with_suffix(".work"), observer=Stages(),
+        )  # fmt: skip
+        result.plan.save(plan_file)
+        result.save(output, overwrite=True)
+        if as_json:
+            print(json.dumps({"output": str(output), "plan": str(plan_file), **result.to_json()}, indent=1))
+        else:
+            show(result, output, plan_file)
+    if not result.ready:
+        fail(1)
+
+
+def show(result: Reduction, output: Path, plan_file: Path) -> None:
+    """The sizes, the chosen one, what to know of it, and the verdict."""
+    head, *rows = result.frontier()
+    print_table(head, rows)
+    terminal.out.print()
+    print_table(("", "before", "after", ""), result.summary())
+    terminal.out.print()
+    for note in result.notes():
+        terminal.out.print(f"note: {in_flags(note)}", markup=False)
+    if result.verification is not None:
+        terminal.out.print(result.verification.verdict, markup=False)
+    exact = "is" if result.check.holds else "is NOT"
+    terminal.out.print(
+        f"check: the small model {exact} exactly the original with {replaced(result)} units replaced "
+        f"(off by {result.check.error:.1e}, allowed {result.check.tolerance:.0e})",
+        markup=False,
+    )
+    terminal.out.print(f"wrote {output} and {plan_file}", markup=False)
+    terminal.out.print(in_flags(result.verdict), markup=False)
+
+
+def replaced(result: Reduction) -> int:
+    return sum(len(entry.units) for entry in result.plan.entries)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = columns(*head)
+    for row in rows:
+        table.add_row(*row)
+    terminal.out.print(table)
+
+
+@dataclass(slots=True)
+class Stages:
+    """A line for each stage, and a bar with the time left where somebody watches."""
+
+    begin: float = field(default_factory=time.monotonic)
+
+    def stage(self, name: str, detail: str) -> None:
+        if not terminal.out.quiet:
+            seconds = time.monotonic() - self.begin
+            terminal.err.print(f"{seconds:6.1f} s  {name:<12}{detail}", markup=False, soft_wrap=True)
+
+    def track(self, items: Iterable[Any], count: int | None, what: str) -> Iterable[Any]:
+        return progress(items, count, what)
+
+
+def as_held_out(text: str) -> float | str:
+    """A part of the data, or other data."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def as_milliseconds(text: str) -> float:
+    """5ms, 0.5s, 300us; a number alone is of milliseconds."""
+    number = text.strip()
+    unit = next((unit for unit in UNITS if number.endswith(unit)), "")
+    try:
+        return float(number.removesuffix(unit)) * UNITS.get(unit, 1.0)
+    except ValueError as error:
+        raise RecipeError(f"--latency {text} is not a time", fix="write --latency 5ms") from error
+
+
+def as_parts(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RecipeError(f"--frontier {text} is not a list of parts", fix="write --frontier 0.8,0.6,0.4") from error

@@ -1,0 +1,212 @@
+"""What one size of a model costs and how well it answers: everything that a goal can ask about.
+
+Quality is measured on held-out rows, against the original model. The bound on agreement holds for the population of the rows
+with probability 1 − δ. Speed is that of both files in one process, in turns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import InputError, VerifyError
+from cmrc.hosts.onnx.bench import PROVIDERS, median_interval, median_ratio, size_of, times
+from cmrc.ir.graph import Array
+from cmrc.program.lower import Lowered
+from cmrc.program.program import Program
+from cmrc.reduction.samples import Rows
+from cmrc.verification.bounds import Estimate, bootstrap, lower_mean
+from cmrc.verification.evidence import Readout, compare
+from cmrc.verification.interpreter import Interpreter
+from cmrc.verification.result import Plain
+
+Metric = Callable[..., Any]
+NEAR = 0.1  # of the spread of the outputs: values that lie apart by less agree, where nothing else is said
+SESSIONS, ROUNDS = 5, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How a reduced model answers beside the original. `bound` is the agreement that is certified at level 1 − δ."""
+
+    agreement: Estimate
+    bound: float
+    kl: float | None
+    closeness: float  # 1 − ‖z − z'‖² / ‖z‖² over all outputs
+    accuracy: tuple[float, float] | None  # of the original and the reduced model, where there are labels
+    metric: tuple[float, float] | None
+    drop: Estimate | None  # of the metric, else of the accuracy; with an interval where it is a mean over rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "agreement": self.agreement.to_json(), "drop": self.drop and self.drop.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Quality:
+        pairs = {name: tuple(document[name]) if document[name] else None for name in ("accuracy", "metric")}
+        estimates = {name: Estimate(*document[name]) if document[name] else None for name in ("agreement", "drop")}
+        return cls(**{**document, **pairs, **estimates})
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Milliseconds of one run, and how many times faster it is than the original, each with a 95 % interval."""
+
+    milliseconds: Estimate
+    speedup: Estimate
+    provider: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "milliseconds": self.milliseconds.to_json(),
+            "speedup": self.speedup.to_json(),
+            "provider": self.provider,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Speed:
+        return cls(Estimate(*document["milliseconds"]), Estimate(*document["speedup"]), document["provider"])
+
+
+class Judge:
+    """The original on held-out rows, run once; every reduced model is held against it."""
+
+    def __init__(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        metric: Metric | None = None,
+        delta: float = 0.05,
+        answer: str | int | None = None,
+        reads: str | None = None,
+        class_axis: int = -1,
+        tolerance: float | None = None,
+    ) -> None:
+        self.program, self.metric, self.delta, self.rows = program, metric, delta, rows
+        everything = rows.all()
+        self.labels = everything.pop("labels", None)
+        self.inputs = {value.name: everything[value.name] for value in program.graph.inputs}
+        self.outputs = Interpreter(program).run(self.inputs)
+        self.remarks: list[str] = []
+        self.output = self._output(answer)
+        self.readout = self._readout(reads, class_axis, tolerance)
+        self.truth = self._truth()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def _output(self, asked: str | int | None) -> int:
+        names = self.program.graph.outputs
+        if isinstance(asked, str) and asked not in names:
+            raise VerifyError(f"the model has no output {asked!r}", fix=f"say answer= one of {', '.join(names)}")
+        if asked is not None:
+            return names.index(asked) if isinstance(asked, str) else asked
+        if len(names) > 1:
+            self.remarks.append(f"of {len(names)} outputs {names[0]!r} is judged: say answer= for another")
+        return 0
+
+    def _readout(self, reads: str | None, axis: int, tolerance: float | None) -> Readout:
+        shape = self.outputs[self.output].shape
+        if reads is None and tolerance is None and (len(shape) < 2 or shape[axis] == 1):
+            z = self.outputs[self.output].astype(np.float64)
+            near = NEAR * float(z.std()) or 1e-6
+            self.remarks.append(
+                f"the output is one number per answer: answers agree if they lie within {near:.3g}, a tenth of their "
+                "spread; say tolerance= for another, or reads=binary for a logit"
+            )
+            return Readout.of(shape, "values", axis, near)
+        return Readout.of(shape, reads, axis, tolerance)
+
+    def _truth(self) -> Array | None:
+        """The labels as [rows, answers] where they name classes of the output."""
+        if self.labels is None or self.readout.kind == "values":
+            return None
+        logits = self.readout.logits(self.outputs[self.output])
+        classes = np.asarray(self.labels).reshape(len(self.labels), -1)
+        fits = classes.shape == logits.shape[:2] and classes.min() >= 0 and classes.max() < logits.shape[2]
+        if not fits:
+            self.remarks.append("the labels do not name classes of the output: no accuracy is measured")
+            return None
+        return classes
+
+    @cached_property
+    def _of_original(self) -> Array | None:
+        return None if self.metric is None else self._score(self.outputs)
+
+    def quality(self, lowered: Lowered) -> Quality:
+        after = Interpreter(Program(lowered.host)).run(self.inputs)
+        z, other = self.outputs[self.output], after[self.output]
+        evidence = compare(self.readout, z, other, None, np.zeros(len(z), dtype=np.float32))
+        plain = Plain(evidence, None, None)
+        accuracy, drop = None, None
+        if self.truth is not None:
+            right = [evidence.mean(self.readout.logits(a).argmax(axis=2) == self.truth) for a in (z, other)]
+            accuracy = (float(right[0].mean()), float(right[1].mean()))
+            drop = bootstrap(right[0] - right[1])
+        metric = None
+        if self._of_original is not None:
+            before, now = self._of_original, self._score(after)
+            metric = (float(before.mean()), float(now.mean()))
+            drop = bootstrap(before - now) if len(before) > 1 else Estimate(metric[0] - metric[1], np.nan, np.nan)
+        bound = lower_mean(plain.values("agreement"), self.delta, binary=evidence.binary)
+        kl = None if self.readout.kind == "values" else float(evidence.mean(evidence.kl).mean())
+        change = float(((other.astype(np.float64) - z) ** 2).sum()) / max(
+            float((z.astype(np.float64) ** 2).sum()), 1e-30
+        )
+        return Quality(plain.agreement, bound, kl, 1 - change, accuracy, metric, drop)
+
+    def _score(self, outputs: Sequence[Array]) -> Array:
+        """The user's metric: one number, or one per row; higher is better."""
+        assert self.metric is not None
+        given = outputs[0] if len(outputs) == 1 else list(outputs)
+        takes = len(inspect.signature(self.metric).parameters)
+        try:
+            score = np.asarray(self.metric(given) if takes == 1 else self.metric(given, self.labels), dtype=np.float64)
+        except Exception as error:  # the function is the user's own
+            raise InputError(
+                f"the metric failed: {type(error).__name__}: {error}",
+                fix="it takes the outputs, and the labels as a second argument, and returns one number or one per row",
+            ) from error
+        if score.shape not in ((), (len(self),)) or not np.isfinite(score).all():
+            raise InputError(
+                f"the metric gave an array of shape {list(score.shape)}, or numbers that are not finite",
+                fix="return one number, or one per row",
+            )
+        return score.reshape(-1)
+
+
+# ---------------------------------------------------------------- cost
+
+
+def file_bytes(path: Path) -> int:
+    return size_of(path)
+
+
+def speeds(
+    files: Mapping[str, Path],
+    first: str,
+    feed: Mapping[str, Array],
+    *,
+    threads: int = 1,
+    provider: str = "cpu",
+    sessions: int = SESSIONS,
+    rounds: int = ROUNDS,
+    watch: Callable[[Any], Any] = lambda items: items,
+) -> dict[str, Speed]:
+    """Every file on the same input, in turns; the speed-up is over the file `first`."""
+    wanted = PROVIDERS.get(provider.lower(), provider)
+    feeds = dict.fromkeys(files, feed)
+    seconds, used = times(files, feeds, threads=threads, provider=wanted, sessions=sessions, rounds=rounds, watch=watch)
+    result = {}
+    for name in files:
+        low, high = median_interval(seconds[name])
+        faster = median_ratio(np.stack([seconds[first], seconds[name]], axis=-1))
+        own = Estimate(1e3 * float(np.median(seconds[name])), 1e3 * low, 1e3 * high)
+        result[name] = Speed(own, Estimate(*faster), used[name][0])
+    return result

@@ -1,0 +1,282 @@
+"""Data of any kind as rows: arrays by input name, labels if there are any; read when they are asked for.
+
+    a .npy or .npz file, or a folder of them     names need not match where shapes say which array is which input
+    a folder of pictures                         resized and normalised (images.py)
+    script.py:loader                             a function, or a thing to iterate over, that gives batches
+    an iterable of batches                       as for `cmrc.calibrate`
+    nothing                                      random numbers, which say nothing about the model's real work
+
+`Samples.split` parts the rows by a seed; `Rows` gives some of them batch by batch, as often as they are asked for.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import InputError
+from cmrc.hosts.inputs import random_inputs
+from cmrc.ir.graph import Array, Value, numpy_dtype
+from cmrc.reduction.images import Pictures, is_picture_folder, picture_reader
+from cmrc.statistics.arrays import FILES, read_arrays
+from cmrc.statistics.batches import LABELS, SIZE, as_array, batches
+
+LIMIT = 2048  # rows, unless more are asked for
+RANDOM = 256  # random rows
+BATCH_BYTES = 16 * 2**20  # of the inputs of one batch
+Take = Callable[[Array], dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """So many rows of some data, what they are, and remarks about how they were read."""
+
+    inputs: tuple[Value, ...]
+    count: int
+    take: Take  # rows by number: the inputs by name, and `labels` if there are any
+    what: str
+    remarks: tuple[str, ...] = ()
+    is_random: bool = False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def split(self, share: float, seed: int, limit: int | None) -> tuple[Rows, Rows]:
+        """Calibration rows and held-out rows, at random; of at most `limit` rows."""
+        order = np.random.default_rng(seed).permutation(self.count)[:limit]
+        apart = round(share * len(order))
+        if not 0 < apart < len(order):
+            raise InputError(
+                f"{len(order)} samples cannot be split into calibration and held-out data",
+                fix="give more data=, or held-out data: held_out=",
+            )
+        return Rows(self, np.sort(order[apart:])), Rows(self, np.sort(order[:apart]))
+
+    def all(self, seed: int, limit: int | None) -> Rows:
+        order = np.random.default_rng(seed).permutation(self.count)[:limit]
+        return Rows(self, np.sort(order))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Some rows of the samples, in batches: a batch is as large as the model takes, or as memory allows."""
+
+    samples: Samples
+    numbers: Array
+    size: int | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self._numbers()) // self.batch)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        numbers = self._numbers()
+        for start in range(0, len(numbers), self.batch):
+            yield self.samples.take(numbers[start : start + self.batch])
+
+    @property
+    def batch(self) -> int:
+        return self.fixed or self.size or _fitting_batch(self.samples)
+
+    @property
+    def fixed(self) -> int | None:
+        return fixed_batch(self.samples.inputs)
+
+    def all(self) -> dict[str, Array]:
+        """Every row at once."""
+        return self.samples.take(self.numbers)
+
+    def _numbers(self) -> Array:
+        """A model of a fixed batch gets whole batches: what is left over is not run, a few rows are repeated."""
+        if self.fixed is None:
+            return self.numbers
+        whole = len(self.numbers) // self.fixed * self.fixed
+        return self.numbers[:whole] if whole else np.resize(self.numbers, self.fixed)
+
+
+def fixed_batch(inputs: Sequence[Value]) -> int | None:
+    """The number of samples that a model takes at a time, where it is fixed."""
+    first = {value.shape[0] for value in inputs if value.shape}
+    fixed = {int(number) for number in first if isinstance(number, int)}
+    return fixed.pop() if len(fixed) == 1 and len(first) == 1 else None
+
+
+def _fitting_batch(samples: Samples) -> int:
+    row = samples.take(np.zeros(1, dtype=np.int64))
+    size = sum(row[value.name].nbytes for value in samples.inputs)
+    return int(min(SIZE, max(1, BATCH_BYTES // max(size, 1))))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_samples(
+    data: Any, inputs: Sequence[Value], *, pictures: Pictures | None = None, limit: int | None = LIMIT, seed: int = 0
+) -> Samples:
+    """The rows of some data for a model with these inputs."""
+    values = tuple(inputs)
+    if data is None:
+        return _random(values, seed, limit)
+    if isinstance(data, str) and ".py:" in data:
+        loader = load_function(data)
+        return _collected(loader() if callable(loader) else loader, values, limit, f"{data}")
+    if isinstance(data, (str, Path)):
+        return _from_path(Path(data), values, pictures or Pictures())
+    if isinstance(data, Mapping) or hasattr(data, "shape"):
+        data = [data]
+    return _collected(data, values, limit, "batches")
+
+
+def load_function(text: str) -> Any:
+    """What `script.py:name` names. The script is run."""
+    path, _, name = text.rpartition(":")
+    if not Path(path).is_file():
+        raise InputError("there is no such script", at=path, fix="write script.py:function")
+    try:
+        names = runpy.run_path(path)
+    except Exception as error:  # the script is the user's own
+        raise InputError(
+            f"the script failed: {type(error).__name__}: {error}", at=path, fix="run it by itself"
+        ) from error
+    if name not in names:
+        raise InputError(
+            f"the script has no {name!r}", at=path, fix="name a function of the script: script.py:function"
+        )
+    return names[name]
+
+
+def _from_path(path: Path, inputs: tuple[Value, ...], pictures: Pictures) -> Samples:
+    if not path.exists():
+        raise InputError("there is no such file or folder", at=str(path), fix=FILES)
+    if is_picture_folder(path):
+        reader = picture_reader(path, inputs, pictures)
+        return Samples(inputs, len(reader), reader.take, reader.what, reader.remarks)
+    files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
+    if not files:
+        raise InputError("the folder has no pictures and no .npy or .npz files", at=str(path), fix=FILES)
+    parts, remarks = [], dict[str, None]()
+    for file in files:
+        arrays = read_arrays(file)
+        named = {"array": arrays} if isinstance(arrays, np.ndarray) else arrays
+        matched, said = _match(named, inputs, str(file))
+        parts.append(matched)
+        remarks.update(dict.fromkeys(said))
+    return _of_arrays(parts, inputs, f"{path.name}", tuple(remarks))
+
+
+def _of_arrays(
+    parts: Sequence[Mapping[str, Array]], inputs: tuple[Value, ...], what: str, remarks: tuple[str, ...] = ()
+) -> Samples:
+    """Rows out of several files: each file keeps its arrays, and a row is looked up in its file."""
+    counts = [len(part[inputs[0].name]) for part in parts]
+    ends = np.cumsum(counts)
+    names = set.intersection(*(set(part) for part in parts))
+    wanted = {value.name: numpy_dtype(value.dtype) for value in inputs}
+
+    def take(numbers: Array) -> dict[str, Array]:
+        place = np.searchsorted(ends, numbers, side="right")
+        taken = {}
+        for name in names:
+            rows = [parts[i][name][n - (ends[i] - counts[i])] for i, n in zip(place, numbers, strict=True)]
+            array = np.stack(rows)
+            taken[name] = array.astype(wanted[name], copy=False) if name in wanted else array
+        return taken
+
+    return Samples(inputs, int(ends[-1]), take, what, remarks)
+
+
+def _match(
+    arrays: Mapping[str, Array], inputs: tuple[Value, ...], where: str
+) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """Which array is which input: by name, else by shape and kind where only one fits."""
+    matched, remarks = {}, []
+    free = {name: array for name, array in arrays.items() if name not in {value.name for value in inputs}}
+    labels = next((name for name in LABELS if name in free), None)
+    candidates = {name: array for name, array in free.items() if name not in LABELS}
+    for value in inputs:
+        if value.name in arrays:
+            matched[value.name] = arrays[value.name]
+            continue
+        fitting = [name for name, array in candidates.items() if _fits(array, value)]
+        if len(fitting) != 1 and len(inputs) == len(candidates) == 1:
+            fitting = list(candidates)
+        if len(fitting) != 1:
+            has = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise InputError(
+                f"no array is called {value.name!r}, and {'several fit' if fitting else 'none fits'} its shape "
+                f"{list(value.shape)} (there are {has})",
+                at=where,
+                fix="save every array under the name of its input, with numpy.savez",
+            )
+        matched[value.name] = candidates.pop(fitting[0])
+        if fitting[0] not in ("array", "arr_0"):
+            remarks.append(f"the array {fitting[0]!r} is taken as input {value.name!r}")
+    for value in inputs:
+        _require_shape(matched[value.name], value, where)
+        kinds = matched[value.name].dtype.kind, numpy_dtype(value.dtype).kind
+        if kinds[0] in "iub" and kinds[1] == "f":
+            given = matched[value.name].dtype.name
+            remarks.append(f"input {value.name!r} is {given}, and is given to the model as {value.dtype}, not scaled")
+    lengths = {name: len(array) for name, array in matched.items()}
+    if labels is not None:
+        matched["labels"] = free[labels]
+        lengths[labels] = len(free[labels])
+    if len(set(lengths.values())) != 1:
+        shown = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise InputError(
+            f"the arrays do not have one row per sample: {shown}",
+            at=where,
+            fix="save arrays whose first axis counts the samples",
+        )
+    return matched, tuple(remarks)
+
+
+def _fits(array: Array, value: Value) -> bool:
+    if array.ndim != len(value.shape) or (array.dtype.kind == "f") != value.dtype.startswith(("float", "bfloat")):
+        return False
+    return all(not isinstance(n, int) or n == m for n, m in zip(value.shape[1:], array.shape[1:], strict=True))
+
+
+def _require_shape(array: Array, value: Value, where: str) -> None:
+    same = array.ndim == len(value.shape) and all(
+        not isinstance(n, int) or n == m for n, m in zip(value.shape[1:], array.shape[1:], strict=True)
+    )
+    if not same:
+        raise InputError(
+            f"the samples are of shape {list(array.shape[1:])}, input {value.name!r} takes {list(value.shape[1:])}",
+            at=where,
+            fix="save the samples as the model takes them",
+        )
+
+
+def _collected(data: Iterable[Any], inputs: tuple[Value, ...], limit: int | None, what: str) -> Samples:
+    """Batches in memory, no more of them than are needed."""
+    names, parts, rows = [value.name for value in inputs], list[dict[str, Array]](), 0
+    for batch in batches(data, names):
+        part = {name: as_array(array) for name, array in batch.inputs.items()}
+        if batch.labels is not None:
+            part["labels"] = as_array(batch.labels)
+        parts.append({**part, **{name: array for name, array in batch.others.items() if len(array) == len(batch)}})
+        rows += len(batch)
+        if limit is not None and rows >= limit:
+            break
+    return _of_arrays(parts, inputs, what)
+
+
+def _random(inputs: tuple[Value, ...], seed: int, limit: int | None) -> Samples:
+    count = RANDOM if limit is None else min(RANDOM, limit)
+    sizes = {str(value.shape[0]): count for value in inputs if value.shape and not isinstance(value.shape[0], int)}
+    shaped = [replace(v, shape=(count, *v.shape[1:])) if v.shape else v for v in inputs]
+    arrays = random_inputs(shaped, sizes, seed, default=16)
+    warning = "the data are random numbers: what is measured on them says nothing about real inputs"
+    return replace(_of_arrays([arrays], inputs, "random numbers", (warning,)), is_random=True)
+
+
+def first_rows(data: Rows, count: int) -> dict[str, Array]:
+    """The first few rows, for a run."""
+    return next(iter(islice(iter(replace(data, size=count)), 1)))

@@ -1,0 +1,175 @@
+"""`cmrc.reduce` on a real model: goals, the frontier, what resumes, what is left out, and honest verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import cmrc
+from cmrc.errors import CertifyError, InputError, RecipeError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL, TRAIN, TEST = (EXAMPLES / name for name in ("digits.onnx", "digits_train.npz", "digits_test.npz"))
+QUICK: dict[str, Any] = {"held_out": TEST, "frontier": [0.8, 0.5], "refit": False, "timed": False, "samples": 600}
+
+
+class Watching:
+    """Remembers the stages."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, str]] = []
+
+    def stage(self, name: str, detail: str) -> None:
+        self.stages.append((name, detail))
+
+    def track(self, items: Any, count: int | None, what: str) -> Any:
+        return items
+
+
+@pytest.fixture(scope="module")
+def reduction(tmp_path_factory: pytest.TempPathFactory) -> cmrc.Reduction:
+    return cmrc.reduce(MODEL, TRAIN, work=tmp_path_factory.mktemp("work") / "w", **QUICK)
+
+
+def test_the_smallest_size_that_agrees_is_chosen_and_true(reduction: cmrc.Reduction, tmp_path: Path) -> None:
+    assert reduction.ready
+    assert [size.share for size in reduction.sizes] == [0.8, 0.5]
+    assert [judgement.goal for judgement in reduction.judgements] == ["agreement 0.98"]
+    reduction.save(tmp_path / "small.onnx")
+    test = np.load(TEST)
+    answers = [cmrc.trace(path).run([test["images"]])[0].argmax(1) for path in (MODEL, tmp_path / "small.onnx")]
+    assert reduction.measures.quality.agreement.value == (answers[0] == answers[1]).mean()
+    assert reduction.measures.quality.accuracy == (
+        (answers[0] == test["labels"]).mean(),
+        (answers[1] == test["labels"]).mean(),
+    )
+    assert reduction.measures.macs == cmrc.trace(tmp_path / "small.onnx").cost().macs
+    assert reduction.measures.macs <= reduction.size.share * reduction.whole.macs
+    assert reduction.check.holds
+
+
+def test_the_words_and_the_json_say_the_same(reduction: cmrc.Reduction) -> None:
+    document = json.loads(json.dumps(reduction.to_json()))
+    assert document["ready"] is True
+    assert str(reduction).splitlines()[-1] == reduction.verdict == document["verdict"]
+    assert reduction.verdict.startswith("ready: ")
+    assert document["chosen"] == reduction.size.share
+    assert document["frontier"][0]["quality"]["agreement"][0] == reduction.sizes[0].measures.quality.agreement.value
+    assert document["data"]["held_out"] == 360
+    assert "the array 'images' is taken as input 'image'" in document["remarks"]
+    assert document["widths"].keys() == {"act1", "pool", "act3", "act4"}
+
+
+def test_a_second_call_continues_and_another_choice_costs_no_planning(tmp_path: Path) -> None:
+    work, watching = tmp_path / "w", Watching()
+    cmrc.reduce(MODEL, TRAIN, work=work, **QUICK)
+    written = {path.name: path.stat().st_mtime_ns for path in work.iterdir()}
+    again = cmrc.reduce(MODEL, TRAIN, work=work, pick=0.8, observer=watching, **QUICK)
+    assert ("calibration", "done before") in watching.stages
+    assert {path.name: path.stat().st_mtime_ns for path in work.iterdir()} == written
+    assert again.size.share == 0.8
+    assert again.ready
+    (work / "plan-0.500.json").unlink()
+    (work / "model-0.500.onnx").unlink()
+    third = cmrc.reduce(MODEL, TRAIN, work=work, pick=0.5, **QUICK)
+    assert third.size.share == 0.5
+    assert (work / "model-0.800.onnx").stat().st_mtime_ns == written["model-0.800.onnx"]
+
+
+def test_a_work_folder_of_other_data_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "mine.txt").write_text("stays")
+    cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.8]})
+    other = cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.8], "samples": 500})
+    assert "the work folder held another model, data or recipe: everything was done anew" in other.remarks
+    assert (tmp_path / "w" / "mine.txt").read_text() == "stays"
+
+
+def test_goals_that_cannot_be_met_say_what_is_reachable() -> None:
+    far = cmrc.reduce(MODEL, TRAIN, size=0.1, **{**QUICK, "frontier": [0.5]})
+    assert not far.ready
+    assert far.size.share == min(size.share for size in far.sizes)
+    assert far.verdict.startswith("not ready: size 0.1 is ")
+    strict = cmrc.reduce(MODEL, TRAIN, agreement=0.9999, measured=True, macs=0.3, **QUICK)
+    assert not strict.ready
+    assert "is not met together with the other goals" in strict.verdict or "is out of reach" in strict.verdict
+
+
+def test_a_metric_of_the_user_and_its_drop() -> None:
+    def share_of_zeros(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return (outputs.argmax(1) == 0) == (labels == 0)
+
+    result = cmrc.reduce(MODEL, TRAIN, metric=share_of_zeros, drop=0.01, **QUICK)
+    quality = result.measures.quality
+    assert result.ready
+    assert quality.metric is not None
+    assert quality.drop is not None
+    assert quality.drop.value == pytest.approx(quality.metric[0] - quality.metric[1])
+    with pytest.raises(InputError, match="the metric failed: ZeroDivisionError"):
+        cmrc.reduce(MODEL, TRAIN, metric=lambda outputs: 1 / 0, drop=0.01, **QUICK)
+    with pytest.raises(InputError, match=r"the metric gave an array of shape \[3\]"):
+        cmrc.reduce(MODEL, TRAIN, metric=lambda outputs: [1, 2, 3], drop=0.01, **QUICK)
+
+
+def test_what_every_layer_keeps_can_be_said() -> None:
+    result = cmrc.reduce(MODEL, TRAIN, keep=0.5, **QUICK)
+    assert {tuple(pair) for pair in result.to_json()["widths"].values()} == {(16, 8), (32, 16), (128, 64), (64, 32)}
+    assert result.of == "units"
+
+
+def test_agreement_is_certified_only_by_enough_samples() -> None:
+    with pytest.raises(CertifyError, match=r"agreement=0\.999 needs at least 2995 held-out samples"):
+        cmrc.reduce(MODEL, TRAIN, agreement=0.999, **QUICK)
+    result = cmrc.reduce(MODEL, TRAIN, agreement=0.97, **QUICK)
+    assert result.measures.quality.bound >= 0.97
+
+
+def test_random_numbers_are_never_ready() -> None:
+    result = cmrc.reduce(MODEL, **{**QUICK, "held_out": 0.25})
+    assert not result.ready
+    assert result.problems[-1] == "it was judged on random numbers; give data= of the kind that the model will see"
+
+
+def test_times_are_beside_the_original(tmp_path: Path) -> None:
+    result = cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.5], "timed": True})
+    speed = result.measures.speed
+    assert speed is not None
+    assert speed.provider == "CPUExecutionProvider"
+    assert speed.speedup.low <= speed.speedup.value <= speed.speedup.high
+    assert result.whole.milliseconds is not None
+    with pytest.raises(RecipeError, match="a goal of speed needs timing"):
+        cmrc.reduce(MODEL, TRAIN, speedup=1.1, **QUICK)
+
+
+def test_swaps_verify_the_chosen_size() -> None:
+    result = cmrc.reduce(MODEL, TRAIN, swaps=200, **{**QUICK, "frontier": [0.5]})
+    assert result.verification is not None
+    assert 0.5 < result.verification.iia.value <= 1
+    assert result.verification.plain.agreement.value == result.measures.quality.agreement.value
+
+
+def test_a_model_of_a_fixed_batch(tmp_path: Path) -> None:
+    model = onnx.load(MODEL)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 16
+    onnx.save(model, tmp_path / "fixed.onnx")
+    result = cmrc.reduce(tmp_path / "fixed.onnx", TRAIN, **{**QUICK, "frontier": [0.6], "timed": True})
+    dynamic = cmrc.reduce(MODEL, TRAIN, **{**QUICK, "frontier": [0.6], "batch": 16})
+    assert result.measures.quality.agreement.value == pytest.approx(dynamic.measures.quality.agreement.value, abs=0.01)
+    assert result.measures.speed is not None
+
+
+def test_a_model_without_a_site_that_folds(tmp_path: Path) -> None:
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Softmax", ["x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "m.onnx",
+    )
+    with pytest.raises(RecipeError, match=r"none of the \d sites of this model can be replaced and folded away"):
+        cmrc.reduce(tmp_path / "m.onnx", [np.ones((8, 4), np.float32)])
