@@ -36,9 +36,9 @@ from cmrc.reduction.samples import LIMIT, Rows, first_rows, load_function, read_
 from cmrc.reduction.workfolder import WorkFolder, digest_of, digest_of_run
 from cmrc.statistics.calibrate import calibrate, choose
 from cmrc.statistics.stats import Stats
-from cmrc.verification.protocol import run as run_swaps
+from cmrc.verification.protocol import verify
 from cmrc.verification.result import Verification
-from cmrc.verification.verifier import HeldOut, Verifier
+from cmrc.verification.verifier import HeldOut
 
 FRONTIER = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 SHARE = 0.25  # of the data, held out
@@ -485,8 +485,9 @@ class _Run:
             "reads": judge.readout.kind,
             "tolerance": judge.readout.tolerance or None,
         }
-        verifier = Verifier(self.program, lowered, data, **own)
-        result = run_swaps(verifier, swaps=swaps, delta=self.goals.delta, watch=self.observer.track)
+        result = verify(
+            self.program, lowered, data, swaps=swaps, delta=self.goals.delta, watch=self.observer.track, **own
+        )
         return lowered, check, result
 
 
