@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Graph, Leaf, Node, Shape, Tensor, numpy_dtype
+from cmrc.ir.graph import Apply, Graph, Leaf, Node, Shape, Tensor, leaves_of, numpy_dtype
 from cmrc.ir.ops import OPS
 
 
@@ -38,20 +38,39 @@ def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> i
     return sum(elements(shape, sizes) for shape in work(node, operands))
 
 
-def cost(graph: Graph, sizes: Mapping[str, int] | None = None) -> Cost:
-    """The cost of a graph. A parameter that several nodes share counts once."""
+def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph | None = None) -> Cost:
+    """The cost of a graph. A parameter that several nodes share counts once.
+
+    Expressions over parameters that `since`, the host's own graph, has as well are computed by nodes of the host: their
+    parameters count, as they are stored. Any other expression is stored as the tensor that it is.
+    """
     sizes = sizes or {}
     shapes = {name: value.shape for name, value in graph.values().items()}
+    own = {operand for node in since.nodes for operand in node.inputs if isinstance(operand, Apply)} if since else set()
     stored: dict[Tensor, None] = {}
     leaves: dict[str, Leaf] = {}
+    once = computed_once(graph)
     total = 0
     for node in graph.nodes:
-        total += macs(node, shapes, sizes)
+        total += macs(node, shapes, sizes) if node.name not in once else 0
         for operand in node.inputs:
-            if isinstance(operand, Leaf):
-                leaves[operand.name] = operand
+            if isinstance(operand, Leaf) or operand in own:
+                leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))
             elif isinstance(operand, Tensor) and operand.shape:
                 stored.setdefault(operand)
     tensors = [*leaves.values(), *stored]
     count = sum(math.prod(t.shape) for t in tensors)
     return Cost(count, sum(math.prod(t.shape) * itemsize(t.dtype) for t in tensors), total)
+
+
+def computed_once(graph: Graph) -> set[str]:
+    """The nodes that no input of the model reaches: onnxruntime computes them as it loads the model, torch once per batch."""
+    once: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "plane":  # it reads a size only
+            constant = all(isinstance(n, int) for n in node.output.shape)
+        else:
+            constant = node.op != "opaque" and all(name in once for name in node.values())
+        if constant:
+            once.update(output.name for output in node.outputs)
+    return once

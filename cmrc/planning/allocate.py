@@ -100,7 +100,9 @@ def _measure(program: Program, budget: Budget) -> Measure:
         key = tuple(counts)
         if key not in measured:
             graph = _lowered(program, counts, curves)
-            measured[key] = _latency(program, graph) if timed else float(getattr(cost(graph), budget.of))
+            measured[key] = (
+                _latency(program, graph) if timed else float(getattr(cost(graph, since=program.graph), budget.of))
+            )
         return measured[key]
 
     return measure

@@ -47,7 +47,7 @@ class Lowered:
     def report(self) -> Report:
         """What was folded where, before and after, and what was left and why."""
         untied = self.host.untied if isinstance(self.host, ReportsUntied) else ()
-        after = cost(self.graph)
+        after = cost(self.graph, since=self.program.graph)
         return make_report(self.program, self.plan, self.result, self.program.cost(), after, untied, self.seconds)
 
     def __repr__(self) -> str:

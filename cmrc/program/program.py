@@ -39,10 +39,10 @@ class Program(Sites):
 
     @cached_property
     def _cost(self) -> Cost:
-        return cost(self.graph)
+        return cost(self.graph, since=self.graph)
 
     def cost(self, sizes: Mapping[str, int] | None = None) -> Cost:
-        return cost(self.graph, sizes) if sizes else self._cost
+        return cost(self.graph, sizes, since=self.graph) if sizes else self._cost
 
     # ------------------------------------------------------------ sites
 

@@ -58,7 +58,7 @@ class Report:
         for name in ("parameters", "bytes", "macs"):
             before, after = getattr(self.before, name), getattr(self.after, name)
             rows.append((name, f"{before:,}", f"{after:,}", f"{after / before:.3f}" if before else ""))
-        lines = [*self._growth(), *_table(rows)]
+        lines = [*self._warning(), *_table(rows)]
         lines += ["", *_table([("site", "op", "units", "folded"), *(
             (s.site, s.op, f"{s.units_before} -> {s.units_after}", "; ".join(s.folded) or "not at all")
             for s in self.sites
@@ -73,14 +73,16 @@ class Report:
             lines += ["", *(f"no longer shared: {what}" for what in self.untied)]
         return "\n".join(lines)
 
-    def _growth(self) -> list[str]:
+    def growth(self) -> dict[str, int]:
+        """How much more than the model the result costs, by kind of cost; empty where nothing grew."""
+        names = {"parameters": "parameters", "bytes": "bytes", "macs": "multiply-accumulates"}
+        more = {what: getattr(self.after, name) - getattr(self.before, name) for name, what in names.items()}
+        return {what: count for what, count in more.items() if count > 0}
+
+    def _warning(self) -> list[str]:
         """A first line for a result that costs more than the model."""
-        costs = (
-            ("bytes", self.before.bytes, self.after.bytes),
-            ("multiply-accumulates", self.before.macs, self.after.macs),
-        )
-        more = [f"{after - before:,} more {name}" for name, before, after in costs if after > before]
-        return [f"this costs more than the model: {' and '.join(more)}"] if more else []
+        more = [f"{count:,} more {what}" for what, count in self.growth().items()]
+        return [f"this costs more than the model: {', '.join(more)}"] if more else []
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

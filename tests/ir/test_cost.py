@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 from torch import nn
 from torch.nn import functional
 
@@ -110,3 +110,43 @@ def test_a_parameter_that_several_nodes_read_counts_once() -> None:
     program = cmrc.trace(nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 3)).eval(), (x,))
     assert program.cost().parameters == 4 * 4 + 4 + 4 * 3 + 3
     assert program.cost().bytes == 4 * program.cost().parameters
+
+
+def test_what_no_input_reaches_is_computed_once() -> None:
+    """A plane of a fixed size, and what is computed from it, is no work of a run; one of a dynamic size is."""
+    kernel = ArrayLiteral(np.ones((5, 1, 3, 3)))
+    attrs = {"axis": 1, "groups": 1, "stride": (1, 1), "pad": ((1, 1), (1, 1)), "dilation": (1, 1)}
+    work = {}
+    for size in (4, "H"):
+        nodes = (
+            Node("plane", ("x",), (Value("ones", (1, 1, size, 6)),), {"axis": 1}),
+            Node("conv", ("ones", kernel, None), (Value("border", (1, 5, size, 6)),), attrs),
+            Node("pointwise", ("x", "border"), (Value("y", ("N", 5, size, 6)),), {"fn": "add"}),
+        )
+        work[size] = cost(Graph((Value("x", ("N", 5, size, 6)),), nodes, ("y",)), {"H": 4}).macs
+    assert work == {4: 0, "H": 5 * 4 * 6 * 9}
+
+
+def test_an_expression_of_the_host_costs_what_it_is_made_of(tmp_path: Path) -> None:
+    """A weight that is cast by a node of the model is stored as it was; cut, it is stored as what it became."""
+    weight = numpy_helper.from_array(np.ones((8, 6), np.float16), "w")
+    nodes = [
+        helper.make_node("Cast", ["w"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "wide"], ["h"], "first"),
+        helper.make_node("Relu", ["h"], ["a"], "act"),
+        helper.make_node("MatMul", ["a", "v"], ["y"], "second"),
+        helper.make_node("MatMul", ["x", "wide"], ["z"], "other"),
+    ]
+    second = numpy_helper.from_array(np.ones((6, 2), np.float32), "v")
+    values = {"x": ["N", 8], "y": ["N", 2], "z": ["N", 6]}
+    x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items())
+    graph = helper.make_graph(nodes, "main", [x], [y, z], [weight, second])
+    program = cmrc.trace(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert (program.cost().parameters, program.cost().bytes) == (48 + 12, 96 + 48)
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("a", units=[0], constant=0.0))
+    lowered.save(tmp_path / "small.onnx")
+    saved = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "small.onnx").graph.initializer}
+    after = lowered.report.after
+    assert after.parameters == sum(array.size for array in saved.values()) == 48 + 40 + 10
+    assert after.bytes == sum(array.nbytes for array in saved.values()) == 96 + 160 + 40
+    assert str(lowered.report).splitlines()[0] == "this costs more than the model: 38 more parameters, 152 more bytes"

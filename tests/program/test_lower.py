@@ -79,7 +79,7 @@ def test_a_report_says_first_that_the_result_costs_more() -> None:
     before, after = Cost(10, 40, 1000), Cost(30, 120, 3500)
     grown = Report((), (), before, after, (), {})
     assert str(grown).splitlines()[0] == (
-        "this costs more than the model: 80 more bytes and 2,500 more multiply-accumulates"
+        "this costs more than the model: 20 more parameters, 80 more bytes, 2,500 more multiply-accumulates"
     )
     slower = Report((), (), before, replace(before, macs=1001), (), {})
     assert str(slower).splitlines()[0] == "this costs more than the model: 1 more multiply-accumulates"

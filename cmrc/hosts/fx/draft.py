@@ -90,9 +90,18 @@ class NewParameters:
             if owner is not None:
                 tied.setdefault(owner, (plain, tensor))
             self.state[name], self.forms[name] = tensor, form
+        self._follow(owners)
         for name, owner in owners.items():
             if self.state[owner] is not self.state[name]:
                 self.untied.append(f"{name} and {owner} became different")
+
+    def _follow(self, owners: Mapping[str, str]) -> None:
+        """A name of a shared parameter under which no node reads it stays tied to the names under which one does."""
+        for owner in dict.fromkeys(owners.values()):
+            names = [owner, *(name for name, other in owners.items() if other == owner)]
+            read = {id(self.state[name]): self.state[name] for name in names if self.reading.users.get(name)}
+            if len(read) == 1:
+                self.state.update(dict.fromkeys(names, *read.values()))
 
 
 def _tensor(expression: Tensor, name: str, like: torch.Tensor) -> torch.Tensor:

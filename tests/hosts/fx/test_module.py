@@ -319,12 +319,46 @@ def test_tied_weights_stay_tied() -> None:
     assert lowered.module.train().get_parameter("head.weight") is lowered.module.get_parameter("emb.weight")
 
 
-def test_tied_weights_that_a_fold_must_separate_are_reported() -> None:
+def test_tied_weights_that_lose_the_same_units_stay_tied() -> None:
     model = language_model("embedding")
-    lowered = lower(model, (IDS,), "act", [1, 4], [0.7, -0.9])
+    lowered = lower(model, (IDS,), "act", [1, 4], 0.0)
+    assert lowered.report.untied == ()
+    shapes = {name: tuple(tensor.shape) for name, tensor in lowered.module.state_dict().items()}
+    assert shapes["emb.weight"] == shapes["head.weight"] == (9, 4)
+    assert lowered.module.get_parameter("head.weight") is lowered.module.get_parameter("emb.weight")
+    assert lowered.check((IDS,)).holds
+
+
+def test_one_weight_of_two_modules_is_written_into_both() -> None:
+    """torch's exporter reads it by one of its names."""
+    model = net(
+        lambda m, x: m.a(m.act(m.fc(x))) + 2 * m.b(m.act(m.fc(x))),
+        fc=nn.Linear(6, 8), act=nn.ReLU(), a=nn.Linear(8, 3), b=nn.Linear(8, 3),
+    )  # fmt: skip
+    model.b.weight = model.a.weight
+    x = torch.randn(4, 6)
+    program = cmrc.trace(randomise(model).eval(), (x,))
+    plan = cmrc.Plan(program)
+    for site in (site.name for site in program.sites() if site.op == "relu"):
+        plan.do(site, units=[1, 4], constant=0.3)
+    lowered = cmrc.lower(program, plan)
+    expected = lowered.module(x)
+    lowered.load_into(model)
+    assert model.a.weight is model.b.weight
+    assert model.a.weight.shape == (3, 6)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_tied_weights_that_a_fold_must_separate_are_reported() -> None:
+    """The head takes over what unit 1 sent, the embedding does not."""
+    model = language_model("embedding")
+    program = cmrc.trace(model, (IDS,))
+    plan = cmrc.Plan(program).do("act", units=[1], affine=cmrc.Affine(parents=[0], weight=[[0.5]], bias=[0.7]))
+    lowered = cmrc.lower(program, plan)
     assert len(lowered.report.untied) == 1
     assert "weight" in lowered.report.untied[0]
     assert lowered.report.untied[0] in str(lowered.report)
+    assert str(lowered.report).startswith("this costs more than the model: ")
     assert lowered.check((IDS,)).holds
     assert model.emb.weight.shape == (9, 6)
 
