@@ -44,7 +44,7 @@ DEFAULTS = Recipe()
     "make",
     epilog=examples(
         "cmrc plan model.onnx --data images.npy --preset joint --keep 0.5 -o plan.json",
-        "cmrc plan model.onnx --stats stats.safetensors --preset joint --budget macs=0.7 -o plan.json",
+        "cmrc plan model.onnx --data images.npy --preset joint --budget macs=0.7 -o plan.json",
         "cmrc plan model.onnx --data train/ --certify 'iia>=0.95' --held-out test.npz -o plan.json",
     ),
 )
@@ -53,7 +53,10 @@ def plan_make(
     output: Output,
     data: Annotated[Path | None, typer.Option(metavar="DATA", help=f"Calibration data: {NPY}.")] = None,
     stats: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Statistics that `cmrc calibrate` wrote, instead of data.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Statistics that `cmrc calibrate` wrote, instead of data (--budget needs both)."
+        ),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(PRESETS)}.", show_default=DEFAULTS.preset)
@@ -69,7 +72,8 @@ def plan_make(
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="WHAT=AMOUNT", help="Instead of --keep, for the whole model: parameters, macs, bytes or latency."
+            metavar="WHAT=AMOUNT",
+            help="Instead of --keep, for the whole model: parameters, macs, bytes, latency or units.",
         ),
     ] = None,
     recipe: Annotated[

@@ -1,7 +1,9 @@
-"""One budget spread over all sites: a unit goes where it adds the least risk for what it saves.
+"""One budget spread over all sites: a unit goes where it adds the least loss for what it saves.
 
-For a price λ every site takes the number of units k with the least risk(k) − λ · k · saving; the price is searched for by
-bisection, and what a choice really costs is found by lowering it, so that sites that share an op are counted right.
+Σ risk_i(k_i) is minimised over the numbers k_i of units that go. The risks are in units of the model's output (`probe`), so those of
+different sites may be added. For a price λ every site takes the k with the least risk(k) − λ · k · saving; the price is searched for
+by bisection, and what a choice really costs is found by lowering it, so that sites that share an op are counted right. What is then
+left of the budget goes where it helps most, one site after the other.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 
+ROUNDS = 4  # for each site, in which what is left of a budget is spent
 STEPS = 40  # bisections of the price
 TIMED_STEPS = 8  # the same where every choice is run and timed
 RUNS = 30  # of which the median is the latency
@@ -77,7 +80,37 @@ def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[
             best, high = counts, middle
         else:
             low = middle
-    return best
+    return best if budget.of == "latency" else _spend(measure, curves, choices, savings, best, allowed)
+
+
+def _spend(
+    measure: Measure,
+    curves: Sequence[Curve],
+    choices: Sequence[Array],
+    savings: Sequence[float],
+    counts: list[int],
+    allowed: float,
+) -> list[int]:
+    """Take back cuts while the budget lasts: always the one that lowers the risk most for what it costs."""
+    counts, closed = list(counts), set[int]()
+    for _ in range(ROUNDS * len(curves)):
+        left = allowed - measure(counts, curves)
+        options = []
+        for i, curve in enumerate(curves):
+            fewer = choices[i][choices[i] < counts[i]]
+            fewer = fewer[(counts[i] - fewer) * savings[i] <= left]
+            if len(fewer) and i not in closed:
+                worth = (curve.risk[counts[i]] - curve.risk[fewer]) / ((counts[i] - fewer) * savings[i])
+                options.append((float(worth.max()), i, int(fewer[worth.argmax()])))
+        if not options:
+            break
+        _, i, fewer_units = max(options)
+        trial = [fewer_units if k == i else count for k, count in enumerate(counts)]
+        if measure(trial, curves) <= allowed:
+            counts = trial
+        else:
+            closed.add(i)  # it costs more than the average says
+    return counts
 
 
 def _saving(measure: Measure, curves: Sequence[Curve], i: int, most: int, whole: float) -> float:
@@ -98,7 +131,9 @@ def _measure(program: Program, budget: Budget) -> Measure:
 
     def measure(counts: Sequence[int], curves: Sequence[Curve]) -> float:
         key = tuple(counts)
-        if key not in measured:
+        if key not in measured and budget.of == "units":
+            measured[key] = float(sum(curve.site.units for curve in curves) - sum(counts))
+        elif key not in measured:
             graph = _lowered(program, counts, curves)
             measured[key] = (
                 _latency(program, graph) if timed else float(getattr(cost(graph, since=program.graph), budget.of))

@@ -11,11 +11,14 @@ import numpy as np
 
 from cmrc.ir.graph import Array
 from cmrc.planning.allocate import Curve, allocate
+from cmrc.planning.probe import KEPT, LossProbe
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import KEEP, Recipe
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 
+POWERS = (0.5, 2.0)  # of a risk, as losses grow with it
+NOTHING = 1e-12  # the loss of a site whose units do not reach the output
 CHANNELS = 8  # conv widths that are no multiple of 8 were measured to be slower than the next one that is
 
 
@@ -54,11 +57,15 @@ def _kept(program: Program, site: Site, recipe: Recipe, keep: float) -> int:
     return min(site.units, math.ceil(wanted / step) * step)
 
 
-def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe) -> list[int]:
+def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> list[int]:
     """How many units of each site are replaced in the end."""
     if recipe.budget is not None:
+        sizes = [(_multiple(program, r.site, recipe), _least(r.site, recipe)) for r in ranked]
+        probed = [_probed(r.site) for r in ranked]
+        losses = probe.losses(ranked, probed)
         curves = [
-            Curve(r.site, _risk(r, recipe), _multiple(program, r.site, recipe), _least(r.site, recipe)) for r in ranked
+            Curve(r.site, measured_risk(_risk(r), counts, measured), multiple, least)
+            for r, counts, measured, (multiple, least) in zip(ranked, probed, losses, sizes, strict=True)
         ]
         return allocate(program, curves, recipe.budget)
     counts = []
@@ -75,13 +82,26 @@ def counts_of_steps(recipe: Recipe, ranked: Sequence[Ranked]) -> list[list[int]]
     return [[r.site.units - max(1, _part(keep, r.site.units)) for r in ranked] for keep in recipe.schedule]
 
 
-def _risk(r: Ranked, recipe: Recipe) -> Array:
-    """The risk of replacing the first k units, k = 0, 1, ...: of the loss, or as a part of what the next op varies by.
+def _probed(site: Site) -> list[int]:
+    """The numbers of units whose loss is measured, each at least 1 and less than all."""
+    return sorted({min(max(site.units - round(part * site.units), 1), site.units - 1) for part in KEPT})
 
-    Only the loss is the same measure at every site; distortions of different ops are compared by their share.
-    """
+
+def _risk(r: Ranked) -> Array:
+    """The risk of replacing the first k units, k = 0, 1, ..., by the selection itself: even where it knows of none."""
     curve = np.concatenate([[0.0], np.cumsum(np.maximum(r.order.added, 0.0))])
-    if recipe.method.objective in ("task", "removal"):
-        return curve
-    total = float(curve[-1])
-    return curve / total if total > 0 else curve
+    return curve if curve[-1] > 0 else np.arange(len(curve), dtype=np.float64)
+
+
+def measured_risk(risk: Array, counts: Sequence[int], losses: Sequence[float]) -> Array:
+    """The risk curve of a site in units of the model's output: a · riskᵇ through what was measured at some counts.
+
+    b lies within POWERS, so that noise in a small loss does not bend the curve; with one measurement, or none above 0, b = 1.
+    """
+    pairs = [(math.log(risk[k]), math.log(loss)) for k, loss in zip(counts, losses, strict=True) if risk[k] > 0 < loss]
+    if not pairs:  # what was cut does not reach the output: it costs next to nothing, in the order of its risk
+        return np.asarray(risk / risk[-1] * NOTHING)
+    (x, y), (u, v) = pairs[0], pairs[-1]
+    power = float(np.clip((v - y) / (u - x), *POWERS)) if u > x else 1.0
+    scale = math.exp(np.mean([loss - power * own for own, loss in pairs]))
+    return np.asarray(scale * risk**power)

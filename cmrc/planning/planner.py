@@ -22,6 +22,7 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
 from cmrc.planning.counts import counts_of_steps, final_counts
+from cmrc.planning.probe import LossProbe
 from cmrc.planning.progress import Progress, SiteResult
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import Recipe, make_recipe
@@ -31,7 +32,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import batches
-from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose
+from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
 
@@ -42,7 +43,7 @@ def plan(
     *,
     data: Any = None,
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
-    watch: Watch = lambda parts, count: parts,
+    watch: Watch = unwatched,
     certify: str | None = None,
     delta: float = 0.05,
     held_out: Any = None,
@@ -106,7 +107,8 @@ class _Planning:
     def run(self, given: Stats | None) -> Plan:
         stats = self.first_statistics() if given is None else given
         ranked = self._rank_what_can_be(stats)
-        final = final_counts(self.program, ranked, self.recipe)
+        probe = LossProbe(self.program, self.recipe, self.data, self.watch)
+        final = final_counts(self.program, ranked, self.recipe, probe)
         for step, counts in enumerate([*counts_of_steps(self.recipe, ranked), final]):
             if step:
                 stats = self._statistics(step)

@@ -77,11 +77,12 @@ PRESETS: dict[str, Method] = {
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the whole model may cost afterwards: an `amount` up to 1 is a part of the present cost. Latency is in ms."""
+    """What the whole model may cost afterwards: an `amount` up to 1 is a part of the present cost. Latency is in ms; units are those
+    of all sites together."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    of: Literal["parameters", "macs", "bytes", "latency"]
+    of: Literal["parameters", "macs", "bytes", "latency", "units"]
     amount: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
@@ -100,7 +101,7 @@ ALLOWED = {
     "sites": "a list of site names or globs",
     "protect": "a list of site names or globs",
     "keep": "a part of the units above 0 and up to 1.0, a whole number of units, or either by site or glob",
-    "budget": "{of: parameters, macs, bytes or latency, amount: a number above 0, up to 1 for a part}",
+    "budget": "{of: parameters, macs, bytes, latency or units, amount: a number above 0, up to 1 for a part}",
     "minimum": "a part of the units above 0 and up to 1.0, or a whole number of units",
     "multiple_of": "a whole number, 1 or more, or one by site or glob",
     "schedule": "a list of parts of the units above 0 and up to 1.0, or of whole numbers of units",

@@ -9,10 +9,10 @@ Only the sums of a batch are kept, so memory does not grow with the data.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,19 @@ from cmrc.statistics.curvature import Options, derivatives
 from cmrc.statistics.site_stats import NEEDS, SiteStats
 from cmrc.statistics.stats import Stats, digest_of_batch
 
-Watch = Callable[[Iterable[Batch], int | None], Iterable[Batch]]
+Item = TypeVar("Item")
+
+
+class Watch(Protocol):
+    """Shows how far a loop has come: gives back its items, of which there are so many if that is known."""
+
+    def __call__(self, items: Iterable[Item], count: int | None, /) -> Iterable[Item]: ...
+
+
+def unwatched(items: Iterable[Item], count: int | None, /) -> Iterable[Item]:
+    return items
+
+
 CURVATURES = ("auto", "gauss-newton", "full", "monte-carlo")
 BY_DERIVATIVES = frozenset({"curvature", "coupling"})
 
@@ -49,7 +61,7 @@ def calibrate(
     shard: tuple[int, int] = (0, 1),
     host: Host | None = None,
     taps: Taps | None = None,
-    watch: Watch = lambda parts, count: parts,
+    watch: Watch = unwatched,
     checkpoint: str | Path | None = None,
     every: float = EVERY,
 ) -> Stats:

@@ -192,19 +192,22 @@ class HeldInputs:
     def _one_chunk(self, index: Array, rows: slice, steps: Sequence[Ready]) -> dict[str, Array]:
         cut, whole = self.pieces.cut, len(index) == self.count and np.array_equal(index, np.arange(self.count))
         changed, own = {step.value for step in steps}, set[str]()
-        later = {v.name for piece in cut.pieces[1:] for v in piece.inputs} | set(self.graph.outputs)
-        first = {v.name for v in self.graph.inputs} | set(made_in(cut.pieces[0].nodes))
+        start = min(
+            (cut.levels[step.value] for step in steps), default=0
+        )  # what lies before is held without interventions
+        later = {v.name for piece in cut.pieces[start + 1 :] for v in piece.inputs} | set(self.graph.outputs)
+        first = {v.name for v in self.graph.inputs}.union(*(made_in(piece.nodes) for piece in cut.pieces[: start + 1]))
         env = {
             name: self.plain[name][index] if not whole or name in changed else self.plain[name]
             for name in first & later - cut.free
         }
         for level, piece in enumerate(cut.pieces):
-            if level:
+            if level > start:
                 env.update(self._run(level, {v.name: env[v.name] for v in piece.inputs}, len(index)))
             for step in steps:
                 if cut.levels[step.value] == level and step.value in env:
                     value = env[step.value]
-                    if level and step.value not in own:  # its memory may be that of another value
+                    if level > start and step.value not in own:  # its memory may be that of another value
                         value = value.copy()
                         own.add(step.value)
                     env[step.value] = step.apply(value, rows)

@@ -1,0 +1,139 @@
+"""What cutting one site alone does to the model's output, as measured: what makes the risks of different sites comparable.
+
+    inputs ─> piece 0 ─> site 1 ─> piece 1 ─> site 2 ─> ... ─> output      once, without replacements
+                           └─ do ─> piece 1 ─> site 2 ─> ... ─> output     once for each site and size: only what lies behind it
+
+The loss is KL(model ‖ cut model) along the last axis of the outputs, or the squared error with `loss: logit` or `squared-error`,
+and for outputs that are no rows of classes (one number, or more than three axes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import StatsError
+from cmrc.ir.graph import Array
+from cmrc.planning.ranking import Ranked
+from cmrc.planning.recipe import Recipe
+from cmrc.planning.replacements import replace_units
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
+from cmrc.statistics.batches import Batch, as_array, batches
+from cmrc.statistics.calibrate import Watch
+from cmrc.verification.evidence import log_softmax
+from cmrc.verification.interpreter import HeldInputs, Interpreter
+
+KEPT = (0.7, 0.4)  # the parts of a site at which it is measured
+PREDICTIONS = 1024  # answers of the model that are compared
+LEAST_ROWS = 8
+COPIES = 16  # of the outputs, in float64 and at a time
+BYTES = 2**29  # of values that are held at a time
+TINY = 1e-12  # the least probability whose logarithm is taken
+SQUARED = ("logit", "squared-error")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossProbe:
+    """Measures the loss of plans that replace units of one site."""
+
+    program: Program
+    recipe: Recipe
+    data: Any
+    watch: Watch
+
+    def losses(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """For each site the mean loss with so many of its units replaced, and nothing else."""
+        if self.data is None:
+            raise StatsError(
+                "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",
+                fix="give data= beside the statistics (some batches suffice), or keep= instead of a budget",
+            )
+        plans = [
+            [replace_units(self.program, r, count, self.recipe, Plan(self.program), {}) for count in some]
+            for r, some in zip(ranked, counts, strict=True)
+        ]
+        sums = [[0.0] * len(some) for some in counts]
+        interpreter = Interpreter(self.program)
+        sites = [r.site for r in ranked]
+        parts = list(self._parts(interpreter, sites))
+        weight = 0.0
+        jobs = [(part, i) for part in parts for i in range(len(sites))]
+        run: HeldInputs | None = None
+        for part, i in self.watch(jobs, len(jobs)):
+            if not i:
+                run = interpreter.hold(part.inputs, sites)
+                plain = run.intervene()
+                counted = self._counted(part, plain[0])
+                weight += float(counted.sum())
+            assert run is not None
+            for place, plan in enumerate(plans[i]):
+                sums[i][place] += self._loss(plain, run.intervene(interventions=[plan]), counted)
+        return [[total / max(weight, 1.0) for total in some] for some in sums]
+
+    def _parts(self, interpreter: Interpreter, sites: Sequence[Site]) -> Iterator[Batch]:
+        """Rows of the first batches, in parts whose values fit."""
+        wanted = at_once = 0
+        for batch in batches(self.data, self.program.host.inputs, size=self.recipe.batch):
+            if not at_once:
+                one = interpreter.hold(_rows(batch, slice(0, 1)).inputs, sites)
+                outputs = one.intervene()
+                bytes_of_one = sum(array.nbytes for array in one.plain.values())
+                answers = max(1, math.prod(outputs[0].shape[1:-1]))
+                wanted = max(LEAST_ROWS, PREDICTIONS // answers)
+                at_once = max(
+                    1, BYTES // (4 * sum(math.prod(array.shape[1:]) * COPIES for array in outputs) + bytes_of_one)
+                )
+            for start in range(0, min(len(batch), wanted), at_once):
+                yield _rows(batch, slice(start, min(start + at_once, wanted)))
+            wanted -= len(batch)
+            if wanted <= 0:
+                return
+
+    def _counted(self, batch: Batch, output: Array) -> Array:
+        """Which answers count: those of the mask that `positions` names, if it fits."""
+        answers = output.shape[:-1] if output.ndim > 1 else output.shape
+        named = self.recipe.positions
+        if isinstance(named, str) and named not in ("all", "each"):
+            mask = np.asarray(batch.mask(named)).astype(np.float64)
+            if mask.shape == answers:
+                return mask
+        return np.ones(answers)
+
+    def _loss(self, plain: Sequence[Array], cut: Sequence[Array], counted: Array) -> float:
+        total = 0.0
+        for before, after in zip(plain, cut, strict=True):
+            if before.dtype.kind != "f":
+                continue
+            classes = before.ndim in (2, 3) and before.shape[-1] > 1 and self.recipe.loss not in SQUARED
+            apart = divergence(before, after) if classes else squared_error(before, after)
+            total += (
+                float((apart * counted).sum()) if apart.shape == counted.shape else float(apart.mean() * counted.sum())
+            )
+        return total
+
+
+def divergence(plain: Array, cut: Array) -> Array:
+    """KL(plain ‖ cut) along the last axis, of logits or of probabilities."""
+    p, q = plain.astype(np.float64), cut.astype(np.float64)
+    if p.min() >= 0 and np.allclose(p.sum(-1), 1, atol=1e-3):
+        p, q = np.log(np.maximum(p, TINY)), np.log(np.maximum(q, TINY))
+    else:
+        p, q = log_softmax(p), log_softmax(q)
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def squared_error(plain: Array, cut: Array) -> Array:
+    """‖Δz‖² along the last axis."""
+    return np.asarray(((plain.astype(np.float64) - cut) ** 2).sum(-1) if plain.ndim > 1 else (plain - cut) ** 2)
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    inputs = {name: as_array(array)[rows] for name, array in batch.inputs.items()}
+    others = {name: as_array(array)[rows] for name, array in batch.others.items()}
+    return Batch(inputs, None, others)

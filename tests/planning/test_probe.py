@@ -1,0 +1,118 @@
+"""The loss of cutting one site alone: that of a run of the clamped model, and each piece run no more often than it must."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from nets import Branches, data, exported, seeded, traced
+from tolerances import EXACT_F64
+from torch import nn
+
+import cmrc
+from cmrc.errors import StatsError
+from cmrc.planning.counts import measured_risk
+from cmrc.planning.probe import LossProbe, divergence
+from cmrc.planning.ranking import rank
+from cmrc.planning.recipe import make_recipe
+from cmrc.planning.replacements import replace_units
+from cmrc.statistics.calibrate import unwatched
+from cmrc.verification.interpreter import HeldInputs
+
+SITES = ["act_a", "act_b", "act_c"]
+
+
+@pytest.fixture(params=["fx", "onnx"])
+def program(request: pytest.FixtureRequest) -> cmrc.Program:
+    program = traced(seeded(Branches()), 5)
+    return program if request.param == "fx" else exported(program)
+
+
+@pytest.mark.parametrize("loss", ["kl", "logit"])
+def test_losses_are_those_of_the_clamped_model(program: cmrc.Program, loss: str) -> None:
+    x, _ = data(60, 5)
+    recipe = make_recipe(preset="joint", sites=SITES, loss=loss)
+    stats = cmrc.calibrate(program, [x], sites=SITES, need=["scatter"])
+    ranked = [rank(program, program.find(name)[0], stats[name], recipe, ()) for name in SITES]
+    counts = [[2, 4], [1, 3], [3]]
+    measured = LossProbe(program, recipe, [x[:25], x[25:]], unwatched).losses(ranked, counts)
+    plain = program.run([x])[0].astype(np.float64)
+    for r, some, losses in zip(ranked, counts, measured, strict=True):
+        for count, value in zip(some, losses, strict=True):
+            plan = replace_units(program, r, count, recipe, cmrc.Plan(program), {})
+            cut = program.clamped(plan).run([x])[0].astype(np.float64)
+            expected = divergence(plain, cut).mean() if loss == "kl" else ((plain - cut) ** 2).sum(1).mean()
+            assert np.isclose(value, expected, rtol=1e-6)
+            assert value > 0
+
+
+def test_only_what_lies_behind_a_site_runs_again(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = data(20, 5)
+    recipe = make_recipe(preset="joint", sites=SITES)
+    stats = cmrc.calibrate(program, [x], sites=SITES, need=["scatter"])
+    ranked = [rank(program, program.find(name)[0], stats[name], recipe, ()) for name in SITES]
+    ran: list[tuple[int, int]] = []
+    real = HeldInputs._run
+    monkeypatch.setattr(
+        HeldInputs, "_run", lambda self, level, feeds, n: ran.append((level, n)) or real(self, level, feeds, n)
+    )
+    LossProbe(program, recipe, [x], unwatched).losses(ranked, [[1], [1], [1]])
+    levels = [level for level, rows in ran if rows == 20]  # a single row is asked how large everything is
+    last = max(levels)
+    held = list(range(last))
+    # held; the whole model's answer from the first cut on; then each site from its own level on
+    deeper = {"act_a": 1, "act_b": 2, "act_c": 2}  # the last two lie side by side
+    expected = [*held, *range(1, last + 1), *(k for name in SITES for k in range(deeper[name], last + 1))]
+    assert levels == expected
+
+
+def test_padding_does_not_count() -> None:
+    program = traced(seeded(nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 4))), 5, 6)
+    x, _ = data(12, 5, 6)
+    mask = np.arange(5)[None] < np.random.default_rng(0).integers(1, 5, size=(12, 1))
+    recipe = make_recipe(preset="cmr-logit", positions="mask", sites=["1"])
+    stats = cmrc.calibrate(program, [{program.host.inputs[0]: x, "mask": mask}], sites="1", positions="mask")
+    ranked = [rank(program, program.find("1")[0], stats["1"], recipe, ())]
+    ((loss,),) = LossProbe(program, recipe, [{program.host.inputs[0]: x, "mask": mask}], unwatched).losses(
+        ranked, [[3]]
+    )
+    plan = replace_units(program, ranked[0], 3, recipe, cmrc.Plan(program), {})
+    apart = divergence(program.run([x])[0], program.clamped(plan).run([x])[0])
+    assert np.isclose(loss, apart[mask].mean(), rtol=1e-5)
+    assert not np.isclose(loss, apart.mean(), rtol=1e-3)
+
+
+def test_probabilities_are_compared_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    p, q = (rng.dirichlet(np.ones(5), size=7) for _ in range(2))
+    expected = (p * np.log(p / q)).sum(1)
+    assert np.allclose(divergence(p, q), expected)
+    assert np.allclose(divergence(np.log(p) + 3, np.log(q) - 1), expected)
+
+
+def test_curves_pass_through_what_was_measured() -> None:
+    risk = np.concatenate([[0.0], np.cumsum(np.linspace(1, 3, 10))])
+    exact = measured_risk(risk, [3, 8], [0.2 * risk[3] ** 1.3, 0.2 * risk[8] ** 1.3])
+    assert np.allclose(exact, 0.2 * risk**1.3, rtol=EXACT_F64)
+    assert np.allclose(measured_risk(risk, [4], [2.0]), risk * 2 / risk[4])
+    steep = measured_risk(risk, [3, 8], [1e-9, 1.0])  # noise at the small end: no steeper than the square
+    assert np.allclose(steep / steep[-1], (risk / risk[-1]) ** 2)
+    nothing = measured_risk(risk, [3, 8], [0.0, 0.0])
+    assert 0 < nothing[-1] < 1e-9
+    assert (np.diff(nothing) > 0).all()
+
+
+def test_a_budget_needs_data() -> None:
+    program = traced(seeded(Branches()), 5)
+    x, _ = data(60, 5)
+    stats = cmrc.calibrate(program, [x], sites=SITES, need=["scatter"])
+    with pytest.raises(StatsError) as caught:
+        cmrc.plan(program, stats, preset="joint", sites=SITES, budget={"of": "macs", "amount": 0.8})
+    assert str(caught.value) == (
+        "stats: a budget is shared out by what each site's cut does to the output, and there is no data to measure it on\n"
+        "  fix: give data= beside the statistics (some batches suffice), or keep= instead of a budget"
+    )
+    plan = cmrc.plan(
+        program, stats, data=[x], preset="joint", sites=SITES, multiple_of=1, budget={"of": "units", "amount": 0.7}
+    )
+    kept, units = (sum(site[key] for site in plan.made["sites"].values()) for key in ("kept", "units"))
+    assert kept == int(0.7 * units)
