@@ -231,9 +231,8 @@ def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], move
             return "the constants differ along an axis that is reshaped as well"
         result_shape[other.after[0]] = slab.shape[other.before[0]]
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
-    if old is None or new is None:  # one axis, followed as it is
-        result_shape[moved.axis] = len(index)
-        return slab.reshape(result_shape)
+    if old is None or new is None:
+        return _move_repeated_slab(before, after, axis, index, moved, slab)
     first, last = segment.before
     local = axis - first
     lead, trail = slab.shape[:first], slab.shape[last:]
@@ -246,6 +245,23 @@ def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], move
     for i in range(len(new)):
         result_shape[segment.after[0] + i] = full.shape[len(lead) + i]
     return compress(full.reshape(result_shape), keep=moved.axis)
+
+
+def _move_repeated_slab(
+    before: Shape, after: Shape, axis: int, index: Sequence[int], moved: Moved, slab: Array
+) -> Array | str:
+    """The same where the reshape merges or splits a number of samples known only at run time: see `_move_repeated`."""
+    if slab.size != slab.shape[axis]:
+        return "the constants differ along an axis that is reshaped as well"
+    (first, last), stop = moved.segment.before, moved.segment.after[1]
+    fixed = [int(n) for n in _fixed_tail(before[first:last])]
+    tail = [int(n) for n in _fixed_tail(after[moved.segment.after[0] : stop])]
+    run = np.zeros(fixed)
+    along = axis - (last - len(fixed))
+    run[(slice(None),) * along + (list(index),)] = slab.reshape([-1, *[1] * (len(fixed) - along - 1)])
+    full = np.tile(run.reshape(-1), math.prod(tail) // run.size).reshape(tail)
+    full = np.take(full, list(moved.index), axis=moved.axis - (stop - len(tail)))
+    return compress(full.reshape([1] * (stop - len(tail)) + list(full.shape) + [1] * (len(after) - stop)), moved.axis)
 
 
 def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tuple[int, Array] | str:

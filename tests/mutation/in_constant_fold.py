@@ -266,9 +266,9 @@ bug(
     CONSTANT,
 )
 bug(
-    "reshape-takes-units-as-they-come",
-    "    units = sorted(fact.units)\n    slab = move_slab(",
-    "    units = list(fact.units)\n    slab = move_slab(",
+    "reshape-takes-constants-as-they-come",
+    "slab = move_slab(before, after, fact.axis, units, moved, fact.at(units))",
+    "slab = move_slab(before, after, fact.axis, units, moved, fact.full())",
     "units that are not named in ascending order get each other's constants",
     CONSTANT,
 )

@@ -47,6 +47,21 @@ def not_finite_product() -> Graph:
     return done(net, Do(h, 2, (2,), [1e200]))
 
 
+def not_finite_in_part() -> Graph:
+    """Both operands are known in unit 2 only, where one divides by 0."""
+    net, h = vector()
+    other = net.linear("x", 4)
+    net.pointwise("div", h, other)
+    return done(net, Do(h, 1, (2, 1), *TWO), Do(other, 1, (2,), [0.0]))
+
+
+def maximum_with_zero() -> Graph:
+    """0 absorbs a factor, and nothing else."""
+    net, h = vector()
+    net.pointwise("max", h, net.linear("x", 4))
+    return done(net, Do(h, 1, (2, 0), 0.0))
+
+
 def different_axes() -> Graph:
     net, h = sequence()
     other = net.linear("x", 4)
@@ -160,6 +175,13 @@ def slab_reshaped() -> Graph:
     net, h = image(height=2, width=2)
     net.reshape(h, "N", 4, 4)
     return done(net, Do(h, 1, (2,), np.arange(4.0).reshape(1, 1, 2, 2)))
+
+
+def slab_of_merged_samples() -> Graph:
+    net = Net()
+    h = net.reshape(net.linear(net.input("N", 2, 3, 2), 4), "2*N", 3, 4)
+    net.reshape(h, "N", 6, 4)
+    return done(net, Do(h, 1, (2,), np.arange(4.0).reshape(1, 1, 4)))
 
 
 def repeated_units() -> Graph:
@@ -301,6 +323,8 @@ def output() -> Graph:
 DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (not_finite, "its result for these constants is infinite or not a number"),
     (not_finite_product, "its result for these constants is infinite or not a number"),
+    (not_finite_in_part, "its result for these constants is infinite or not a number"),
+    (maximum_with_zero, "operand %linear_1 is replaced in these units, operand %linear_2 is not"),
     (different_axes, "its operands are replaced along different axes"),
     (broadcast_axis, "the replaced axis is broadcast here"),
     (different_units, "its operands are replaced in different units"),
@@ -319,6 +343,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (merged_samples, "it merges the units with a size known only at run time"),
     (not_whole_positions, "the units are not whole positions of any axis of ['N', 2, 2]"),
     (slab_reshaped, "the constants differ along an axis that is reshaped as well"),
+    (slab_of_merged_samples, "the constants differ along an axis that is reshaped as well"),
     (repeated_units, "it repeats the units"),
     (concat_different_axes, "its operands are replaced along different axes"),
     (concat_one_part, "another part of the concatenation is not replaced"),

@@ -388,6 +388,41 @@ def along_padding() -> Graph:
     return done(net, Do(h, 1, (2, 0), *TWO))
 
 
+def merged() -> tuple[Net, str]:
+    """Two rows of each sample as samples of their own, of four units."""
+    net, h = sequence(steps=2)
+    return net, net.reshape(h, "2*N", 4)
+
+
+def reshape_of_samples_merged_before() -> Graph:
+    """Every unit stands twice in the row of a sample."""
+    net, h = merged()
+    net.linear(net.reshape(h, "N", 8), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def reshape_of_samples_into_blocks() -> Graph:
+    """Two units with different constants become one position of the last axis but one."""
+    net, h = merged()
+    split = net.reshape(h, "N", 2, 2, 2)
+    net.linear(net.reshape(split, "N", 2, 4), 2)
+    return done(net, Do(h, 1, (3, 2), *TWO))
+
+
+def expand_in_front() -> Graph:
+    """The axis of the units has another number behind it."""
+    net = Net()
+    h = net.linear(net.input(3, 2), 4)
+    net.linear(net.expand(h, "N", 3, 4), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def select_in_another_order() -> Graph:
+    net, h = vector()
+    net.linear(net.select(h, 1, (2, 1, 0)), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
 def linear_in_front_without_bias() -> Graph:
     net, h = image()
     net.linear(h, 2, axis=1, bias=False, takes_bias=False)
@@ -585,12 +620,16 @@ CONSTANT: dict[str, Example] = {
     "along-repeats": along_repeats,
     "reshape": reshape,
     "reshape-to-heads": reshape_to_heads,
+    "reshape-of-samples-merged-before": reshape_of_samples_merged_before,
+    "reshape-of-samples-into-blocks": reshape_of_samples_into_blocks,
     "transpose": transpose,
     "expand": expand,
+    "expand-in-front": expand_in_front,
     "concat": concat,
     "concat-along-another-axis": concat_along_another_axis,
     "concat-of-equal-constants": concat_of_equal_constants,
     "select": select,
+    "select-in-another-order": select_in_another_order,
     "select-along-another-axis": select_along_another_axis,
     "select-misses-the-units": select_misses_the_units,
     "along-the-units": along_the_units,

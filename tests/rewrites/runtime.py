@@ -24,6 +24,13 @@ def run_time_linear() -> Graph:
     return at_run_time(net)
 
 
+def run_time_linear_in_another_order() -> Graph:
+    """The value known at run time has its units in the order in which a select takes them."""
+    net, h = known_at_run_time()
+    net.linear(net.select(h, 1, (2, 1, 0)), 2, axis=1)
+    return at_run_time(net)
+
+
 def run_time_linear_altogether() -> Graph:
     net, h = known_at_run_time(2)
     net.pointwise("add", net.linear(h, 2, axis=1), net.conv("x", 2, (1, 1)))
@@ -129,6 +136,7 @@ def run_time_plane() -> Graph:
 
 RUN_TIME: dict[str, Example] = {
     "linear": run_time_linear,
+    "linear-in-another-order": run_time_linear_in_another_order,
     "linear-altogether": run_time_linear_altogether,
     "conv": run_time_conv,
     "conv-transposed": run_time_conv_transposed,
