@@ -356,10 +356,10 @@ bug(
     CONSTANT,
 )
 bug(
-    "columns-sorted-at-run-time",
-    "order = take(weight, w_in, fact.units)",
-    "order = take(weight, w_in, sorted(fact.units))",
-    "a value known only at run time meets the columns of other units",
+    "positions-in-reverse-at-run-time",
+    "value = sweep.select(fact.runtime, axis, fact.positions([u for _, u in left]))",
+    "value = sweep.select(fact.runtime, axis, fact.positions([u for _, u in reversed(left)]))",
+    "a select hands the values known at run time out in the wrong order",
     RUNTIME,
     CONSTANT,
 )

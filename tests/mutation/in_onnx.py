@@ -32,6 +32,7 @@ bug(
     '"beta": 1.0',
     "beta of a Gemm is taken to be 1",
     ROWS,
+    WRITE,
 )
 bug(
     "gemm-alpha-not-read",
@@ -39,13 +40,13 @@ bug(
     '{"alpha": 1.0, "beta"',
     "alpha of a Gemm is taken to be 1",
     ROWS,
+    WRITE,
 )
 bug(
     "trans-a-ignored",
     '    if view.attr("transA", 0):\n        raise LeftWhole("it transposes its input")\n    weight',
     "    weight",
     "a Gemm that transposes its input is read as one that does not",
-    ROWS,
     "tests/hosts/onnx/test_read.py",
 )
 bug(

@@ -167,6 +167,13 @@ def vanishing_parent() -> Graph:
     return affine(net, h)
 
 
+def almost_vanishing_parent() -> Graph:
+    """Dividing by it would lose the digits of the result."""
+    net, h = vector()
+    net.pointwise("mul", h, literal([1.0, 1e-9, 1.0, 1.0]))
+    return affine(net, h)
+
+
 def operand_by_position() -> Graph:
     net, h = image(height=2, width=3)
     net.pointwise("mul", h, net.leaf(3))
@@ -282,6 +289,13 @@ def same_units() -> Graph:
     return affine(net, h)
 
 
+def parents_replaced_behind() -> Graph:
+    """Unit 1 is a parent here, and rebuilt from unit 5 behind."""
+    net, h = vector(6)
+    net.insert("do", (h, literal([0.5]), literal([[1.0]])), ("N", 6), axis=1, units=(1,), parents=(5,), sources=(1,))
+    return affine(net, h)
+
+
 def joined_blocks() -> Graph:
     net, h = vector(6)
     tensors = (literal(0.5), literal([[1.0]]))
@@ -334,6 +348,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (with_itself, "its other operand is not a constant"),
     (broadcast_units, "the replaced axis is broadcast here"),
     (unbounded, "it scales or shifts the units without bound"),
+    (almost_vanishing_parent, "it scales a parent by (almost) 0"),
     (vanishing_parent, "it scales a parent by (almost) 0"),
     (operand_by_position, "its other operand differs by position"),
     (mixed_units, "it mixes the units with each other"),
@@ -352,6 +367,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (replaced_parents, "the parents of an affine replacement are themselves replaced"),
     (constants_behind, "a replacement by constants stands here"),
     (same_units, "another replacement of the same units stands here"),
+    (parents_replaced_behind, "another replacement of the same units stands here"),
     (joined_blocks, "another affine replacement of blocks stands here"),
     (another_op, "sort is not an op that replacements can pass"),
     (another_op_that_says_why, "it is odd"),

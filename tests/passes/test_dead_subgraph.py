@@ -287,6 +287,24 @@ def test_idle_nodes_go_with_what_they_read() -> None:
     assert [node.name for node in after.nodes] == ["linear_2", kept, out]
 
 
+def test_nodes_with_an_effect_stay() -> None:
+    net, h = vector()
+    net.node("opaque", (h,), ("N", 4), name="print", effect=True)
+    unchanged(done(net, output=net.linear(h, 2)))
+
+
+def test_sizes_of_the_units_that_are_read_stay() -> None:
+    """A node that reads the number of units needs them all; one that reads another size does not."""
+    net, h = vector()
+    net.output(net.node("opaque", (h,), (), name="size", value_dtype="int64", shape_only=(1,)))
+    unchanged(read(net, h, (1, 3)))
+    net, h = vector()
+    net.output(net.node("opaque", (h,), (), name="size", value_dtype="int64", shape_only=(0,)))
+    after, changed = dead_subgraph.run(read(net, h, (1, 3)), Log())
+    assert changed
+    assert after.values()[h].shape == ("N", 2)
+
+
 def test_a_plane_keeps_the_positions_it_counts() -> None:
     net, h = image(height=5, width=4)
     turned = net.pointwise("relu", h)

@@ -41,8 +41,8 @@ def dead_conv_depthwise() -> Graph:
 
 
 def dead_conv_in_groups() -> Graph:
-    """Three groups of two outputs: one group goes with its inputs, the others keep one output each."""
-    net, h = image(6)
+    """Three groups of two outputs: one group goes with its three inputs, the others keep one output each."""
+    net, h = image(9)
     return read(net, net.conv(h, 6, (3, 3), groups=3), (1, 4))
 
 

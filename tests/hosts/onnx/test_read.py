@@ -41,6 +41,22 @@ def test_an_unknown_op_is_opaque_and_says_why() -> None:
     assert kinds["y"][0] == "pointwise"
 
 
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("y = Gemm<transA=1>(x, w)", "it transposes its input"),
+        ("y = Gemm(w, x)", "its matrix B is computed at run time"),
+        ("y = Gemm<beta=0.0>(x, w, b)", "its bias of shape [4] is not one number per output"),
+        ("y = Gemm(x, w, c)", "its bias of shape [8, 4] is not one number per output"),
+    ],
+)
+def test_a_form_of_gemm_that_is_left_whole_says_why(node: str, why: str) -> None:
+    arrays = {"w": random(8, 4), "b": random(4), "c": random(8, 4)}
+    made = model(node, {"x": (8, 8)}, "y", **{name: array for name, array in arrays.items() if f"{name}" in node[4:]})
+    (read,) = OnnxHost.from_model(made).graph.nodes
+    assert (read.op, read.marks.why) == ("opaque", why)
+
+
 def test_unknown_rank_makes_readers_opaque() -> None:
     made = model("a = Relu(x)\ny = Add(a, a)", {"x": (2, 3)}, "y")
     made.graph.input[0].type.tensor_type.ClearField("shape")
