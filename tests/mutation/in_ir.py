@@ -119,8 +119,8 @@ bug(
 )
 bug(
     "shared-parameters-count-twice",
-    "leaves[operand.name] = operand",
-    'leaves[f"{operand.name} {len(leaves)}"] = operand',
+    "            if isinstance(operand, Leaf) or operand in own:\n                leaves.update((leaf.name, leaf)",
+    "            if isinstance(operand, Leaf) or operand in own:\n                leaves.update((node.name + leaf.name, leaf)",
     "a tied weight counts once for every reader",
     "tests/ir/test_cost.py",
 )

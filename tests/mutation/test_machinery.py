@@ -18,10 +18,10 @@ from tests.mutation.mutant import ROOT, Mutant
 from tests.mutation.tree import Tree
 
 tests = ("tests/ir/test_cost.py", "-k", "cost")
-text = "total += macs(node, shapes, sizes)"
-harmless = Mutant("harmless", text, "total = total + macs(node, shapes, sizes)", "nothing", tests)
-wrong = Mutant("wrong", text, "total += 1 + macs(node, shapes, sizes)", "costs that are too large", tests)
-broken = Mutant("broken", text, "total += nothing_of_this_name", "a slip of the hand", tests)
+text = "return sum(elements(shape, sizes) for shape in work(node, operands))"
+harmless = Mutant("harmless", text, "return 0 + sum(elements(shape, sizes) for shape in work(node, operands))", "nothing", tests)
+wrong = Mutant("wrong", text, "return 1 + sum(elements(shape, sizes) for shape in work(node, operands))", "too large costs", tests)
+broken = Mutant("broken", text, "return nothing_of_this_name", "a slip of the hand", tests)
 tree, log = Tree(ROOT, Path(sys.argv[1])), Path(sys.argv[1]) / "log"
 print([run_seeded(mutant, tree, log).passed for mutant in (harmless, wrong, harmless, broken)])
 """

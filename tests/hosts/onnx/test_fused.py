@@ -358,6 +358,16 @@ def test_the_steps_of_a_fused_op_mean_what_onnxruntime_does(name: str) -> None:
         np.testing.assert_allclose(values[output], found, rtol=0, atol=3e-5 * float(np.abs(found).max()))
 
 
+@pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+def test_the_default_epsilon_of_a_fused_norm(op: str) -> None:
+    """Of numbers so small that epsilon decides what they become."""
+    feeds: Inputs = {name: 1e-3 * random(2, 3, 8, seed=seed) for name, seed in (("x", 1), ("z", 2))}
+    case = Case(f"y = com.microsoft.{op}(x, z, gamma)", "", (), {"gamma": random(8)}, lambda _: feeds, {})
+    program = cmrc.trace(model(case))
+    expected = program.host.run(feeds)[0]
+    np.testing.assert_allclose(evaluate(program.graph, feeds)["y"], expected, atol=3e-5 * float(np.abs(expected).max()))
+
+
 def test_every_fused_row_has_a_case() -> None:
     used = {
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type

@@ -55,7 +55,7 @@ def read_skip_norm(view: View, fn: str, bias: int) -> list[Step]:
         steps.append(Step("pointwise", (x, bias), {"fn": "add"}, shape, key="shifted"))
         total = replace(total, slots=("shifted", 1))
     axes = (len(shape) - 1,)
-    attrs = {"fn": fn, "axes": axes, "eps": float(view.attr("epsilon", 1e-12 if fn == "layer_norm" else 1e-5))}
+    attrs = {"fn": fn, "axes": axes, "eps": float(view.attr("epsilon", 1e-12))}
     return [*steps, total, Step("along", ("sum", *parameters), attrs, total.shape)]
 
 
