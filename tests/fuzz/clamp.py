@@ -50,10 +50,7 @@ def clamp(
     for number, one in enumerate(replacements):
         rank, dtype, size = arrays[one.value]
         before = f"{one.value}.before{number}"
-        outputs = {value.name for value in graph.output}
         place = next((i for i, node in enumerate(graph.node) if one.value in node.output), None)
-        if place is None and one.value in outputs:
-            raise NotImplementedError("an input that is an output")
         if place is not None:  # the maker writes another name, the clamp writes the value's own
             node = graph.node[place]
             for i, name in enumerate(node.output):
@@ -64,6 +61,8 @@ def clamp(
             before, now = one.value, f"{one.value}.after{number}"
             for node in graph.node:
                 _rename(node, one.value, now)
+            for output in graph.output:  # an input that is an output: the input keeps the name
+                output.name = now if output.name == one.value else output.name
             place = -1
         del graph.value_info[:]
         for i, node in enumerate(_nodes(one, before, now, rank, dtype, size, graph, str(number))):

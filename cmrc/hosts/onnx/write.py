@@ -133,6 +133,13 @@ def _redirect_outputs(patch: ModelPatch) -> None:
         if old == new:
             continue
         declared, returned = patch.graph.outputs[i], patch.values[new]
+        if declared.is_graph_input():
+            raise HostError(
+                "it is an input of the model and an output: replaced, the output would need a name of its own",
+                node=old,
+                op="input",
+                fix="leave that site out, or choose another",
+            )
         if returned.is_graph_input() or returned.is_initializer() or returned.is_graph_output():
             patch.reason = "output"
             returned = patch.insert("Identity", [returned], f"{old}.copy")

@@ -21,6 +21,8 @@ from hosts.onnx.lowering import (
 from hosts.onnx.rows import CHANNELS, row_model
 from onnx import TensorProto, helper
 
+import cmrc
+from cmrc.errors import HostError
 from cmrc.hosts.onnx.host import OnnxHost
 
 
@@ -210,3 +212,17 @@ def test_an_embedding_loses_columns() -> None:
     made.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
     lowered = lower(OnnxHost.from_model(made), [np.asarray([[1, 2, 10], [0, 0, 3]])], "a", 2, (0, 2), (0.5, 1.5))
     assert sizes_of(lowered) == {"table": [11, 6], "w": [6, 3], "w.bias": [3]}
+
+
+def test_an_input_that_is_an_output_keeps_its_name() -> None:
+    """An ONNX graph cannot have an input and another output of one name."""
+    proto = model("y = MatMul(x, w)", {"x": (2, 4)}, "y", w=random(4, 3))
+    proto.graph.output.append(proto.graph.input[0])
+    program = cmrc.trace(proto)
+    plan = cmrc.Plan(program).do("x", units=[0], constant=1.0)
+    with pytest.raises(HostError) as error:
+        cmrc.lower(program, plan, residue="keep")
+    assert str(error.value) == (
+        "host: %x (input): it is an input of the model and an output: replaced, the output would need a name of its own\n"
+        "  fix: leave that site out, or choose another"
+    )
