@@ -156,7 +156,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Rule
         return Declined("it is not affine in the replaced units")
     if any(isinstance(o, str) for i, o in enumerate(node.inputs) if i != position):
         return Declined("its other operand is not a constant")
-    if fn == "cast" and not attributes(node, PointwiseAttrs)["dtype"].startswith(("float", "bfloat")):
+    if fn == "cast" and not attributes(node, PointwiseAttrs).get("dtype", "").startswith(("float", "bfloat")):
         return Declined("it is not affine in the replaced units")
     axis = result_axis(node, position, sweep.shape(relation.source), relation.axis)
     if node.output.shape[axis] != sweep.shape(relation.source)[relation.axis]:

@@ -206,7 +206,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)
-    same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))
+    same_pad = fn == "pad" and bool(np.all(slab == attrs.get("value")))
     if flat and (ALONG[fn].maps_constants_to_themselves(node.attrs) or same_pad):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
         return sink(sweep, node, facts, axis, fact.units, result)

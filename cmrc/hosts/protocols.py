@@ -63,6 +63,7 @@ class Piece(Protocol):
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name."""
+        ...
 
 
 class Host(Protocol):
@@ -71,45 +72,57 @@ class Host(Protocol):
     @property
     def kind(self) -> str:
         """`fx` or `onnx`."""
+        ...
 
     @property
     def graph(self) -> Graph:
         """The model in the IR."""
+        ...
 
     @property
     def names(self) -> Mapping[str, Sequence[str]]:
         """Every name a user may call a value by (module path, node name, value name), to the values it names."""
+        ...
 
     @property
     def inputs(self) -> Sequence[str]:
         """The names of the model's inputs, in order."""
+        ...
 
     def contradiction(self) -> str:
         """What the framework itself finds wrong with the model, in a line; nothing where it finds it valid."""
+        ...
 
     def details(self) -> Mapping[str, str]:
         """What each node is besides its operands (op, attributes, bodies), by its origin: it tells models apart."""
+        ...
 
     def build(self, graph: Graph) -> Self:
         """A clone of this host that computes `graph`: an edited form of `self.graph`, do and select nodes included."""
+        ...
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
         """The outputs for one batch, as numpy arrays, then the tapped values by name."""
+        ...
 
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         """The inputs of the IR by name, from what a user would give to `run`."""
+        ...
 
     def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> Piece:
         """The part of the model that makes some of its values from others, without running anything before them.
 
         Of the values `beyond` the cut it may read the sizes, which `Piece.sizes` then names.
         """
+        ...
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded on the nodes, as plan entries in JSON form, in the plan's order."""
+        ...
 
     def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> Self:
         """A clone with plan entries (value name, JSON form) recorded on the nodes that make the values."""
+        ...
 
     def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
         """Write the model to `path`, whole or not at all; the file that it was loaded from only with `overwrite`."""
@@ -121,12 +134,15 @@ class Trainable(Protocol):
 
     def module(self) -> torch.nn.Module:
         """The model as a trainable module under its own parameter names: one, whose weights the host then uses."""
+        ...
 
     def new_module(self, *, share: bool = False) -> torch.nn.Module:
         """Another module; with `share`, in the memory of the traced model where nothing changed."""
+        ...
 
     def unequal(self, other: Host) -> tuple[str, ...]:
         """The parameters and buffers that hold other numbers than those of another host."""
+        ...
 
     def load_into(
         self, model: torch.nn.Module, *, graph: Graph, original: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -143,6 +159,7 @@ class Differentiable(Protocol):
 
     def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
         """The derivatives at every value asked for, for one batch."""
+        ...
 
 
 @runtime_checkable

@@ -54,7 +54,7 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
     for node in graph.nodes:
         total += macs(node, shapes, sizes) if node.name not in once else 0
         for operand in node.inputs:
-            if isinstance(operand, Leaf) or operand in own:
+            if isinstance(operand, Leaf) or (isinstance(operand, Tensor) and operand in own):
                 leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))
             elif isinstance(operand, Tensor) and operand.shape:
                 stored.setdefault(operand)

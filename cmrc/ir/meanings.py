@@ -135,8 +135,10 @@ def attention(
     if padding is not None:
         dims = attrs["align"][4]
         if dims == (0,):  # the number of keys that are there
-            padding, dims = np.arange(scores.shape[-1]) < padding[:, None], (0, scores.ndim - 1)
-        scores = scores + attrs["padding"] * (_aligned(padding, dims, scores.ndim) == 0)
+            there, dims = np.arange(scores.shape[-1]) < padding[:, None], (0, scores.ndim - 1)
+        else:
+            there = padding
+        scores = scores + attrs["padding"] * (_aligned(there, dims, scores.ndim) == 0)
     return softmax(scores, {"axes": (scores.ndim - 1,)}) @ v
 
 

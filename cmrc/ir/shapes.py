@@ -178,7 +178,7 @@ def matmul(node: Node, shapes: Shapes) -> str:
     assert x is not None and y is not None
     if not x or not y:
         return "one of its operands is a number"
-    if _differ(x[-1], y[-2] if len(y) > 1 else y[0]):
+    if _differ(x[-1], y[-2:][0]):
         return f"{x} and {y} do not fit"
     ends = (*x[-2:-1], *(y[-1:] if len(y) > 1 else ()))
     out = node.output.shape

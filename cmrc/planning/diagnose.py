@@ -154,7 +154,7 @@ class Predictions:
     @property
     def correlation(self) -> float:
         """Of the ranks (Spearman)."""
-        return float(spearmanr(self.predicted, self.measured).statistic)
+        return float(np.asarray(spearmanr(self.predicted, self.measured))[0])
 
 
 def predictions(
@@ -187,6 +187,7 @@ def _mean_loss(logits: Sequence[Array], plain: Sequence[Array], targets: Sequenc
             total += float(((z - base) ** 2).sum())
             continue
         if loss == "squared-error":
+            assert target is not None
             total += 0.5 * float(((z - target) ** 2).sum())
             continue
         logs = np.log(np.maximum(softmax(z, axis=-1), np.finfo(np.float64).tiny))

@@ -92,9 +92,10 @@ class Check:
         )
         if not self.retrained:
             return text
-        more = f" and {len(self.retrained) - 1} more" if len(self.retrained) > 1 else ""
+        first, *others = self.retrained
+        more = f" and {len(others)} more" if others else ""
         return (
-            f"{text}\nthe weights of lowered.module were changed after lowering ({self.retrained[0]}{more}): it no longer "
+            f"{text}\nthe weights of lowered.module were changed after lowering ({first}{more}): it no longer "
             "computes what the plan says, and need not be equal"
         )
 

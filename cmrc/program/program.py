@@ -33,8 +33,12 @@ class Program(Sites):
     def __repr__(self) -> str:
         return f"Program({self.host.kind}, {len(self.graph.nodes)} nodes, {len(self.axes)} sites)"
 
-    @cached_property
+    @property
     def fingerprint(self) -> Fingerprint:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
         return fingerprint(self.graph, self.host.details())
 
     @cached_property

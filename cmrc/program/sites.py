@@ -112,9 +112,13 @@ class Sites:
 
     host: Host
 
-    @cached_property
+    @property
     def graph(self) -> Graph:
         """The IR, checked once: what is made of it is checked only where it differs."""
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> Graph:
         with blaming_contradictions(self.host):
             verify_graph(self.host.graph)
             return self.host.graph

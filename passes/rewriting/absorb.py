@@ -314,6 +314,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, 
 def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
     """Ones of the spatial size of x, a batch of one. The size is read where it first appears, so that x itself may go."""
     axis, shape = node.attrs["axis"], sweep.values[x].shape
+    earliest = x
     source: str | None = x
     while source is not None:
         earliest = source

@@ -300,6 +300,7 @@ class Walk(Protocol):
 
     def emissions(self) -> int:
         """How many nodes have been emitted so far."""
+        ...
 
 
 WalkType = TypeVar("WalkType", bound=Walk)

@@ -77,12 +77,10 @@ def add(sweep: Sweep, smaller: Node, addend: str) -> Rewritten:
 def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> Rewritten:
     """Groups whose inputs are all constants, under zero padding and at any size: convolve a plane of ones."""
     fact, axis = facts[0], node.attrs["axis"]
-    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    x, weight, bias = (*node.inputs, None)[:3]
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
     rows, inputs = members(gone, outs), members(gone, per)
-    small = replace(
-        node, inputs=(node.inputs[0], take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias)
-    )
+    small = replace(node, inputs=(x, take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias))
     small = small.with_attrs(groups=len(gone))
     bundle = kernel_of_constants(small, range(len(inputs)), fact.at(inputs).reshape(-1), len(rows))
     plane = plane_of_ones(sweep, node, fact.source)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from cmrc.errors import TraceError
 from cmrc.hosts.fx.ops.pointwise import TRAINING_FLAGS
@@ -151,7 +152,7 @@ def _call(before: fx.Node, target: Any, *args: Any) -> fx.Node:
     with before.graph.inserting_before(before):
         call = before.graph.call_function(target, args)
     call.meta = {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace", "torch_fn")}
-    values = fx.node.map_arg(args, lambda n: n.meta["val"])
+    values = map_arg(args, lambda n: n.meta["val"])
     mode = before.meta["val"].fake_mode
     with mode:
         call.meta["val"] = target(*values)

@@ -59,7 +59,9 @@ def lift(exported: ExportedProgram, *, in_eval_mode: bool) -> LiftedProgram:
     for spec in signature.input_specs:
         if spec.kind in TENSORS and spec.target is not None:
             tensor = exported.state_dict.get(spec.target)
-            state[spec.target] = exported.constants[spec.target] if tensor is None else tensor
+            tensor = exported.constants[spec.target] if tensor is None else tensor
+            assert isinstance(tensor, torch.Tensor)
+            state[spec.target] = tensor
     graph = clean(exported.graph, in_eval_mode=in_eval_mode)
     return LiftedProgram(exported, graph, tuple(signature.input_specs), own_all(state))
 

@@ -72,9 +72,9 @@ class LoweredModule(fx.GraphModule):
         return self._graph
 
     @graph.setter
-    def graph(self, graph: fx.Graph) -> None:
+    def graph(self, g: fx.Graph) -> None:
         self._shares_graph = False
-        fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]
+        fx.GraphModule.graph.fset(self, g)  # type: ignore[attr-defined]
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -154,7 +154,8 @@ def _has(module: torch.nn.Module, path: str) -> bool:
 
 def run_flat(interpreter: fx.Interpreter, args: Sequence[Any]) -> Any:
     """Run an interpreter of a module on the arguments of the user's own forward; what that would return."""
-    codegen = interpreter.graph._codegen  # torch has no public way to its handling of nested arguments
+    graph: Any = interpreter.graph
+    codegen = graph._codegen  # torch has no public way to its handling of nested arguments
     result = interpreter.run(*codegen.process_inputs(*args), enable_io_processing=False)
     return codegen.process_outputs(result)
 
@@ -180,6 +181,7 @@ def make_template(program: LiftedProgram) -> fx.GraphModule:
 def flat_codegen(exported: ExportedProgram) -> CodeGen:
     """Code that takes and returns what the user's own module does."""
     spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
+    assert spec is not None
     positional, by_keyword = argument_names(exported)
     return _PyTreeCodeGen(_PyTreeInfo([*positional, *by_keyword], spec, out_spec))
 
@@ -187,6 +189,7 @@ def flat_codegen(exported: ExportedProgram) -> CodeGen:
 def argument_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
     """The arguments of the user's forward that the export was given by position, and those by keyword."""
     spec = exported.call_spec.in_spec
+    assert spec is not None
     count, by_keyword = spec.child(0).num_children, list(spec.child(1).context or [])
     signature = exported.module_call_graph[0].signature if exported.module_call_graph else None
     known = list(signature.forward_arg_names or []) if signature is not None else []

@@ -195,7 +195,7 @@ def declared(path: Path) -> list[Value]:
             number if isinstance(number, int) or number not in (None, "?", "") else f"{given.name}.{axis}"
             for axis, number in enumerate(given.shape)
         )
-        values.append(Value(given.name, shape, DTYPES.get(kind, kind)))
+        values.append(Value(given.name, shape, DTYPES.get(kind) or kind))
     return values
 
 

@@ -74,7 +74,8 @@ def read_attention(view: View) -> Step | list[Step]:
         steps += _split(0, q, heads, "q")
         steps += _split(1, k, served, "k", 0 if cached else 1)
         steps += _split(2, v, served, "v", 0 if cached else 2)
-        slots, (q, k, v) = ["q", "k", "v"], (steps[i].shape for i in (1, 3, 5))
+        slots = ["q", "k", "v"]
+        q, k, v = (steps[i].shape for i in (1, 3, 5))
     elif not cached:
         raise LeftWhole("its further outputs are read")
     if cached:
