@@ -168,3 +168,11 @@ class ReportsUntied(Protocol):
 
     @property
     def untied(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class Sizable(Protocol):
+    """A host whose dynamic sizes can be fixed, so that the cost of a run is known."""
+
+    def with_sizes(self, shapes: Mapping[str, Sequence[int]]) -> Self:
+        """A clone whose inputs have these shapes, apart from the first axis, which stays as it is."""

@@ -86,6 +86,25 @@ def plan(
     return result
 
 
+def plan_sizes(
+    program: Program,
+    stats: Stats,
+    amounts: Sequence[Mapping[str, Any]],
+    *,
+    data: Any = None,
+    watch: Watch = unwatched,
+    **options: Any,
+) -> Iterator[Plan]:
+    """The plans of one recipe for several amounts, each a `keep` or a `budget`: units are ranked, and losses measured, once."""
+    recipes = [make_recipe(None, **options, **amount) for amount in amounts]
+    first = _Planning(program, data, recipes[0], _sites(program, recipes[0], stats), watch)
+    ranked = first.rank_what_can_be(stats)
+    probe = LossProbe(program, recipes[0], data, watch)
+    for recipe in recipes:
+        planning = _Planning(program, data, recipe, first.sites, watch, left_out=first.left_out)
+        yield planning.replace_in_steps(stats, list(ranked), probe, recorded=stats)
+
+
 @dataclass(slots=True, eq=False)
 class _Planning:
     """One plan in the making: step by step of the schedule, and site by site within a step."""
@@ -106,15 +125,19 @@ class _Planning:
 
     def run(self, given: Stats | None) -> Plan:
         stats = self.first_statistics() if given is None else given
-        ranked = self._rank_what_can_be(stats)
+        ranked = self.rank_what_can_be(stats)
         probe = LossProbe(self.program, self.recipe, self.data, self.watch)
+        return self.replace_in_steps(stats, ranked, probe, recorded=stats if given is None else given)
+
+    def replace_in_steps(self, stats: Stats, ranked: list[Ranked], probe: LossProbe, *, recorded: Stats) -> Plan:
+        """Decide how many units go, and replace them step by step of the schedule."""
         final = final_counts(self.program, ranked, self.recipe, probe)
         for step, counts in enumerate([*counts_of_steps(self.recipe, ranked), final]):
             if step:
                 stats = self._statistics(step)
                 ranked = self._rank(stats)
             self._replace(step, ranked, counts)
-        self.result.made = _record(self.recipe, stats if given is None else given, ranked, final, self.left_out)
+        self.result.made = _record(self.recipe, recorded, ranked, final, self.left_out)
         self.result.scores = {r.site.name: r.scores.score for r in ranked}
         return self.result
 
@@ -132,7 +155,7 @@ class _Planning:
             self.progress.save_stats(step, stats)
         return stats
 
-    def _rank_what_can_be(self, stats: Stats) -> list[Ranked]:
+    def rank_what_can_be(self, stats: Stats) -> list[Ranked]:
         """The sites that can be scored. Others are left out, unless the recipe names them."""
         named = _named(self.program, self.recipe)
         ranked, first = [], None

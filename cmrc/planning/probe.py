@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,16 @@ class LossProbe:
     recipe: Recipe
     data: Any
     watch: Watch
+    known: dict[tuple[Any, ...], list[list[float]]] = field(default_factory=dict)  # what was measured before
 
     def losses(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """For each site the mean loss with so many of its units replaced, and nothing else."""
+        """For each site the mean loss with so many of its units replaced, and nothing else. Measured once."""
+        asked = tuple((r.site.value, *r.order.units.tolist(), *some) for r, some in zip(ranked, counts, strict=True))
+        if asked not in self.known:
+            self.known[asked] = self._measure(ranked, counts)
+        return self.known[asked]
+
+    def _measure(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
         if self.data is None:
             raise StatsError(
                 "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",

@@ -29,6 +29,7 @@ from cmrc.verification.result import Plain
 Metric = Callable[..., Any]
 NEAR = 0.1  # of the spread of the outputs: values that lie apart by less agree, where nothing else is said
 SESSIONS, ROUNDS = 5, 9
+TINY = 1e-12  # the least probability whose logarithm is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ class Judge:
         self.remarks: list[str] = []
         self.output = self._output(answer)
         self.readout = self._readout(reads, class_axis, tolerance)
+        self.are_probabilities = self.readout.kind == "classes" and _are_probabilities(
+            self.outputs[self.output], class_axis
+        )
         self.truth = self._truth()
 
     def __len__(self) -> int:
@@ -139,9 +143,13 @@ class Judge:
     def _of_original(self) -> Array | None:
         return None if self.metric is None else self._score(self.outputs)
 
+    def _logits(self, output: Array) -> Array:
+        """What is compared: of probabilities their logarithms, so that KL means what it says."""
+        return np.log(np.maximum(output, TINY)) if self.are_probabilities else output
+
     def quality(self, lowered: Lowered) -> Quality:
         after = Interpreter(Program(lowered.host)).run(self.inputs)
-        z, other = self.outputs[self.output], after[self.output]
+        z, other = self._logits(self.outputs[self.output]), self._logits(after[self.output])
         evidence = compare(self.readout, z, other, None, np.zeros(len(z), dtype=np.float32))
         plain = Plain(evidence, None, None)
         accuracy, drop = None, None
@@ -179,6 +187,10 @@ class Judge:
                 fix="return one number, or one per row",
             )
         return score.reshape(-1)
+
+
+def _are_probabilities(output: Array, axis: int) -> bool:
+    return bool(output.ndim > 1 and (output >= 0).all() and np.allclose(output.sum(axis), 1, atol=1e-3))
 
 
 # ---------------------------------------------------------------- cost

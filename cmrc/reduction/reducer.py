@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from cmrc.errors import HostError, RecipeError, ResidueError, StatsError
+from cmrc.hosts.protocols import Host, Sizable
 from cmrc.ir.graph import Array
-from cmrc.planning.planner import plan as make_plan
+from cmrc.planning.planner import plan_sizes
 from cmrc.planning.recipe import Recipe, make_recipe
 from cmrc.program.lower import Lowered, lower
 from cmrc.program.plan import Plan
@@ -254,6 +255,20 @@ class _Run:
     sites: str | Sequence[str]
     timing: _Timing
     remarks: list[str]
+    shapes: dict[str, tuple[int, ...]] = field(init=False)  # of the inputs, in the data
+    sized: Program = field(init=False)  # the model with those sizes: its cost is that of a real run
+
+    def __post_init__(self) -> None:
+        row = first_rows(self.rows.calibration, 1)
+        self.shapes = {value.name: row[value.name].shape for value in self.program.graph.inputs}
+        self.sized = self._with_sizes(self.program.host) if self._is_dynamic() else self.program
+
+    def _is_dynamic(self) -> bool:
+        sizes = [size for value in self.program.graph.inputs for size in value.shape[1:]]
+        return isinstance(self.program.host, Sizable) and not all(isinstance(size, int) for size in sizes)
+
+    def _with_sizes(self, host: Host) -> Program:
+        return Program(host.with_sizes(self.shapes) if isinstance(host, Sizable) else host)
 
     @property
     def of(self) -> str:
@@ -262,7 +277,7 @@ class _Run:
             return "units"
         if self.goals.size is not None and self.goals.macs is None:
             return "bytes"
-        return "macs" if self.program.cost().macs else "parameters"
+        return "macs" if self.sized.cost().macs else "parameters"
 
     def all(
         self,
@@ -297,7 +312,7 @@ class _Run:
         lowered, check, verification = self._finish(sizes[chosen], judge, swaps, reading)
         self.clock.stop()
         data = Data(len(self.rows.calibration.numbers), len(judge), self.rows.what, self.rows.is_random)
-        reached = reach(self.program, [site for site in folding if site.value in stats.sites])
+        reached = reach(self.sized, [site for site in folding if site.value in stats.sites])
         return Reduction(
             self.program, sizes, chosen, self.goals, whole, self.of, lowered, check, verification, data, reached,
             declined, list(dict.fromkeys(self.remarks)), recipe.to_json(), self.clock.seconds,
@@ -326,7 +341,7 @@ class _Run:
         while True:
             try:
                 stats = calibrate(
-                    self.program, self.rows.calibration, sites=[self._name(site) for site in remaining], need=recipe.needs,
+                    self.sized, self.rows.calibration, sites=[self._name(site) for site in remaining], need=recipe.needs,
                     **recipe.calibration, checkpoint=work.calibration,
                     watch=lambda parts, length: self.observer.track(parts, length, "calibrating"),
                 )  # fmt: skip
@@ -346,7 +361,7 @@ class _Run:
         return site.name if list(self.program.host.names.get(site.name, ())) == [site.value] else site.value
 
     def _whole(self, work: WorkFolder, model: Any) -> Whole:
-        cost = self.program.cost()
+        cost = self.sized.cost()
         return Whole(cost.parameters, cost.macs, file_bytes(self._original(work, model)))
 
     def _original(self, work: WorkFolder, model: Any) -> Path:
@@ -362,26 +377,27 @@ class _Run:
         """A plan, a model and its measures for every size that can be reached."""
         self.clock.stage("sizes", f"{len(wanted)} sizes: plan, fold, judge on {len(judge)} held-out samples")
         sizes: list[Size] = []
+        plans = self._plans(work, stats, wanted)
         for share in self.observer.track(wanted, len(wanted), "sizes"):
             try:
-                plan = self._plan(work, stats, share)
-                lowered = None
-                if not work.model(share).is_file():
-                    lowered = self._lower(plan, work.plan(share))
-                    plan = lowered.plan
-                    lowered.save(work.model(share), overwrite=True)
+                plan = next(plans)
             except RecipeError as error:
-                if not sizes and share == wanted[-1]:
+                if not sizes:
                     raise
                 self.remarks.append(f"{share:g} is out of reach: {error.reason}")
                 break
+            lowered = None
+            if not work.model(share).is_file():
+                lowered = self._lower(plan, work.plan(share))
+                plan = lowered.plan
+                lowered.save(work.model(share), overwrite=True)
             noted = work.load(f"{share:.3f}", conditions)
             if noted is None:
                 lowered = lowered or lower(self.program, plan)
-                after = lowered.report.after
+                small = lowered.host if self.sized is self.program else self._with_sizes(lowered.host).host
                 noted = {
-                    "parameters": after.parameters,
-                    "macs": after.macs,
+                    "parameters": lowered.report.after.parameters,
+                    "macs": Program(small).cost().macs,
                     "quality": judge.quality(lowered).to_json(),
                 }
                 work.save(f"{share:.3f}", conditions, noted)
@@ -395,16 +411,20 @@ class _Run:
                 self.remarks.append(f"left out: {site}: {reason}")
         return sizes
 
-    def _plan(self, work: WorkFolder, stats: Stats, share: float) -> Plan:
-        if work.plan(share).is_file():
-            plan = Plan.load(work.plan(share))
-            self.program.require(plan)
-            return plan
-        amount = {"keep": share} if self.of == "units" else {"budget": {"of": self.of, "amount": share}}
-        data = self.rows.calibration if "recompute" in self.asked else None
-        plan = make_plan(self.program, stats, data=data, **self.asked, **amount)
-        plan.save(work.plan(share))
-        return plan
+    def _plans(self, work: WorkFolder, stats: Stats, wanted: Sequence[float]) -> Iterator[Plan]:
+        """The plan of every size: from the work folder, or new. Units are ranked once for all."""
+        missing = [share for share in wanted if not work.plan(share).is_file()]
+        amounts = [{"keep": s} if self.of == "units" else {"budget": {"of": self.of, "amount": s}} for s in missing]
+        fresh = plan_sizes(self.sized, stats, amounts, data=self.rows.calibration, **self.asked)
+        for share in wanted:
+            if share not in missing:
+                plan = Plan.load(work.plan(share))
+                self.program.require(plan)
+            else:
+                sized = next(fresh)
+                plan = Plan(self.program, sized.entries, made=sized.made, scores=sized.scores)
+                plan.save(work.plan(share))
+            yield plan
 
     def _lower(self, plan: Plan, path: Path) -> Lowered:
         """Lower what folds: sites whose replacements stay in are taken out of the plan, with a remark."""

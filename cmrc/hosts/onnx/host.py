@@ -108,6 +108,18 @@ class OnnxHost:
         """The part of the model between named values, for a session of its own."""
         return extract(self.model, self.graph.values(), inputs, outputs, beyond, self.providers)
 
+    def with_sizes(self, shapes: Mapping[str, Sequence[int]]) -> Self:
+        """A clone whose inputs have these shapes, apart from the first axis; all others follow from them."""
+        model = self.model.clone()
+        for value in model.graph.inputs:
+            shape = shapes.get(value.name or "", ())
+            if value.shape is not None and len(value.shape) == len(shape):
+                value.shape = onnx_ir.Shape([*value.shape[:1], *map(int, shape[1:])])
+        for node in model.graph.all_nodes():
+            for value in node.outputs:
+                value.shape = None  # what was declared may speak of dynamic sizes
+        return self._another(model)
+
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded in the model, in the plan's order."""
         return read_annotations(self.model)
