@@ -104,6 +104,14 @@ class RecipeError(CmrcError):
     kind = "recipe"
 
 
+class OutOfReachError(RecipeError):
+    """A budget below what is left with everything gone that may go: `least` is that, as a part of the whole."""
+
+    def __init__(self, reason: str, *, least: float, fix: str = "") -> None:
+        self.least = least
+        super().__init__(reason, fix=fix)
+
+
 class PlanError(CmrcError):
     """A plan file that cannot be read."""
 

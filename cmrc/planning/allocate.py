@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cmrc.errors import HostError, RecipeError
+from cmrc.errors import HostError, OutOfReachError
 from cmrc.ir.axes import product
 from cmrc.ir.cost import cost
 from cmrc.ir.graph import Array, Graph
@@ -55,8 +55,9 @@ def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[
     most = [int(c.max()) for c in choices]
     least = measure(most, curves)
     if least > allowed:
-        raise RecipeError(
+        raise OutOfReachError(
             f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all that may go it is {least:,.6g}",
+            least=least / whole,
             fix="allow more, lower `minimum`, or give more sites",
         )
     savings = [_saving(measure, curves, i, m, whole) for i, m in enumerate(most)]

@@ -8,6 +8,7 @@ interruption, and a call with other goals costs seconds. A site that cannot be u
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cmrc.errors import HostError, RecipeError, ResidueError, StatsError
+from cmrc.errors import HostError, OutOfReachError, RecipeError, ResidueError, StatsError
 from cmrc.hosts.protocols import Host, Sizable
 from cmrc.ir.graph import Array
 from cmrc.planning.planner import plan_sizes
@@ -32,7 +33,7 @@ from cmrc.program.trace import trace
 from cmrc.reduction.goals import Goals, Measures, Whole
 from cmrc.reduction.images import Pictures
 from cmrc.reduction.measuring import ROUNDS, SESSIONS, Judge, Metric, Quality, Speed, file_bytes, speeds
-from cmrc.reduction.result import Data, Reduction, Size
+from cmrc.reduction.result import WORDS, Data, Reduction, Size
 from cmrc.reduction.samples import LIMIT, Rows, first_rows, load_function, read_samples
 from cmrc.reduction.workfolder import WorkFolder, digest_of, digest_of_run
 from cmrc.statistics.calibrate import calibrate, choose
@@ -42,6 +43,7 @@ from cmrc.verification.result import Verification
 from cmrc.verification.verifier import HeldOut
 
 FRONTIER = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+FEWEST = 5  # sizes, where fewer can be reached
 SHARE = 0.25  # of the data, held out
 PRESET = "joint"
 CHECKED = 4  # batches on which the small model is compared with the clamped one
@@ -306,7 +308,7 @@ class _Run:
             "rows": digest_of_run(self.program.fingerprint, (self.rows.judged,), {}),
         })  # fmt: skip
         whole = self._whole(work, model)
-        sizes = self._frontier(work, stats, wanted, judge, conditions, whole)
+        sizes = self._frontier(work, stats, wanted, judge, conditions)
         whole, sizes = self._time(work, sizes, whole, model)
         chosen = self._choose(sizes, whole)
         lowered, check, verification = self._finish(sizes[chosen], judge, swaps, reading)
@@ -372,20 +374,41 @@ class _Run:
         return work.original
 
     def _frontier(
-        self, work: WorkFolder, stats: Stats, wanted: Sequence[float], judge: Judge, conditions: str, whole: Whole
+        self, work: WorkFolder, stats: Stats, wanted: Sequence[float], judge: Judge, conditions: str
     ) -> list[Size]:
         """A plan, a model and its measures for every size that can be reached."""
         self.clock.stage("sizes", f"{len(wanted)} sizes: plan, fold, judge on {len(judge)} held-out samples")
+        least = work.load("reach", work.asked)
         sizes: list[Size] = []
+        if least is None:
+            try:
+                self._measure_sizes(work, stats, wanted, judge, conditions, sizes)
+                return sizes
+            except OutOfReachError as error:
+                least = {"least": error.least}
+                work.save("reach", work.asked, least)
+        floor = math.ceil(1000 * least["least"]) / 1000
+        within = [share for share in wanted if share >= floor]
+        if len(within) < FEWEST:  # those between the smallest that is left and the least there is
+            last = within[-1] if within else 1.0
+            within += [round(float(s), 3) for s in np.linspace(last, floor, FEWEST - len(within) + 1)[1:] if s < last]
+        self.remarks.append(
+            f"less than {floor:g} of the {WORDS[self.of]} is out of reach: that is what stays with all units gone that may go"
+        )
+        if not within:
+            raise RecipeError(
+                "the units that can be replaced save nothing", fix="`cmrc inspect` says what stops the others"
+            )
+        sizes.clear()
+        self._measure_sizes(work, stats, within, judge, conditions, sizes)
+        return sizes
+
+    def _measure_sizes(
+        self, work: WorkFolder, stats: Stats, wanted: Sequence[float], judge: Judge, conditions: str, sizes: list[Size]
+    ) -> None:
         plans = self._plans(work, stats, wanted)
         for share in self.observer.track(wanted, len(wanted), "sizes"):
-            try:
-                plan = next(plans)
-            except RecipeError as error:
-                if not sizes:
-                    raise
-                self.remarks.append(f"{share:g} is out of reach: {error.reason}")
-                break
+            plan = next(plans)
             lowered = None
             if not work.model(share).is_file():
                 lowered = self._lower(plan, work.plan(share))
@@ -409,7 +432,6 @@ class _Run:
             sizes.append(Size(share, plan, work.model(share), measures))
             for site, reason in plan.made.get("left_out", {}).items():
                 self.remarks.append(f"left out: {site}: {reason}")
-        return sizes
 
     def _plans(self, work: WorkFolder, stats: Stats, wanted: Sequence[float]) -> Iterator[Plan]:
         """The plan of every size: from the work folder, or new. Units are ranked once for all."""

@@ -173,3 +173,44 @@ def test_a_model_without_a_site_that_folds(tmp_path: Path) -> None:
     )
     with pytest.raises(RecipeError, match=r"none of the \d sites of this model can be replaced and folded away"):
         cmrc.reduce(tmp_path / "m.onnx", [np.ones((8, 4), np.float32)])
+
+
+def test_sizes_that_cannot_be_reached_are_replaced_by_some_that_can(tmp_path: Path) -> None:
+    options = {**QUICK, "frontier": [0.8, 0.001], "work": tmp_path / "w"}
+    result = cmrc.reduce(MODEL, TRAIN, macs=0.001, **options)
+    (remark,) = [remark for remark in result.remarks if "is out of reach" in remark]
+    floor = float(remark.split()[2])
+    assert remark == (
+        f"less than {floor:g} of the multiply-adds is out of reach: that is what stays with all units gone that may go"
+    )
+    assert [size.share for size in result.sizes][-1] == floor
+    assert len(result.sizes) > 2
+    assert not result.ready
+    again = cmrc.reduce(MODEL, TRAIN, macs=0.001, **options)
+    assert [size.share for size in again.sizes] == [size.share for size in result.sizes]
+
+
+def test_costs_are_those_at_the_sizes_of_the_data(tmp_path: Path) -> None:
+    """A model of any height and width is not counted as if a picture had one pixel."""
+    rng = np.random.default_rng(0)
+    weights = {"w1": rng.normal(size=(16, 3, 3, 3)), "w2": rng.normal(size=(8, 16, 3, 3))}
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w1"], ["h"]),
+        onnx.helper.make_node("Relu", ["h"], ["a"]),
+        onnx.helper.make_node("Conv", ["a", "w2"], ["c"]),
+        onnx.helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        onnx.helper.make_node("Flatten", ["p"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 8])],
+        [onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )  # fmt: skip
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "m.onnx",
+    )
+    x = rng.normal(size=(80, 3, 12, 10)).astype(np.float32)
+    result = cmrc.reduce(tmp_path / "m.onnx", [x], pick=0.6, frontier=[0.6], refit=False, timed=False)
+    assert result.whole.macs == 10 * 8 * 16 * 27 + 8 * 6 * 8 * 144
+    assert result.measures.macs == result.whole.macs // 2
