@@ -148,7 +148,7 @@ bug(
     'onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])',
     "pass",
     "a grouped convolution that lost groups says its old number",
-    *CONV,
+    ROWS,
 )
 bug(
     "key-value-heads-not-counted",
@@ -170,7 +170,6 @@ bug(
     "axes = [i for i, n in enumerate(patch.shapes[str(nodes[0].inputs[0])]) if n == 1]",
     "an axis of which a single unit is left is squeezed away",
     WRITE,
-    *HOST,
 )
 bug(
     "slice-ends-too-early",
@@ -186,7 +185,7 @@ bug(
     "regular = step > 0",
     "positions with gaps become a Slice",
     WRITE,
-    "tests/hosts/onnx/test_insert.py",
+    ROWS,
 )
 bug(
     "stale-shapes-stay",
@@ -194,7 +193,6 @@ bug(
     "            pass",
     "declared shapes stay what they were",
     WRITE,
-    *HOST,
 )
 bug(
     "sizes-follow-what-shrank",
@@ -258,8 +256,9 @@ bug(
     "        if name not in kept and value in used and not value.uses()",
     "        if value in used and not value.uses()",
     "an input with a default vanishes from the model",
-    WRITE,
-    *HOST,
+    "tests/hosts/onnx/test_load.py",
+    "-k",
+    "default",
 )
 
 # ---------------------------------------------------------------- nodes that are put in
@@ -290,9 +289,7 @@ bug(
     'index[list(node.attrs["units"])] = np.arange(len(node.attrs["units"]))',
     'index[sorted(node.attrs["units"])] = np.arange(len(node.attrs["units"]))',
     "values known only at run time go to other units",
-    *HOST,
-    "tests/hosts/fx/test_module.py",
-    "tests/passes/test_runtime.py",
+    "tests/hosts/onnx/test_insert.py",
 )
 bug(
     "inserted-pads-in-pairs",

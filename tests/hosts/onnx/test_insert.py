@@ -99,3 +99,17 @@ def test_half_precision_do_runs() -> None:
             continue
         assert got.dtype == x.dtype
         assert got.astype(np.float32).tolist() == [[-1, -3, -1, -1]] * 2
+
+
+def test_a_do_by_a_value_known_at_run_time_runs_literally() -> None:
+    """Its units are named in another order than they stand in: the value has them in that order."""
+    nodes = "a = Relu(x)\nv = Gather<axis=1>(x, some)\ny = Neg(a)"
+    host = OnnxHost.from_model(model(nodes, {"x": ("N", 4)}, "y", some=ints(1, 3)))
+    relu, gather, negate = host.graph.nodes
+    do = Node("do", ("a", "v"), (Value("a.do", relu.output.shape),), {"axis": 1, "units": (2, 0)})
+    edited = Graph(host.graph.inputs, (relu, gather, do, replace(negate, inputs=("a.do",))), ("y",))
+    verify_graph(edited)
+    x = random(5, 4)
+    expected = np.maximum(x, 0)
+    expected[:, [2, 0]] = x[:, [1, 3]]
+    np.testing.assert_array_equal(host.build(edited).run([x])[0], -expected)

@@ -226,3 +226,25 @@ def test_an_input_that_is_an_output_keeps_its_name() -> None:
         "host: %x (input): it is an input of the model and an output: replaced, the output would need a name of its own\n"
         "  fix: leave that site out, or choose another"
     )
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_squeeze_without_axes_keeps_the_axis_of_a_single_unit(opset: int) -> None:
+    """It drops the axes that had size 1 when it was read, and not that of the units, of which one is left."""
+    nodes = "h = Conv(x, k)\na = Relu(h)\np = GlobalAveragePool(a)\ns = Squeeze(p)\ny = MatMul(s, w)"
+    made = model(nodes, {"x": (2, 4, 5, 5)}, "y", opset=opset, k=random(3, 4, 1, 1), w=random(3, 6))
+    lowered = lower(OnnxHost.from_model(made), [random(2, 4, 5, 5)], "a", 1, (2, 0), (0.5, 1.5))
+    assert sizes_of(lowered)["k"] == [1, 4, 1, 1]
+
+
+def test_declared_shapes_follow_what_shrank() -> None:
+    made = model(
+        "h = Conv(x, k1)\na = Relu(h)\nf = Flatten(a)\ny = MatMul(f, w)",
+        {"x": ("N", 4, 3, 3)}, "y", k1=random(8, 4, 1, 1), w=random(72, 5),
+    )  # fmt: skip
+    declared = onnx.shape_inference.infer_shapes(made)
+    assert {value.name for value in declared.graph.value_info} >= {"h", "a", "f"}
+    feeds = [random(2, 4, 3, 3)]
+    lowered = lower(OnnxHost.from_model(declared), feeds, "a", 1, (1, 4), (0.6, -0.8))
+    shapes = {value.name: list(value.shape) for node in lowered.model.graph for value in node.outputs}  # type: ignore[arg-type]
+    assert [list(map(str, shapes[name])) for name in ("h", "a", "f")] == [["N", "6", "3", "3"]] * 2 + [["N", "54"]]
