@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import shutil
 import tempfile
@@ -111,6 +112,20 @@ def publish(staged: Path, path: Path) -> None:
     _sync(staged)
     os.replace(staged, path)
     _sync(path.parent)
+
+
+def is_mentioned(data: Path) -> bool:
+    """Whether a file beside this one, which is not itself data, contains its name."""
+    others = [file for file in data.parent.iterdir() if file.suffix not in (".data", ".safetensors") and file.is_file()]
+    return any(_contains(file, data.name.encode()) for file in others)
+
+
+def _contains(file: Path, name: bytes) -> bool:
+    with file.open("rb") as content:
+        if not os.fstat(content.fileno()).st_size:
+            return False
+        with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return mapped.find(name) >= 0
 
 
 def _sync(path: Path) -> None:

@@ -23,9 +23,11 @@ GOLDEN = HERE / "golden"
 LONG = (
     "benchmarks/",
     "differential/",
+    "faults/",
     "fuzz/",
     "hosts/onnx/test_memory.py",
     "hosts/onnx/test_optimised.py",
+    "loaders/",
     "mutation/test_machinery.py",
     "passes/test_properties.py",
     "passes/test_runtime.py",

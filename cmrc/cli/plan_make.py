@@ -111,6 +111,10 @@ def plan_make(
         int | None,
         typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.", show_default="0"),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep what is done so far here; after an interruption, resume from it."),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the scores of every site, with the cut: .png, .svg or .pdf."),
@@ -144,7 +148,7 @@ def plan_make(
         known = Stats.load(stats) if stats is not None else None
         plan = make_plan(
             program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
-            **options,
+            checkpoint=checkpoint, **options,
         )  # fmt: skip
         plan.save(output)
         if plot is not None:

@@ -1,6 +1,7 @@
 """How the process behaves towards whoever started it: Ctrl-C, a closed pipe, a stream that cannot show every character.
 
 Ctrl-C      one line, exit code 130, within a second: also while the main thread is busy in a library
+full disk   one line and exit code 2, where the output goes to a file
 pipe        `cmrc inspect MODEL | head -1` ends quietly, as Unix tools do
 encoding    a character that a stream lacks is spelled in ASCII
 """
@@ -8,6 +9,7 @@ encoding    a character that a stream lacks is spelled in ASCII
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import signal
@@ -19,6 +21,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code of a command that was stopped by Ctrl-C: 128 + SIGINT
+INVALID = 2
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 GRACE = 0.7  # seconds in which the main thread may leave by itself after Ctrl-C, and clean up
 
 # What has no decomposition into ASCII (é has one, and loses its accent).
@@ -71,11 +75,18 @@ def stoppable() -> Iterator[None]:
     # A thread, because the main one does not answer while it is inside a library: a signal waits until it is back.
     threading.Thread(target=_insist, args=(heard,), daemon=True).start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where a failure can still be reported
     except (Interrupted, KeyboardInterrupt):
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
         _leave()
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        with suppress(OSError):
+            os.write(2, f"file: cannot write to standard output: {error.strerror}\n".encode())
+        os._exit(INVALID)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,12 +1,13 @@
 """Plan files: `plan.json` holds what a person wants to read, and a file beside it the large arrays.
 
 Arrays of more than `INLINE` numbers lie in a safetensors file that is named by its content, so that a plan is never
-half-written and never needs pickle. A plan file is somebody else's data: it is read strictly, its arrays only from beside
+half-written and never needs pickle. The rename of plan.json comes last; what only the plan before it used is removed then. A plan file is somebody else's data: it is read strictly, its arrays only from beside
 it, and only if their content is what their name says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from cmrc.errors import PlanError
-from cmrc.files import require_writable, target, write_whole
+from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
 from cmrc.ir.fingerprint import Fingerprint
 from cmrc.ir.graph import Array
 from cmrc.program.do import Do
@@ -81,9 +82,25 @@ def write_plan(path: Path, contents: Contents) -> None:
         raise PlanError(
             f"`made` cannot be written as JSON: {error}", at=str(path), fix="keep finite numbers, text and lists in it"
         ) from error
-    if large:
-        write_whole(path.parent / name, data)
-    write_whole(path, text.encode())
+    with writing(path), staging(path.parent) as folder:
+        staged, arrays = folder / path.name, folder / name
+        staged.write_bytes(text.encode())
+        if large:
+            arrays.write_bytes(data)
+        with locked(path.parent):
+            if large:
+                publish(arrays, path.parent / name)
+            publish(staged, path)
+            _remove_unused(path)
+
+
+def _remove_unused(path: Path) -> None:
+    """Array files of earlier plans of this name, and of a save that was killed: nothing refers to them any more."""
+    pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{12}\.safetensors")
+    for file in [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]:
+        with contextlib.suppress(OSError):  # the plan is saved: a leftover is no reason to report a failure
+            if file.is_file() and not file.is_symlink() and not is_mentioned(file):
+                file.unlink()
 
 
 def _digest(data: bytes) -> str:

@@ -539,3 +539,20 @@ def test_names_from_files_are_no_markup(folder: Path) -> None:
     shown = cli("plan", "show", "odd.json")
     assert shown.exit_code == 0
     assert "[/red] :smile:" in shown.stdout
+
+
+def test_an_interrupted_plan_resumes_from_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = str(DIGITS.with_name("digits_test.npz"))
+    command = ("plan", "model.onnx", "--data", data, "--preset", "joint", "--keep", "0.5", "--sites", "act*")
+    assert cli(*command, "-o", "whole.json").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("cmrc.planning.planner.replace_units", None)  # interrupted once the statistics are there
+        assert isinstance(cli(*command, "-o", "resumed.json", "--checkpoint", "unfinished").exception, TypeError)
+    assert [path.name for path in Path("unfinished").iterdir()] == ["statistics-0.safetensors"]
+    with monkeypatch.context() as patch:
+        patch.setattr("cmrc.planning.planner.calibrate", None)  # what is done is not done again
+        assert cli(*command, "-o", "resumed.json", "--checkpoint", "unfinished").exit_code == 0
+    assert not Path("unfinished").exists()
+    whole, resumed = (json.loads(Path(f"{name}.json").read_text()) for name in ("whole", "resumed"))
+    assert whole.pop("tensors").split(".")[1] == resumed.pop("tensors").split(".")[1]  # named by their content
+    assert whole == resumed

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import math
+import shutil
 import tracemalloc
 from collections.abc import Iterator
 from functools import reduce
@@ -313,6 +314,19 @@ def wide(program: cmrc.Program, tmp_path: Path) -> Path:
 
 def arrays_of(path: Path) -> Path:
     return path.parent / json.loads(path.read_text())["tensors"]
+
+
+def test_a_plan_that_is_saved_again_leaves_no_arrays_behind(wide: Path, program: cmrc.Program) -> None:
+    before = arrays_of(wide)
+    shutil.copy(wide, wide.with_name("copy.json"))
+    left = before.with_name(f"{wide.stem}.0123456789ab.safetensors")  # as a save leaves it that is killed
+    left.write_bytes(b"half")
+    cmrc.Plan(program).do("1", units=range(150), constant=np.linspace(1, 2, 150)).save(wide)
+    assert before.exists()  # the copy refers to it
+    assert not left.exists()
+    wide.with_name("copy.json").unlink()
+    small_plan(program).save(wide)
+    assert [path.name for path in wide.parent.iterdir()] == [wide.name]
 
 
 def test_arrays_that_were_swapped_are_refused(wide: Path) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
-import os
 import re
 import tempfile
 import weakref
@@ -21,7 +19,7 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import FileError, HostError
-from cmrc.files import locked, publish, require_writable, staging, target, writing
+from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
 from cmrc.hosts.onnx.causes import own_errors
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
@@ -70,7 +68,7 @@ def save(
         with own_errors():
             onnx_ir.save(described, staged, format="protobuf", external_data=WEIGHTS if external else None)
         data = _name_by_content(staged, folder / WEIGHTS, place.stem)
-        if data is not None and place.parent != path.parent.resolve():
+        if data is not None and place.parent.resolve() != path.parent.resolve():
             raise FileError(
                 f"cannot write {path}: it is a link into another folder, and the model has its weights in a file beside it",
                 fix=f"write to {place}",
@@ -157,7 +155,7 @@ def _remove_unused(files: set[Path], alive: Sequence[onnx_ir.Model]) -> None:
     """Remove data files that no file in the folder mentions; what this process still reads from, once it no longer does."""
     for file in files:
         with contextlib.suppress(OSError):  # the model is saved: a leftover is no reason to report a failure
-            if not file.is_file() or file.is_symlink() or _is_mentioned(file):
+            if not file.is_file() or file.is_symlink() or is_mentioned(file):
                 continue
             if any(_reads(model, file) for model in alive):
                 weakref.finalize(alive[-1], _remove_later, file)
@@ -173,19 +171,6 @@ def _remove_later(file: Path) -> None:
 def _reads(model: onnx_ir.Model, data: Path) -> bool:
     files = {Path(tensor.path) for tensor in tensors(model) if isinstance(tensor, onnx_ir.ExternalTensor)}
     return any(file.exists() and file.samefile(data) for file in files)
-
-
-def _is_mentioned(data: Path) -> bool:
-    others = [file for file in data.parent.iterdir() if file.suffix != ".data" and file.is_file()]
-    return any(_contains(file, data.name.encode()) for file in others)
-
-
-def _contains(file: Path, name: bytes) -> bool:
-    with file.open("rb") as content:
-        if not os.fstat(content.fileno()).st_size:
-            return False
-        with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return mapped.find(name) >= 0
 
 
 # ---------------------------------------------------------------- whether it is valid

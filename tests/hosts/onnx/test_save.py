@@ -178,3 +178,15 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path.chmod(0o640)
     mlp().save(path, {"again": "1"})
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_external_data_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that says less than where it leads is not a link into another folder."""
+    external(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    for path in (Path("copy.onnx"), Path("out/copy.onnx")):
+        OnnxHost.load("big.onnx").save(path, {})
+        np.testing.assert_array_equal(
+            OnnxHost.load(path).run([random(4, 50)])[0], OnnxHost.load("big.onnx").run([random(4, 50)])[0]
+        )
