@@ -3,7 +3,7 @@
 Σ risk_i(k_i) is minimised over the numbers k_i of units that go. The risks are in units of the model's output (`probe`), so those of
 different sites may be added. For a price λ every site takes the k with the least risk(k) − λ · k · saving; the price is searched for
 by bisection, and what a choice really costs is found by lowering it, so that sites that share an op are counted right. What is then
-left of the budget goes where it helps most, one site after the other.
+left of the budget goes where it helps most, one site after the other. Which of a few candidates is best together is measured.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cmrc.program.program import Program
 from cmrc.program.sites import Site
 
 ROUNDS = 4  # for each site, in which what is left of a budget is spent
+WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the same part of every site, in further candidates
 STEPS = 40  # bisections of the price
 TIMED_STEPS = 8  # the same where every choice is run and timed
 RUNS = 30  # of which the median is the latency
@@ -46,8 +47,12 @@ class Curve:
         return np.asarray(self.site.units - kept[fits][::-1])
 
 
-def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[int]:
-    """How many units of each site to replace so that the lowered model is within the budget, at the least risk."""
+def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[list[int]]:
+    """How many units of each site to replace so that the lowered model is within the budget.
+
+    The first candidate has the least sum of risks. Others lie on the way to the same part of every site, since risks that were
+    measured one by one do not quite add up: what is cut most suffers most from the rest.
+    """
     measure = _measure(program, budget)
     whole = measure([0] * len(curves), curves)
     allowed = budget.amount * whole if budget.amount <= 1 else budget.amount
@@ -81,37 +86,81 @@ def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[
             best, high = counts, middle
         else:
             low = middle
-    return best if budget.of == "latency" else _spend(measure, curves, choices, savings, best, allowed)
+    if budget.of == "latency":
+        return [best]
+    costs = _Costs(measure, curves, choices, savings, allowed)
+    candidates = [costs.spend(best)]
+    uniform = costs.least_part()
+    for weight in WEIGHTS:
+        blend = [weight * a + (1 - weight) * b for a, b in zip(uniform, candidates[0], strict=True)]
+        candidate = costs.spend(costs.within(blend))
+        if candidate not in candidates:
+            candidates.append(candidate)
+    return candidates
 
 
-def _spend(
-    measure: Measure,
-    curves: Sequence[Curve],
-    choices: Sequence[Array],
-    savings: Sequence[float],
-    counts: list[int],
-    allowed: float,
-) -> list[int]:
-    """Take back cuts while the budget lasts: always the one that lowers the risk most for what it costs."""
-    counts, closed = list(counts), set[int]()
-    for _ in range(ROUNDS * len(curves)):
-        left = allowed - measure(counts, curves)
-        options = []
-        for i, curve in enumerate(curves):
-            fewer = choices[i][choices[i] < counts[i]]
-            fewer = fewer[(counts[i] - fewer) * savings[i] <= left]
-            if len(fewer) and i not in closed:
-                worth = (curve.risk[counts[i]] - curve.risk[fewer]) / ((counts[i] - fewer) * savings[i])
-                options.append((float(worth.max()), i, int(fewer[worth.argmax()])))
-        if not options:
-            break
-        _, i, fewer_units = max(options)
-        trial = [fewer_units if k == i else count for k, count in enumerate(counts)]
-        if measure(trial, curves) <= allowed:
-            counts = trial
-        else:
-            closed.add(i)  # it costs more than the average says
-    return counts
+@dataclass(frozen=True, slots=True, eq=False)
+class _Costs:
+    """Choices within a budget."""
+
+    measure: Measure
+    curves: Sequence[Curve]
+    choices: Sequence[Array]
+    savings: Sequence[float]
+    allowed: float
+
+    def least_part(self) -> list[float]:
+        """The same part of every site, as little as the budget allows."""
+        low, high = 0.0, 1.0
+        for _ in range(STEPS // 4):
+            middle = (low + high) / 2
+            counts = self._nearest([middle * curve.site.units for curve in self.curves])
+            low, high = (low, middle) if self._fits(counts) else (middle, high)
+        return [high * curve.site.units for curve in self.curves]
+
+    def within(self, wanted: Sequence[float]) -> list[int]:
+        """The choices next to these numbers, moved towards all that may go until the budget is met."""
+        most = [float(options.max()) for options in self.choices]
+        low, high = 0.0, 1.0
+        counts = self._nearest(wanted)
+        if self._fits(counts):
+            return counts
+        for _ in range(STEPS // 4):
+            middle = (low + high) / 2
+            counts = self._nearest([w + middle * (m - w) for w, m in zip(wanted, most, strict=True)])
+            low, high = (low, middle) if self._fits(counts) else (middle, high)
+        return self._nearest([w + high * (m - w) for w, m in zip(wanted, most, strict=True)])
+
+    def spend(self, counts: list[int]) -> list[int]:
+        """Take back cuts while the budget lasts: always the one that lowers the risk most for what it costs."""
+        closed = set[int]()
+        for _ in range(ROUNDS * len(self.curves)):
+            left = self.allowed - self.measure(counts, self.curves)
+            options = []
+            for i, (curve, saving) in enumerate(zip(self.curves, self.savings, strict=True)):
+                fewer = self.choices[i][self.choices[i] < counts[i]]
+                fewer = fewer[(counts[i] - fewer) * saving <= left]
+                if len(fewer) and i not in closed:
+                    worth = (curve.risk[counts[i]] - curve.risk[fewer]) / ((counts[i] - fewer) * saving)
+                    options.append((float(worth.max()), i, int(fewer[worth.argmax()])))
+            if not options:
+                break
+            _, i, units = max(options)
+            trial = [units if k == i else count for k, count in enumerate(counts)]
+            if self._fits(trial):
+                counts = trial
+            else:
+                closed.add(i)  # it costs more than the average says
+        return counts
+
+    def _nearest(self, wanted: Sequence[float]) -> list[int]:
+        return [
+            int(options[np.abs(options - number).argmin()])
+            for options, number in zip(self.choices, wanted, strict=True)
+        ]
+
+    def _fits(self, counts: Sequence[int]) -> bool:
+        return self.measure(counts, self.curves) <= self.allowed
 
 
 def _saving(measure: Measure, curves: Sequence[Curve], i: int, most: int, whole: float) -> float:

@@ -62,12 +62,15 @@ def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe, pro
     if recipe.budget is not None:
         sizes = [(_multiple(program, r.site, recipe), _least(r.site, recipe)) for r in ranked]
         probed = [_probed(r.site) for r in ranked]
-        losses = probe.losses(ranked, probed)
+        losses = probe.of_sites(ranked, probed)
         curves = [
             Curve(r.site, measured_risk(_risk(r), counts, measured), multiple, least)
             for r, counts, measured, (multiple, least) in zip(ranked, probed, losses, sizes, strict=True)
         ]
-        return allocate(program, curves, recipe.budget)
+        candidates = allocate(program, curves, recipe.budget)
+        if len(candidates) == 1:
+            return candidates[0]
+        return candidates[int(np.argmin(probe.together(ranked, candidates)))]
     counts = []
     for r in ranked:
         keep = KEEP if recipe.keep is None else recipe.keep
@@ -94,14 +97,20 @@ def _risk(r: Ranked) -> Array:
 
 
 def measured_risk(risk: Array, counts: Sequence[int], losses: Sequence[float]) -> Array:
-    """The risk curve of a site in units of the model's output: a · riskᵇ through what was measured at some counts.
+    """The risk curve of a site in units of the model's output: through what was measured at some counts.
 
-    b lies within POWERS, so that noise in a small loss does not bend the curve; with one measurement, or none above 0, b = 1.
+    Between two measurements, and beyond the last, loss = a · riskᵇ, with b within POWERS, so that noise in a small loss does not
+    bend the curve; before the first, and with a single one, b = 1. It never falls.
     """
-    pairs = [(math.log(risk[k]), math.log(loss)) for k, loss in zip(counts, losses, strict=True) if risk[k] > 0 < loss]
-    if not pairs:  # what was cut does not reach the output: it costs next to nothing, in the order of its risk
+    known = [(risk[k], loss) for k, loss in zip(counts, losses, strict=True) if risk[k] > 0 < loss]
+    if not known:  # what was cut does not reach the output: it costs next to nothing, in the order of its risk
         return np.asarray(risk / risk[-1] * NOTHING)
-    (x, y), (u, v) = pairs[0], pairs[-1]
-    power = float(np.clip((v - y) / (u - x), *POWERS)) if u > x else 1.0
-    scale = math.exp(np.mean([loss - power * own for own, loss in pairs]))
-    return np.asarray(scale * risk**power)
+    (own, loss), power = known[0], 1.0
+    curve = loss * risk / own
+    for further, more in known[1:]:
+        if further > own:
+            power = float(np.clip(math.log(more / loss) / math.log(further / own), *POWERS))
+            curve = np.where(risk > own, loss * (np.maximum(risk, own) / own) ** power, curve)
+            own, loss = further, max(more, loss)
+            curve = np.where(risk >= own, loss * (np.maximum(risk, own) / own) ** power, curve)
+    return np.maximum.accumulate(curve)

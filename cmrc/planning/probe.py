@@ -1,4 +1,4 @@
-"""What cutting one site alone does to the model's output, as measured: what makes the risks of different sites comparable.
+"""What cutting a site, or all of them, does to the model's output, as measured: what makes the risks of different sites comparable.
 
     inputs ─> piece 0 ─> site 1 ─> piece 1 ─> site 2 ─> ... ─> output      once, without replacements
                            └─ do ─> piece 1 ─> site 2 ─> ... ─> output     once for each site and size: only what lies behind it
@@ -27,9 +27,9 @@ from cmrc.program.sites import Site
 from cmrc.statistics.batches import Batch, as_array, batches
 from cmrc.statistics.calibrate import Watch
 from cmrc.verification.evidence import log_softmax
-from cmrc.verification.interpreter import HeldInputs, Interpreter
+from cmrc.verification.interpreter import Interpreter
 
-KEPT = (0.7, 0.4)  # the parts of a site at which it is measured
+KEPT = (0.8, 0.55, 0.3)  # the parts of a site at which it is measured
 PREDICTIONS = 1024  # answers of the model that are compared
 LEAST_ROWS = 8
 COPIES = 16  # of the outputs, in float64 and at a time
@@ -40,7 +40,7 @@ SQUARED = ("logit", "squared-error")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossProbe:
-    """Measures the loss of plans that replace units of one site."""
+    """Measures what plans do to the output, on rows of the first batches."""
 
     program: Program
     recipe: Recipe
@@ -48,40 +48,43 @@ class LossProbe:
     watch: Watch
     known: dict[tuple[Any, ...], list[list[float]]] = field(default_factory=dict)  # what was measured before
 
-    def losses(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """For each site the mean loss with so many of its units replaced, and nothing else. Measured once."""
+    def of_sites(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """For each site the mean loss with so many of its units replaced, for several numbers, and nothing else. Measured once."""
         asked = tuple((r.site.value, *r.order.units.tolist(), *some) for r, some in zip(ranked, counts, strict=True))
         if asked not in self.known:
-            self.known[asked] = self._measure(ranked, counts)
+            plans = [self._planned([r], [count]) for r, some in zip(ranked, counts, strict=True) for count in some]
+            losses = iter(self._losses(ranked, plans))
+            self.known[asked] = [[next(losses) for _ in some] for some in counts]
         return self.known[asked]
 
-    def _measure(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
+    def together(self, ranked: Sequence[Ranked], candidates: Sequence[Sequence[int]]) -> list[float]:
+        """For each candidate the mean loss with so many units of each site replaced, all at once, each fitted by itself."""
+        return self._losses(ranked, [self._planned(ranked, counts) for counts in candidates])
+
+    def _planned(self, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
+        plan = Plan(self.program)
+        for r, count in zip(ranked, counts, strict=True):
+            plan = replace_units(self.program, r, count, self.recipe, plan, {})
+        return plan
+
+    def _losses(self, ranked: Sequence[Ranked], plans: Sequence[Plan]) -> list[float]:
         if self.data is None:
             raise StatsError(
                 "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",
                 fix="give data= beside the statistics (some batches suffice), or keep= instead of a budget",
             )
-        plans = [
-            [replace_units(self.program, r, count, self.recipe, Plan(self.program), {}) for count in some]
-            for r, some in zip(ranked, counts, strict=True)
-        ]
-        sums = [[0.0] * len(some) for some in counts]
-        interpreter = Interpreter(self.program)
-        sites = [r.site for r in ranked]
+        sites, interpreter = [r.site for r in ranked], Interpreter(self.program)
         parts = list(self._parts(interpreter, sites))
-        weight = 0.0
-        jobs = [(part, i) for part in parts for i in range(len(sites))]
-        run: HeldInputs | None = None
-        for part, i in self.watch(jobs, len(jobs)):
-            if not i:
+        sums, weight = [0.0] * len(plans), 0.0
+        jobs = [(part, place) for part in parts for place in range(len(plans))]
+        for part, place in self.watch(jobs, len(jobs)):
+            if not place:
                 run = interpreter.hold(part.inputs, sites)
                 plain = run.intervene()
                 counted = self._counted(part, plain[0])
                 weight += float(counted.sum())
-            assert run is not None
-            for place, plan in enumerate(plans[i]):
-                sums[i][place] += self._loss(plain, run.intervene(interventions=[plan]), counted)
-        return [[total / max(weight, 1.0) for total in some] for some in sums]
+            sums[place] += self._loss(plain, run.intervene(interventions=[plans[place]]), counted)
+        return [total / max(weight, 1.0) for total in sums]
 
     def _parts(self, interpreter: Interpreter, sites: Sequence[Site]) -> Iterator[Batch]:
         """Rows of the first batches, in parts whose values fit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from nets import Branches, data, exported, seeded, traced
-from tolerances import EXACT_F64
 from torch import nn
 
 import cmrc
@@ -34,7 +33,7 @@ def test_losses_are_those_of_the_clamped_model(program: cmrc.Program, loss: str)
     stats = cmrc.calibrate(program, [x], sites=SITES, need=["scatter"])
     ranked = [rank(program, program.find(name)[0], stats[name], recipe, ()) for name in SITES]
     counts = [[2, 4], [1, 3], [3]]
-    measured = LossProbe(program, recipe, [x[:25], x[25:]], unwatched).losses(ranked, counts)
+    measured = LossProbe(program, recipe, [x[:25], x[25:]], unwatched).of_sites(ranked, counts)
     plain = program.run([x])[0].astype(np.float64)
     for r, some, losses in zip(ranked, counts, measured, strict=True):
         for count, value in zip(some, losses, strict=True):
@@ -55,7 +54,7 @@ def test_only_what_lies_behind_a_site_runs_again(program: cmrc.Program, monkeypa
     monkeypatch.setattr(
         HeldInputs, "_run", lambda self, level, feeds, n: ran.append((level, n)) or real(self, level, feeds, n)
     )
-    LossProbe(program, recipe, [x], unwatched).losses(ranked, [[1], [1], [1]])
+    LossProbe(program, recipe, [x], unwatched).of_sites(ranked, [[1], [1], [1]])
     levels = [level for level, rows in ran if rows == 20]  # a single row is asked how large everything is
     last = max(levels)
     held = list(range(last))
@@ -72,7 +71,7 @@ def test_padding_does_not_count() -> None:
     recipe = make_recipe(preset="cmr-logit", positions="mask", sites=["1"])
     stats = cmrc.calibrate(program, [{program.host.inputs[0]: x, "mask": mask}], sites="1", positions="mask")
     ranked = [rank(program, program.find("1")[0], stats["1"], recipe, ())]
-    ((loss,),) = LossProbe(program, recipe, [{program.host.inputs[0]: x, "mask": mask}], unwatched).losses(
+    ((loss,),) = LossProbe(program, recipe, [{program.host.inputs[0]: x, "mask": mask}], unwatched).of_sites(
         ranked, [[3]]
     )
     plan = replace_units(program, ranked[0], 3, recipe, cmrc.Plan(program), {})
@@ -91,14 +90,48 @@ def test_probabilities_are_compared_as_they_are() -> None:
 
 def test_curves_pass_through_what_was_measured() -> None:
     risk = np.concatenate([[0.0], np.cumsum(np.linspace(1, 3, 10))])
-    exact = measured_risk(risk, [3, 8], [0.2 * risk[3] ** 1.3, 0.2 * risk[8] ** 1.3])
-    assert np.allclose(exact, 0.2 * risk**1.3, rtol=EXACT_F64)
+    counts, losses = [2, 5, 8], [0.1, 0.3, 1.1]
+    curve = measured_risk(risk, counts, losses)
+    assert np.allclose(curve[counts], losses)
+    assert np.allclose(curve[:3], risk[:3] * losses[0] / risk[2])
+    between = np.log(losses[2] / losses[1]) / np.log(risk[8] / risk[5])
+    assert np.allclose(curve[5:], losses[1] * (risk[5:] / risk[5]) ** between)
     assert np.allclose(measured_risk(risk, [4], [2.0]), risk * 2 / risk[4])
     steep = measured_risk(risk, [3, 8], [1e-9, 1.0])  # noise at the small end: no steeper than the square
-    assert np.allclose(steep / steep[-1], (risk / risk[-1]) ** 2)
+    assert np.allclose(steep[3:8], 1e-9 * (risk[3:8] / risk[3]) ** 2)
+    assert np.isclose(steep[8], 1.0)
+    fallen = measured_risk(risk, [3, 8], [1.0, 0.5])
+    assert (np.diff(fallen) >= 0).all()
     nothing = measured_risk(risk, [3, 8], [0.0, 0.0])
     assert 0 < nothing[-1] < 1e-9
     assert (np.diff(nothing) > 0).all()
+
+
+def test_the_candidate_that_is_best_together_is_taken(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidates meet one budget; the last is the same part of every site; the plan has the least loss as measured."""
+    x, _ = data(60, 5)
+    given = {"preset": "joint", "sites": SITES, "multiple_of": 1, "budget": {"of": "parameters", "amount": 0.7}}
+    seen: list[tuple[list[list[int]], list[float]]] = []
+    real = LossProbe.together
+
+    def together(self: LossProbe, ranked: list, candidates: list[list[int]]) -> list[float]:
+        seen.append((candidates, real(self, ranked, candidates)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(LossProbe, "together", together)
+    plan = cmrc.plan(program, data=[x], **given)
+    ((candidates, losses),) = seen
+    units = [program.find(name)[0].units for name in SITES]
+    before = program.cost().parameters
+    plain = program.run([x])[0]
+    for counts, loss in zip(candidates, losses, strict=True):
+        keep = {name: n - k for name, n, k in zip(SITES, units, counts, strict=True)}
+        one = cmrc.plan(program, data=[x], preset="joint", sites=SITES, multiple_of=1, keep=keep)
+        assert cmrc.lower(program, one).report.after.parameters <= 0.7 * before
+        assert np.isclose(divergence(plain, program.clamped(one).run([x])[0]).mean(), loss, rtol=1e-5)
+    shares = [k / n for k, n in zip(candidates[-1], units, strict=True)]
+    assert max(shares) - min(shares) < 1.5 / min(units)
+    assert [site["units"] - site["kept"] for site in plan.made["sites"].values()] == candidates[int(np.argmin(losses))]
 
 
 def test_a_budget_needs_data() -> None:
