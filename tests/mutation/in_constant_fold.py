@@ -253,7 +253,7 @@ bug(
 )
 bug(
     "padding-like-the-constant",
-    'same_pad = fn == "pad" and bool(np.all(slab == attrs["value"]))',
+    'same_pad = fn == "pad" and bool(np.all(slab == attrs.get("value")))',
     'same_pad = fn == "pad"',
     "padding by 0 around a constant is taken to be that constant",
     CONSTANT,

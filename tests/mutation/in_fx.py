@@ -6,6 +6,7 @@ from tests.mutation.mutant import Table
 
 bug = Table()
 DIFFERENTIAL = "tests/differential/test_differential.py"
+ROWS = "tests/hosts/fx/test_rows.py"
 MODULE = "tests/hosts/fx/test_module.py"
 MEMORY = "tests/hosts/fx/test_memory.py"
 CURVATURE = "tests/statistics/test_curvature.py"
@@ -17,118 +18,91 @@ bug(
     'return Read("linear", (1, 2, 0), {"axis": 1, "w_in": 0, "w_out": 1}, TAKES_BIAS)',
     'return Read("linear", (1, 2, 0), {"axis": 1, "w_in": 1, "w_out": 0}, TAKES_BIAS)',
     "addmm takes its weight as [in, out]",
-    DIFFERENTIAL,
-    "-k",
-    "addmm or linear",
+    ROWS,
 )
 bug(
     "addmm-with-alpha",
     'if a["beta"] != 1 or a["alpha"] != 1:',
     "if False:",
     "alpha and beta of addmm are ignored",
-    DIFFERENTIAL,
-    "-k",
-    "addmm or linear",
+    ROWS,
 )
 bug(
     "pads-from-the-first-axis",
     "pads[a.rank() - 1 - i] = (flat[2 * i], flat[2 * i + 1])",
     "pads[i] = (flat[2 * i], flat[2 * i + 1])",
     "torch lists the padding of the last axis first",
-    DIFFERENTIAL,
-    "-k",
-    "pad",
+    ROWS,
 )
 bug(
     "same-padding-longer-in-front",
     "return tuple((total // 2, total - total // 2) for total in totals)",
     "return tuple((total - total // 2, total // 2) for total in totals)",
     "padding=same puts the longer part behind",
-    DIFFERENTIAL,
-    "-k",
-    "conv",
+    ROWS,
 )
 bug(
     "pool-stride-of-one",
     'stride = integers(a["stride"], rank) if a["stride"] else kernel',
     'stride = integers(a["stride"], rank) if a["stride"] else (1,) * rank',
     "a pooling without a stride moves by its kernel",
-    DIFFERENTIAL,
-    "-k",
-    "pool",
+    ROWS,
 )
 bug(
     "average-with-padding",
     'include_pad=bool(a["count_include_pad"])',
     'include_pad=not a["count_include_pad"]',
     "count_include_pad is read the wrong way round",
-    DIFFERENTIAL,
-    "-k",
-    "pool",
+    ROWS,
 )
 bug(
     "divisor-ignored",
     'divisor = a.get("divisor_override")',
     "divisor = None",
     "an average pooling with its own divisor",
-    DIFFERENTIAL,
-    "-k",
-    "pool",
+    ROWS,
 )
 bug(
     "rms-epsilon-default",
     'else torch.finfo(a.node.meta["val"].dtype).eps',
     "else 1e-5",
     "the default epsilon of torch's RMS norm",
-    DIFFERENTIAL,
-    "-k",
-    "norm",
+    ROWS,
 )
 bug(
     "gelu-the-other-form",
     '"gelu_tanh" if a["approximate"] == "tanh" else "gelu"',
     '"gelu" if a["approximate"] == "tanh" else "gelu_tanh"',
     "the exact and the approximate gelu are mixed up",
-    DIFFERENTIAL,
-    "-k",
-    "gelu",
+    ROWS,
 )
 bug(
     "masked-fill-keeps-the-masked",
     'row("masked_fill.Scalar", "masked_fill.Tensor")(pointwise("where", 1, 2, 0))',
     'row("masked_fill.Scalar", "masked_fill.Tensor")(pointwise("where", 1, 0, 2))',
     "select of the wrong operand",
-    DIFFERENTIAL,
-    "-k",
-    "mask",
+    ROWS,
 )
 bug(
     "transpose-does-nothing",
     "perm[i], perm[j] = perm[j], perm[i]",
     "pass",
     "a transpose of two axes is read as none",
-    DIFFERENTIAL,
-    "-k",
-    "transpose",
+    ROWS,
 )
 bug(
     "training-dropout-passes",
     '    if a["train"]:\n        return Barrier("it drops at random',
     '    if False:\n        return Barrier("it drops at random',
     "a model in training mode is lowered as if nothing were dropped",
-    MODULE,
-    DIFFERENTIAL,
-    "-k",
-    "dropout or train or mode",
+    ROWS,
 )
 bug(
     "threshold-value-ignored",
     '"value": float(a["value"])})\n\n\n@row("to.dtype"',
     '"value": 0.0})\n\n\n@row("to.dtype"',
     "what a threshold puts below it",
-    DIFFERENTIAL,
-    "-k",
-    "threshold or pointwise",
+    ROWS,
 )
 
 # ---------------------------------------------------------------- the cleaned graph
@@ -138,21 +112,14 @@ bug(
     "        reader.replace_input_with(changed, node)",
     "        pass",
     "readers behind an in-place op read the value before it",
-    MODULE,
-    DIFFERENTIAL,
-    "tests/fuzz/test_fuzz.py",
-    "-k",
-    "place or torch",
+    ROWS,
 )
 bug(
     "glu-halves-swapped",
     "_become(a.node, aten.mul.Tensor, first, _call(a.node, aten.sigmoid.default, second))",
     "_become(a.node, aten.mul.Tensor, second, _call(a.node, aten.sigmoid.default, first))",
     "the gate of a glu is its second half",
-    DIFFERENTIAL,
-    "tests/structures",
-    "-k",
-    "glu",
+    ROWS,
 )
 bug(
     "weight-norm-over-its-own-axis",

@@ -119,8 +119,8 @@ bug(
 )
 bug(
     "shared-parameters-count-twice",
-    "            if isinstance(operand, Leaf) or operand in own:\n                leaves.update((leaf.name, leaf)",
-    "            if isinstance(operand, Leaf) or operand in own:\n                leaves.update((node.name + leaf.name, leaf)",
+    "leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))\n            elif isinstance(operand, Tensor) and operand.shape:",
+    "leaves.update((node.name + leaf.name, leaf) for leaf in leaves_of(operand))\n            elif isinstance(operand, Tensor) and operand.shape:",
     "a tied weight counts once for every reader",
     "tests/ir/test_cost.py",
 )

@@ -82,7 +82,7 @@ bug(
 )
 bug(
     "rounding-to-integers-is-affine",
-    '    if fn == "cast" and not attributes(node, PointwiseAttrs)["dtype"].startswith(("float", "bfloat")):',
+    '    if fn == "cast" and not attributes(node, PointwiseAttrs).get("dtype", "").startswith(("float", "bfloat")):',
     "    if False:",
     "a cast to whole numbers lets affine replacements pass",
     AFFINE,

@@ -55,6 +55,38 @@ def test_every_output_is_compared(parameter: str, place: int) -> None:
     assert (check.error, check.tolerance) == (check.outputs[place].error, check.outputs[place].tolerance)
 
 
+def test_not_a_number_is_infinitely_far() -> None:
+    lowered = lowered_by(TwoHeads())
+    add(lowered, "first.bias", float("nan"))
+    check = lowered.check((X,))
+    assert not check.holds
+    assert check.error == float("inf")
+
+
+class Classes(nn.Module):
+    """Whole numbers as output: the larger of two logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act, self.last = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.act(self.fc(x))).argmax(1)
+
+
+def test_whole_numbers_are_equal_or_not() -> None:
+    lowered = lowered_by(Classes())
+    assert lowered.check((X,)).holds
+    with torch.no_grad():
+        lowered.host.state["last.bias"].copy_(torch.tensor([1e3, -1e3]))  # type: ignore[attr-defined]
+    zeros = lowered.check((X,))
+    with torch.no_grad():
+        lowered.host.state["last.bias"].copy_(torch.tensor([-1e3, 1e3]))  # type: ignore[attr-defined]
+    ones = lowered.check((X,))
+    assert not (zeros.holds and ones.holds)  # they cannot both be right
+    assert {zeros.error, ones.error} <= {0.0, 1.0}
+
+
 def test_every_batch_is_compared() -> None:
     """A wrong weight of the first layer does not show where the inputs are zero."""
     lowered = lowered_by(TwoHeads())
