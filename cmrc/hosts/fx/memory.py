@@ -105,7 +105,7 @@ def readable(tensor: torch.Tensor) -> Array:
     return array.view(BFLOAT16) if clone.dtype == torch.bfloat16 else array
 
 
-class Reader:
+class TensorReader:
     """`readable(tensor)` at each call, as the tensor is then. The array is made once as long as nobody writes.
 
     The array holds the memory that it reads, and whoever writes to the tensor gets other memory first: while the tensor

@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.memory import Reader
+from cmrc.hosts.fx.memory import TensorReader
 from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
@@ -103,7 +103,7 @@ class LiftedReading:
         if name is not None:
             tensor = self.program.state[name]
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.leaves[node.name] = Leaf(name, tuple(tensor.shape), dtype, Reader(tensor))
+            self.leaves[node.name] = Leaf(name, tuple(tensor.shape), dtype, TensorReader(tensor))
         elif isinstance(node.meta.get("val"), torch.Tensor):
             self.inputs.append(_value(node))
 
