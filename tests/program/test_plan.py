@@ -288,3 +288,15 @@ def test_residue_is_an_error_that_names_node_entry_and_fix(program: cmrc.Program
     assert [(d.kind, d.site, d.node, d.reason) for d in kept.report.declined] == [
         ("do", "blocks.2", "output", "it is an output of the model")
     ]
+
+
+def test_a_vector_for_each_head_stays_with_its_head() -> None:
+    class Heads(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    program = cmrc.trace(Heads().eval(), (torch.randn(2, 4, 3, 5),))
+    vectors = np.arange(10.0).reshape(2, 5)
+    (entry,) = cmrc.Plan(program).do(program.graph.outputs[0], units=[3, 1], constant=vectors, axis=1).entries
+    assert entry.constant.shape == (1, 2, 1, 5)
+    assert entry.constant[0, :, 0].tolist() == vectors.tolist()

@@ -140,6 +140,7 @@ ROWS: dict[str, tuple[Function, Tensor]] = {
     "full": (lambda x: x + torch.full((6, 7), 0.3), IMAGE),
     # spelled out
     "glu": (lambda x: F.glu(x, 1), IMAGE),
+    "weight_norm": (lambda x: F.linear(x, torch._weight_norm(W.T.contiguous(), CHANNELS[:, None], 0)), MATRIX),
     "zeros and ones": (lambda x: x * torch.zeros(7) + torch.ones(6, 1), IMAGE),
     "in place": (lambda x: (x * 2).relu_().add_(1), MATRIX),
     "dropout": (lambda x: F.dropout(x, 0.5, training=False), MATRIX),
