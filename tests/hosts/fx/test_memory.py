@@ -17,7 +17,7 @@ from torch import nn
 import cmrc
 from cmrc.errors import HostError
 from cmrc.hosts.fx import memory
-from cmrc.hosts.fx.memory import Reader, copies_on_write, from_numpy, own, own_all, readable
+from cmrc.hosts.fx.memory import TensorReader, copies_on_write, from_numpy, own, own_all, readable
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 TENSORS = ("fc1.weight", "fc2.bias", "fc3.weight", "bn.weight", "bn.running_mean")  # cut, folded, and three untouched
@@ -297,7 +297,7 @@ def test_one_tensor_under_two_names_stays_one() -> None:
 
 def test_a_reader_follows_the_tensor_and_reads_it_once() -> None:
     tensor = nn.Parameter(torch.arange(4.0))
-    read = Reader(tensor)
+    read = TensorReader(tensor)
     before = read()
     assert read() is before
     with torch.no_grad():
@@ -312,7 +312,7 @@ def test_a_reader_follows_the_tensor_and_reads_it_once() -> None:
 @pytest.mark.parametrize("tensor", ODD.values(), ids=ODD)
 def test_a_reader_sees_every_write(tensor: torch.Tensor) -> None:
     tensor = tensor.clone()
-    read = Reader(tensor)
+    read = TensorReader(tensor)
     read()
     with torch.no_grad():
         tensor.copy_(tensor.roll(1) if tensor.ndim else tensor + 1)
