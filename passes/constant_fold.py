@@ -24,7 +24,17 @@ from cmrc.ir.evaluate import constant, evaluate_op, take
 from cmrc.ir.functions import ALONG
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
 from cmrc.ir.meanings import slab_of
-from cmrc.ir.spec import AlongAttrs, PointwiseAttrs, attributes
+from cmrc.ir.spec import (
+    AlongAttrs,
+    ConcatAttrs,
+    ConvAttrs,
+    DoAttrs,
+    LinearAttrs,
+    PointwiseAttrs,
+    SelectAttrs,
+    TransposeAttrs,
+    attributes,
+)
 from cmrc.passes.rewriting import runtime
 from cmrc.passes.rewriting.absorb import (
     add_behind_batch_norm,
@@ -151,10 +161,11 @@ def _emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> R
 
 def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
     """x of x + 0, 0 + x and x - 0, where it is the whole result."""
-    for position in {"add": (0, 1), "sub": (0,)}.get(node.attrs["fn"], ()):
+    attrs = attributes(node, PointwiseAttrs)
+    for position in {"add": (0, 1), "sub": (0,)}.get(attrs["fn"], ()):
         x, other = inputs[position], inputs[1 - position]
         nothing = isinstance(other, Tensor) and not np.any(constant(other))
-        scaled = position == 1 and node.attrs.get("alpha", 1.0) != 1.0
+        scaled = position == 1 and attrs.get("alpha", 1.0) != 1.0
         if isinstance(x, str) and nothing and not scaled:
             value = sweep.values[x]
             return x if (value.shape, value.dtype) == (node.output.shape, node.output.dtype) else None
@@ -266,7 +277,7 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """transpose(do(x)) -> do(transpose(x)), the axis permuted."""
-    fact, perm = facts[0], node.attrs["perm"]
+    fact, perm = facts[0], attributes(node, TransposeAttrs)["perm"]
     return sink(sweep, node, facts, perm.index(fact.axis), fact.units, np.transpose(fact.full(), perm))
 
 
@@ -281,7 +292,7 @@ def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the units: positions shift. Along another axis: every part must be known in the same units."""
-    along = node.attrs["axis"]
+    along = attributes(node, ConcatAttrs)["axis"]
     axes = {fact.axis for fact in facts.values()}
     if len(axes) > 1:
         return Declined("its operands are replaced along different axes")
@@ -318,7 +329,8 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """select(do(x, S), K) -> do(select(x, K), S in K); nothing left of S, nothing left of the do."""
-    fact, axis, keep = facts[0], node.attrs["axis"], node.attrs["keep"]
+    attrs = attributes(node, SelectAttrs)
+    fact, axis, keep = facts[0], attrs["axis"], attrs["keep"]
     if axis != fact.axis:
         slab = fact.full()
         slab = slab if slab.shape[axis] == 1 else np.take(slab, keep, axis=axis)
@@ -333,7 +345,7 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """do after do on one axis: the later wins where both name a unit; constant parents of an affine do join its bias."""
-    axis = node.attrs["axis"]
+    axis = attributes(node, DoAttrs)["axis"]
     if isinstance(node.inputs[1], str):
         return Declined("a replacement by values known only at run time stands here")
     fact = facts[0]
@@ -351,9 +363,9 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
             attrs["units"] = (*first, *later.units)
         sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path, marks))
         return JOINED
-    if set(node.attrs["parents"]) & set(fact.units):
+    if set(attributes(node, DoAttrs)["parents"]) & set(fact.units):
         return _join_constant_parents(sweep, node, facts)
-    later_units = set(node.attrs["units"])
+    later_units = set(attributes(node, DoAttrs)["units"])
     first = [u for u in fact.units if u not in later_units]
     sweep.emit(bare(node, facts))
     if first:
@@ -363,7 +375,8 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """B [x_Q; c] + β = B_Q x_Q + (β + B_c c)."""
-    fact, axis, parents = facts[0], node.attrs["axis"], node.attrs["parents"]
+    do = attributes(node, DoAttrs)
+    fact, axis, parents = facts[0], do["axis"], do["parents"]
     value, weight = node.inputs[1:]
     assert isinstance(value, Tensor) and isinstance(weight, Tensor)
     if len(parents) != weight.shape[1]:
@@ -384,11 +397,12 @@ def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
 
 def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the contracted axis: into bias and columns. Along another: the constants go through the map."""
+    attrs = attributes(node, LinearAttrs)
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
-    fact, axis, weight = facts[0], node.attrs["axis"], node.inputs[1]
+    fact, axis, weight = facts[0], attrs["axis"], node.inputs[1]
     assert isinstance(weight, Tensor)
-    ins = weight.shape[node.attrs["w_in"]]
+    ins = weight.shape[attrs["w_in"]]
     if fact.axis == axis and len(fact.units) < ins:
         return fold_into_linear(sweep, node, fact.source, fact.units, fact.full())
     slab = spread(fact.at(range(ins)) if fact.axis == axis else fact.full(), axis, ins)
@@ -402,11 +416,12 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
+    attrs = attributes(node, ConvAttrs)
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
     if len(node.inputs) > 2 and isinstance(node.inputs[2], str):
         return Declined("its bias is computed at run time")
-    fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
+    fact, axis, groups = facts[0], attrs["axis"], attrs["groups"]
     if fact.axis != axis:
         return Declined("it mixes positions along the replaced axis")
     channels = int(sweep.shape(fact.source)[axis])
@@ -432,7 +447,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def _makes_border(node: Node, fact: Known) -> bool:
     """Whether a convolution makes these constants different at different positions."""
-    free = position_free(fact.slab, node.attrs["axis"])
+    free = position_free(fact.slab, attributes(node, ConvAttrs)["axis"])
     return not free or (bool(fact.slab.any()) and has_border(node))
 
 
@@ -445,7 +460,7 @@ def _fits_in_weight(node: Node, spatial: Sequence[int]) -> bool:
 
 def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array:
     """The outputs of groups whose inputs are all known."""
-    axis, attrs = node.attrs["axis"], node.attrs
+    axis, attrs = attributes(node, ConvAttrs)["axis"], node.attrs
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
     rows, columns = members(gone, outs), members(gone, per)
@@ -515,7 +530,8 @@ def merge_with_addends(sweep: Sweep, node: Node) -> Node | None:
 
 
 def at_output(do: Node) -> str:
-    whole = len(do.attrs["units"]) == do.output.shape[do.attrs["axis"]]
+    attrs = attributes(do, DoAttrs)
+    whole = len(attrs["units"]) == do.output.shape[attrs["axis"]]
     return CONSTANT_OUTPUT if whole else "it is an output of the model"
 
 

@@ -32,7 +32,7 @@ from cmrc.ir.axes import spread
 from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, literal
 from cmrc.ir.meanings import conv_pads
-from cmrc.ir.spec import ConvAttrs, LinearAttrs, attributes
+from cmrc.ir.spec import AlongAttrs, ConvAttrs, LinearAttrs, PointwiseAttrs, attributes
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
     Declined,
@@ -138,9 +138,10 @@ def _add_buffer_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequen
 
 def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], slab: Array) -> Rewritten:
     """mean(x) over C units of which those in S are c -> mean(x_K) · |K| / C + Σ c / C; a sum likewise, without the factor."""
+    attrs = attributes(node, AlongAttrs)
     size, out = int(sweep.values[x].shape[axis]), node.output
     keep = complement(units, size)
-    mean = node.attrs["fn"] == "mean"
+    mean = attrs["fn"] == "mean"
     sweep.emit(node.with_inputs((sweep.select(x, axis, keep), *node.inputs[1:])))
     if mean:
         scaled = Value(sweep.fresh(out.name, "scaled"), out.shape, out.dtype)
@@ -148,7 +149,7 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
         sweep.redirected[out.name], out = scaled.name, scaled
     if not slab.any():
         return NOTHING_TO_ADD
-    added = slab.sum(axis=axis, keepdims=not node.attrs.get("drop")) / (size if mean else 1)
+    added = slab.sum(axis=axis, keepdims=not attrs.get("drop")) / (size if mean else 1)
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
     addend = add_tensors(None, literal(added), dtype=out.dtype)
     sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=node.path, marks=ADDEND))
@@ -224,8 +225,9 @@ def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
 
 def has_border(node: Node) -> bool:
     """Whether a constant plane comes out as anything but a constant plane."""
-    pad = node.attrs["pad"]
-    return bool(node.attrs.get("transposed")) or isinstance(pad, str) or any(lo or hi for lo, hi in pad)
+    attrs = attributes(node, ConvAttrs)
+    pad = attrs["pad"]
+    return bool(attrs.get("transposed")) or isinstance(pad, str) or any(lo or hi for lo, hi in pad)
 
 
 def fold_into_conv(
@@ -313,7 +315,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, 
 
 def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
     """Ones of the spatial size of x, a batch of one. The size is read where it first appears, so that x itself may go."""
-    axis, shape = node.attrs["axis"], sweep.values[x].shape
+    axis, shape = attributes(node, ConvAttrs)["axis"], sweep.values[x].shape
     earliest = x
     source: str | None = x
     while source is not None:
@@ -330,7 +332,8 @@ def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
 
 def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: int) -> Tensor:
     """Σ_s W_s c_s: the kernel that a plane of ones must meet to give what constant channels give, one channel in."""
-    weight, groups, transposed = node.inputs[1], node.attrs["groups"], bool(node.attrs.get("transposed"))
+    conv = attributes(node, ConvAttrs)
+    weight, groups, transposed = node.inputs[1], conv["groups"], bool(conv.get("transposed"))
     assert isinstance(weight, Tensor)
     kernel = weight.shape[2:]
     if transposed and groups > 1:
@@ -353,8 +356,9 @@ def pure_conv(node: Node) -> dict[str, object]:
 
 def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
     """The weight for the input channels that stay. In a grouped convolution every group keeps equally many."""
-    groups = node.attrs["groups"]
-    if node.attrs.get("transposed"):
+    conv = attributes(node, ConvAttrs)
+    groups = conv["groups"]
+    if conv.get("transposed"):
         return take(weight, 0, keep)
     if groups == 1:
         return take(weight, 1, keep)
@@ -367,12 +371,8 @@ def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
 
 def merge_addends(sweep: Sweep, node: Node) -> Node:
     """(y + v) + p -> y + (p + v), where v came from folding and p is a parameter: no extra op at run time."""
-    if (
-        node.op != "pointwise"
-        or node.attrs["fn"] != "add"
-        or node.attrs.get("alpha", 1.0) != 1.0
-        or node.attrs.get("align")
-    ):
+    attrs = attributes(node, PointwiseAttrs)
+    if node.op != "pointwise" or attrs["fn"] != "add" or attrs.get("alpha", 1.0) != 1.0 or attrs.get("align"):
         return node
     for i, operand in enumerate(node.inputs):
         earlier = sweep.producers.get(operand) if isinstance(operand, str) else None
@@ -393,9 +393,9 @@ def merge_addends(sweep: Sweep, node: Node) -> Node:
 
 def add_behind_batch_norm(sweep: Sweep, node: Node) -> bool:
     """bn(conv(x) + p) -> bn(conv(x)) + p·γ/σ, where p came from folding: runtimes join the convolution and its batch norm."""
-    x = node.inputs[0] if node.op == "pointwise" and node.attrs["fn"] == "batch_norm" else None
+    x = node.inputs[0] if node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] == "batch_norm" else None
     total = sweep.producers.get(x) if isinstance(x, str) else None
-    if total is None or total.origin or total.op != "pointwise" or total.attrs["fn"] != "add":
+    if total is None or total.origin or total.op != "pointwise" or attributes(total, PointwiseAttrs)["fn"] != "add":
         return False
     y, addend = total.inputs
     scaled = _scaled_by_batch_norm(sweep, node, addend)

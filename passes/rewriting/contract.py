@@ -21,6 +21,7 @@ import numpy as np
 
 from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
+from cmrc.ir.spec import AttentionAttrs, attributes
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.rewriting.known import Facts, Known, sink
 from cmrc.passes.rewriting.rewriter import NOTHING_TO_ADD, Declined, RuleOutcome, Sweep, complement, folded, taken
@@ -100,7 +101,8 @@ def every_query_sees(node: Node) -> bool:
     masks = [mask for mask in node.inputs[3:] if mask is not None]
     if not masks:
         return True
-    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or node.attrs.get("causal"):
+    causal = attributes(node, AttentionAttrs).get("causal")
+    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or causal:
         return False
     known = constant(masks[0])
     return bool((known if known.dtype == bool else np.isfinite(known)).any(axis=-1).all())

@@ -24,6 +24,7 @@ from cmrc.ir.axes import count_by_group, members, segments
 from cmrc.ir.evaluate import constant, evaluate_op, take
 from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ir.ops import OPS
+from cmrc.ir.spec import AlongAttrs, ConcatAttrs, ConvAttrs, LinearAttrs, SelectAttrs, TransposeAttrs, attributes
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
 from cmrc.passes.rewriting.rewriter import (
@@ -76,11 +77,12 @@ def add(sweep: Sweep, smaller: Node, addend: str) -> Rewritten:
 
 def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> Rewritten:
     """Groups whose inputs are all constants, under zero padding and at any size: convolve a plane of ones."""
-    fact, axis = facts[0], node.attrs["axis"]
+    conv = attributes(node, ConvAttrs)
+    fact, axis = facts[0], conv["axis"]
     x, weight, bias = (*node.inputs, None)[:3]
     assert isinstance(weight, Tensor) and not isinstance(bias, str)
     rows, inputs = members(gone, outs), members(gone, per)
-    small = replace(node, inputs=(x, take(weight, 0, inputs if node.attrs.get("transposed") else rows), bias))
+    small = replace(node, inputs=(x, take(weight, 0, inputs if conv.get("transposed") else rows), bias))
     small = small.with_attrs(groups=len(gone))
     bundle = kernel_of_constants(small, range(len(inputs)), fact.at(inputs).reshape(-1), len(rows))
     plane = plane_of_ones(sweep, node, fact.source)
@@ -216,17 +218,18 @@ def runs_along(node: Node, position: int, shape: Shape, axis: int) -> bool:
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """f over other axes acts on the value as it does on the rest."""
+    attrs = attributes(node, AlongAttrs)
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
-    fact, axes = facts[0], tuple(node.attrs["axes"])
+    fact, axes = facts[0], tuple(attrs["axes"])
     if fact.axis in axes:
         return Declined("it mixes the units with each other")
     seen = sweep.shape(fact.runtime)
     if any(seen[a] == 1 != sweep.shape(fact.source)[a] for a in axes):
         return Declined("the constant is the same at every position, whose number is not fixed")
-    if node.attrs["fn"] == "resize":
+    if attrs["fn"] == "resize":
         return Declined("it takes sizes that a batch of one does not have")
-    if node.attrs["fn"] == "pad" and any(lo or hi for lo, hi in node.attrs["pads"][:1]):
+    if attrs["fn"] == "pad" and any(lo or hi for lo, hi in attrs["pads"][:1]):
         return Declined("it pads the batch")
     inputs: list[Operand] = [fact.runtime]
     for i, operand in enumerate(node.inputs[1:], start=1):
@@ -234,7 +237,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
             return Declined("one of its parameters is computed at run time")
         local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, len(seen))
         inputs.append(operand if operand is None or local is None else take(operand, local, fact.units))
-    dropped = bool(node.attrs.get("drop"))
+    dropped = bool(attrs.get("drop"))
     kept = [d for d in range(len(seen)) if not (dropped and d in axes)]
     shape = tuple(node.output.shape[i] if d in axes else seen[d] for i, d in enumerate(kept))
     return sink(sweep, node, facts, kept.index(fact.axis), fact.units, twin(sweep, node, inputs, shape))
@@ -265,7 +268,7 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """transpose(do(x, v)) -> do(transpose(x), transpose(v))."""
-    fact, perm = facts[0], node.attrs["perm"]
+    fact, perm = facts[0], attributes(node, TransposeAttrs)["perm"]
     seen = sweep.shape(fact.runtime)
     value = twin(sweep, node, (fact.runtime,), tuple(seen[p] for p in perm))
     return sink(sweep, node, facts, perm.index(fact.axis), fact.units, value)
@@ -273,7 +276,8 @@ def sink_through_transpose(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
 
 def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """select(do(x, v), K) -> do(select(x, K), the part of v that is read)."""
-    fact, axis, keep = facts[0], node.attrs["axis"], node.attrs["keep"]
+    attrs = attributes(node, SelectAttrs)
+    fact, axis, keep = facts[0], attrs["axis"], attrs["keep"]
     if axis != fact.axis:
         seen = sweep.shape(fact.runtime)
         value = fact.runtime if seen[axis] == 1 else sweep.select(fact.runtime, axis, keep)
@@ -292,7 +296,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     (position, fact), *others = facts.items()
     if others:
         return Declined("several of its parts are replaced, one by values known only at run time")
-    if fact.axis != node.attrs["axis"]:
+    if fact.axis != attributes(node, ConcatAttrs)["axis"]:
         return Declined("another part of the concatenation is not replaced")
     sizes = [sweep.shape(operand)[fact.axis] for operand in node.inputs[:position]]
     if not all(isinstance(n, int) for n in sizes):
@@ -303,13 +307,14 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """W x with x_S := v -> W_K x_K + W_S v."""
+    attrs = attributes(node, LinearAttrs)
     _, weight, bias = (*node.inputs, None)[:3]
     if set(facts) != {0} or isinstance(weight, str) or weight is None:
         return Declined("its weight is computed at run time")
-    fact, axis, w_in = facts[0], node.attrs["axis"], node.attrs["w_in"]
+    fact, axis, w_in = facts[0], attrs["axis"], attrs["w_in"]
     if fact.axis != axis:
         return Declined("it acts along another axis than the replacement")
-    outs = weight.shape[node.attrs["w_out"]]
+    outs = weight.shape[attrs["w_out"]]
     shape = resized(sweep.shape(fact.runtime), axis, outs)
     keep = complement(fact.units, weight.shape[w_in])
     order = take(weight, w_in, fact.units)
@@ -322,10 +327,11 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Channels: conv(x_K; W_K) + conv(v; W_S). A group whose every input is known has known outputs: past it."""
+    attrs = attributes(node, ConvAttrs)
     _, weight, bias = (*node.inputs, None)[:3]
     if set(facts) != {0} or not isinstance(weight, Tensor) or isinstance(bias, str):
         return Declined("its weight is computed at run time")
-    fact, axis, groups = facts[0], node.attrs["axis"], node.attrs["groups"]
+    fact, axis, groups = facts[0], attrs["axis"], attrs["groups"]
     if fact.axis != axis:
         return Declined("it mixes positions along the replaced axis")
     seen, spatial = sweep.shape(fact.runtime), sweep.shape(fact.source)[axis + 1 :]
@@ -334,7 +340,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     channels = int(sweep.shape(fact.source)[axis])
     per, outs = channels // groups, int(node.output.shape[axis]) // groups
     counts = per - count_by_group(fact.units, groups, per)
-    transposed = bool(node.attrs.get("transposed"))
+    transposed = bool(attrs.get("transposed"))
     gone = np.flatnonzero(counts == 0)
     if len(gone) and not np.any(counts % per):
         rows, inputs = members(gone, outs), members(gone, per)

@@ -151,8 +151,8 @@ bug(
 )
 bug(
     "mask-may-hide-every-key",
-    '    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or node.attrs.get("causal"):\n        return False',
-    '    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or node.attrs.get("causal"):\n        return True',
+    "    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or causal:\n        return False",
+    "    if len(masks) > 1 or isinstance(masks[0], str) or node.inputs[3] is None or causal:\n        return True",
     "constants pass a mask that is known only at run time",
     CONSTANT,
     CONTRACT,
@@ -186,8 +186,8 @@ bug(
 
 bug(
     "merged-sum-forgets-alpha",
-    '        or node.attrs.get("alpha", 1.0) != 1.0\n        or node.attrs.get("align")',
-    '        or node.attrs.get("align")',
+    'or attrs["fn"] != "add" or attrs.get("alpha", 1.0) != 1.0 or attrs.get("align"):',
+    'or attrs["fn"] != "add" or attrs.get("align"):',
     "y + alpha p is merged as y + p",
     CONSTANT,
 )
@@ -232,7 +232,7 @@ bug(
 )
 bug(
     "zero-plus-alpha-x-is-x",
-    'scaled = position == 1 and node.attrs.get("alpha", 1.0) != 1.0',
+    'scaled = position == 1 and attrs.get("alpha", 1.0) != 1.0',
     "scaled = False",
     "0 + alpha x becomes x",
     CONSTANT,
