@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cmrc import Plan
 from cmrc.files import STAGING, staging, write_whole
+from cmrc.program.do import Do
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +45,18 @@ def test_what_others_are_writing_stays_and_what_the_dead_left_goes(tmp_path: Pat
         write_whole(tmp_path / "other.txt", b"other")
         assert (mine / "part").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
+
+
+def test_the_arrays_of_a_plan_are_there_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[str] = []
+    replace = os.replace
+
+    def watched(old: Path, new: Path) -> None:
+        published.append(new.suffix)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", watched)
+    entry = Do("act", "act", 1, tuple(range(300)), np.arange(300.0))
+    Plan(None, [entry]).save(tmp_path / "plan.json")
+    assert published == [".safetensors", ".json"]
+    assert Plan.load(tmp_path / "plan.json").entries[0].constant.tolist() == entry.constant.tolist()

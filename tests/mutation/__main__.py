@@ -5,7 +5,8 @@
     python -m tests.mutation --record               into tests/mutation/record.json, going on where it was interrupted
     python -m tests.mutation --sampled 200          mutants drawn from the syntax trees of passes and op tables
 
-A mutant that the tests notice is `caught`. One that they do not is `survived`, and makes the command fail.
+A mutant that the tests notice is `caught`. One that they do not is `survived`, one whose tests did not end is `undecided`:
+both make the command fail.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def run_seeded(mutant: Mutant, tree: Tree, log: Path) -> Ran:
 
 
 def entry_of(ran: Ran, digest: str, **more: Any) -> dict[str, Any]:
-    outcome = {"outcome": "survived" if ran.passed else "caught", "by": ran.failed}
-    return {**outcome, "seconds": round(ran.seconds, 1), "digest": digest, **more}
+    outcome = "survived" if ran.passed else "caught" if ran.in_time else "undecided"
+    return {"outcome": outcome, "by": ran.failed, "seconds": round(ran.seconds, 1), "digest": digest, **more}
 
 
 def chosen(patterns: list[str] | None) -> list[Mutant]:

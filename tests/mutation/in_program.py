@@ -198,7 +198,7 @@ bug(
 )
 bug(
     "data-of-another-model-removed",
-    "if not file.is_file() or file.is_symlink() or _is_mentioned(file):",
+    "if not file.is_file() or file.is_symlink() or is_mentioned(file):",
     "if not file.is_file() or file.is_symlink():",
     "weights that another model mentions are removed",
     *FILES,
@@ -234,8 +234,8 @@ bug(
 )
 bug(
     "plan-before-its-arrays",
-    "    if large:\n        write_whole(path.parent / name, data)\n    write_whole(path, text.encode())",
-    "    write_whole(path, text.encode())\n    if large:\n        write_whole(path.parent / name, data)",
+    "            if large:\n                publish(arrays, path.parent / name)\n            publish(staged, path)",
+    "            publish(staged, path)\n            if large:\n                publish(arrays, path.parent / name)",
     "a plan is there before the arrays that it names",
-    PLAN_FILE,
+    "tests/test_files.py",
 )

@@ -273,7 +273,7 @@ def run_drawn(mutant: Drawn, lines: Lines, tree: Tree, log: Path) -> Ran:
             if ran.ran and len(selection) == len(selections[0]):
                 break
             again = run_tests(tree.root, selection, timeout=TIMEOUT, log=log)
-            ran = Ran(again.passed, again.failed, again.ran, ran.seconds + again.seconds)
+            ran = Ran(again.passed, again.failed, again.ran, ran.seconds + again.seconds, again.in_time)
             if not ran.passed:
                 break
     return ran
@@ -292,8 +292,8 @@ def outcomes(options: argparse.Namespace, record: Record, tree: Tree, log: Path)
             ran = run_drawn(mutant, lines, tree, log)
             known = {"outcome": "caught", "by": ran.failed, "kind": mutant.kind, "module": mutant.module,
                      "tests": ran.ran, "seconds": round(ran.seconds, 1)}  # fmt: skip
-            if ran.passed:
-                known["outcome"] = "survived"
+            if ran.passed or not ran.in_time:
+                known["outcome"] = "survived" if ran.passed else "undecided"
         if known["outcome"] != "caught" and mutant.name in EXPLAINED:
             known = {**known, "outcome": "explained", "by": EXPLAINED[mutant.name]}
         record.put("sampled", mutant.name, known)

@@ -335,6 +335,13 @@ def test_interchange_moments_are_those_of_sampled_swaps(p: float) -> None:
 # ---------------------------------------------------------------- selection
 
 
+def test_units_of_equal_score_go_by_number() -> None:
+    order = bottom(np.array([2.0, 1.0, 1.0, 0.5, 2.0, 1.0]))
+    assert order.units.tolist() == [3, 1, 2, 5, 0, 4]
+    assert order.added.tolist() == [0.5, 1.0, 1.0, 1.0, 2.0, 2.0]
+    assert order.first(3) == (1, 2, 3)
+
+
 def test_the_smallest_scores_are_the_best_set_under_diagonal_curvature() -> None:
     """Theorem (additivity): risks add up, and no other set of that size is better."""
     rng = np.random.default_rng(0)
