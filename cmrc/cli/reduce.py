@@ -20,6 +20,7 @@ from cmrc.errors import RecipeError
 from cmrc.files import require_writable
 from cmrc.hosts.onnx.bench import PROVIDERS
 from cmrc.planning.recipe import PRESETS
+from cmrc.reduction.page import require_report, write_report
 from cmrc.reduction.reducer import FRONTIER, PRESET, SHARE, reduce
 from cmrc.reduction.result import Reduction
 from cmrc.reduction.samples import LIMIT
@@ -136,6 +137,12 @@ def reduce_command(
     provider: Annotated[
         str, typer.Option(metavar="NAME", help=f"Where to time: {', '.join(PROVIDERS)}, or onnxruntime's own name.")
     ] = "cpu",
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also write a page about it (.html), and the same as .md and .json beside it."
+        ),
+    ] = None,
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJson = False,
@@ -150,6 +157,8 @@ def reduce_command(
         require_output(output, "a model", ".onnx", reads=[model], force=force)
         plan_file = output.with_suffix(".plan.json")
         require_writable(plan_file)
+        if report is not None:
+            require_report(report)
         result = reduce(
             model, data, held_out=as_held_out(held_out), speedup=speedup, size=size, macs=macs,
             latency=None if latency is None else as_milliseconds(latency), agreement=agreement, metric=metric,
@@ -161,15 +170,16 @@ def reduce_command(
         )  # fmt: skip
         result.plan.save(plan_file)
         result.save(output, overwrite=True)
+        pages = [] if report is None else write_report(result, report, name=model.name)
         if as_json:
             print(json.dumps({"output": str(output), "plan": str(plan_file), **result.to_json()}, indent=1))
         else:
-            show(result, output, plan_file)
+            show(result, [output, plan_file, *pages])
     if not result.ready:
         fail(1)
 
 
-def show(result: Reduction, output: Path, plan_file: Path) -> None:
+def show(result: Reduction, written: Sequence[Path]) -> None:
     """The sizes, the chosen one, what to know of it, and the verdict."""
     head, *rows = result.frontier()
     print_table(head, rows)
@@ -186,7 +196,7 @@ def show(result: Reduction, output: Path, plan_file: Path) -> None:
         f"(off by {result.check.error:.1e}, allowed {result.check.tolerance:.0e})",
         markup=False,
     )
-    terminal.out.print(f"wrote {output} and {plan_file}", markup=False)
+    terminal.out.print(f"wrote {', '.join(map(str, written[:-1]))} and {written[-1]}", markup=False)
     terminal.out.print(in_flags(result.verdict), markup=False)
 
 

@@ -22,7 +22,7 @@ from cmrc.program.lower import Lowered
 from cmrc.program.program import Program
 from cmrc.reduction.samples import Rows
 from cmrc.verification.bounds import Estimate, bootstrap, lower_mean
-from cmrc.verification.evidence import Readout, compare
+from cmrc.verification.evidence import Evidence, Readout, compare
 from cmrc.verification.interpreter import Interpreter
 from cmrc.verification.result import Plain
 
@@ -147,10 +147,18 @@ class Judge:
         """What is compared: of probabilities their logarithms, so that KL means what it says."""
         return np.log(np.maximum(output, TINY)) if self.are_probabilities else output
 
-    def quality(self, lowered: Lowered) -> Quality:
-        after = Interpreter(Program(lowered.host)).run(self.inputs)
+    def evidence(self, after: Sequence[Array]) -> Evidence:
+        """Answer by answer: whether both agree, the original's margin, and how far the logits moved."""
         z, other = self._logits(self.outputs[self.output]), self._logits(after[self.output])
-        evidence = compare(self.readout, z, other, None, np.zeros(len(z), dtype=np.float32))
+        return compare(self.readout, z, other, None, np.zeros(len(z), dtype=np.float32))
+
+    def run(self, lowered: Lowered) -> list[Array]:
+        return Interpreter(Program(lowered.host)).run(self.inputs)
+
+    def quality(self, lowered: Lowered) -> Quality:
+        after = self.run(lowered)
+        z, other = self._logits(self.outputs[self.output]), self._logits(after[self.output])
+        evidence = self.evidence(after)
         plain = Plain(evidence, None, None)
         accuracy, drop = None, None
         if self.truth is not None:

@@ -23,6 +23,7 @@ from cmrc.errors import HostError, OutOfReachError, RecipeError, ResidueError, S
 from cmrc.hosts.protocols import Host, Sizable
 from cmrc.ir.graph import Array
 from cmrc.planning.planner import plan_sizes
+from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe, make_recipe
 from cmrc.program.lower import Lowered, lower
 from cmrc.program.plan import Plan
@@ -318,6 +319,7 @@ class _Run:
         return Reduction(
             self.program, sizes, chosen, self.goals, whole, self.of, lowered, check, verification, data, reached,
             declined, list(dict.fromkeys(self.remarks)), recipe.to_json(), self.clock.seconds,
+            judge.evidence(judge.run(lowered)), self._risks(stats, recipe, lowered.plan),
         )  # fmt: skip
 
     def _sites(self) -> tuple[list[Site], dict[str, str]]:
@@ -501,6 +503,17 @@ class _Run:
         rounds = int(np.clip(TIMING / (max(seconds, 2e-3) * len(files) * SESSIONS), 3, ROUNDS))
         watch: Callable[[Any], Any] = lambda items: self.observer.track(items, SESSIONS, "timing")  # noqa: E731
         return speeds(files, "original", feed, **kind, rounds=rounds, watch=watch)  # type: ignore[arg-type]
+
+    def _risks(self, stats: Stats, recipe: Recipe, plan: Plan) -> dict[str, tuple[list[float], int]]:
+        """What the selection went by: the risk that each removal adds, given those before it."""
+        gone = {entry.value: len(entry.units) for entry in plan.entries}
+        risks = {}
+        for value, own in stats.sites.items():
+            if value in gone:
+                site = self.sized.site_of(value, own.columns.axis, own.columns.name)
+                order = rank(self.sized, site, own, recipe, ()).order
+                risks[own.columns.name] = (np.maximum(order.added, 0.0).tolist(), gone[value])
+        return risks
 
     # ------------------------------------------------------------ the chosen one
 

@@ -15,6 +15,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.reach import Reach
 from cmrc.reduction.goals import Goals, Judgement, Measures, Whole
+from cmrc.verification.evidence import Evidence
 from cmrc.verification.result import Verification
 
 WORDS = {"macs": "multiply-adds", "bytes": "bytes", "parameters": "parameters", "units": "units per layer"}
@@ -60,6 +61,10 @@ class Reduction:
     remarks: Sequence[str]
     recipe: Mapping[str, Any]
     seconds: Mapping[str, float]
+    evidence: Evidence  # of the chosen size on the held-out rows
+    risks: Mapping[
+        str, tuple[list[float], int]
+    ]  # by site: what each removal adds to the risk, in order; how many are gone
 
     def __repr__(self) -> str:
         return f"Reduction({self.verdict})"

@@ -1,0 +1,168 @@
+"""The report: what it says, that it needs nothing beside it, and that it opens in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import cli
+
+import cmrc
+from cmrc.errors import FileError
+from cmrc.reduction import page
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_vega = pytest.mark.skipif(find_spec("vl_convert") is None, reason="vl-convert is not installed: cmrc[report]")
+
+
+@pytest.fixture(scope="module")
+def reduction() -> cmrc.Reduction:
+    return cmrc.reduce(
+        EXAMPLES / "digits.onnx", EXAMPLES / "digits_train.npz", held_out=EXAMPLES / "digits_test.npz",
+        frontier=[0.8, 0.5], refit=False, timed=True, samples=600,
+    )  # fmt: skip
+
+
+def test_the_paragraph_is_for_people(reduction: cmrc.Reduction) -> None:
+    words = page.in_plain_words(reduction, "digits.onnx")
+    removed = sum(len(entry.units) for entry in reduction.plan.entries)
+    assert words.startswith(f"digits.onnx was made smaller by removing {removed} of its inner units")
+    assert "On 360 samples that were set aside and not used to make it" in words
+    assert words.endswith("It meets what was asked for.")
+
+
+def test_markdown_has_the_tables(reduction: cmrc.Reduction) -> None:
+    text = page.markdown(reduction, "digits.onnx")
+    assert text.startswith("# digits.onnx: ready\n")
+    assert reduction.verdict in text
+    for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in rows.splitlines()}) == 1
+
+
+def test_pictures_hold_what_was_measured(reduction: cmrc.Reduction) -> None:
+    points = page.frontier_chart(reduction)["data"]["values"]
+    assert [point["which"] for point in points].count("chosen") == 1
+    assert [point["agreement"] for point in points] == [s.measures.quality.agreement.value for s in reduction.sizes]
+    latency = page.latency_chart(reduction)
+    assert latency is not None
+    assert [row["size"] for row in latency["data"]["values"]] == [
+        "original",
+        *(f"{s.share:g}" for s in reduction.sizes),
+    ]
+    widths = page.widths_chart(reduction)["data"]["values"]
+    assert sum(row["units"] for row in widths if row["what"] == "removed") == sum(
+        len(e.units) for e in reduction.plan.entries
+    )
+    answers = page.certificate_chart(reduction)["data"]["values"]
+    assert sum(row["answer"] == "the same" for row in answers) / 360 == reduction.measures.quality.agreement.value
+    assert not [row for row in answers if row["certain"] == "cannot change" and row["answer"] == "another"]
+
+
+def test_risks_are_in_the_order_of_the_selection_with_its_cut(reduction: cmrc.Reduction) -> None:
+    rows = page.risk_chart(reduction)["data"]["values"]
+    for entry in reduction.plan.entries:
+        own = [row for row in rows if row["layer"] == entry.site]
+        assert [row["unit"] for row in own] == ["removed"] * len(entry.units) + ["kept"] * (len(own) - len(entry.units))
+        risk = [row["risk"] for row in own]
+        assert risk == sorted(risk)
+
+
+def test_the_graph_marks_what_became_of_each_node(reduction: cmrc.Reduction) -> None:
+    spec = page.graph_chart(reduction)
+    nodes = spec["layer"][1]["data"]["values"]
+    assert len(nodes) == len(reduction.program.graph.nodes)
+    assert {node["name"] for node in nodes if node["what"] == "replaced"} == {e.site for e in reduction.plan.entries}
+    assert {node["what"] for node in nodes} <= set(page.STATES)
+    assert len({(node["x"], node["y"]) for node in nodes}) == len(nodes)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (
+            "report.txt",
+            "file: cannot write report.txt: a report has a name that ends in .html\n  fix: give report.txt.html",
+        ),
+        (
+            "nowhere/report.html",
+            "file: cannot write nowhere/report.html: there is no folder nowhere\n  fix: mkdir -p nowhere",
+        ),
+    ],
+)
+def test_a_report_that_cannot_appear_is_refused_before_the_work(path: str, text: str) -> None:
+    with pytest.raises(FileError) as caught:
+        page.require_report(Path(path))
+    assert str(caught.value) == text
+
+
+def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    with pytest.raises(FileError) as caught:
+        page.require_report(tmp_path / "r.html")
+    assert str(caught.value).endswith("vl-convert is not installed\n  fix: pip install 'cmrc[report]'")
+
+
+@needs_vega
+def test_the_page_needs_nothing_beside_it(reduction: cmrc.Reduction) -> None:
+    text = page.page(reduction, "<digits>.onnx")
+    assert "<h1>&lt;digits&gt;.onnx" in text
+    head = text[: text.index('<script type="module">')]
+    assert not re.findall(r'(?:src|href)="(?!data:)', head)
+    charts = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
+    assert charts is not None
+    assert set(json.loads(charts[1].replace("<\\/", "</"))) == {
+        "frontier",
+        "latency",
+        "widths",
+        "risk",
+        "certificate",
+        "graph",
+    }
+
+
+@needs_vega
+def test_the_command_writes_page_markdown_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = cli("reduce", str(EXAMPLES / "digits.onnx"), "--data", str(EXAMPLES / "digits_train.npz"), "-o", "small.onnx", "--report", "r.html",
+                "--frontier", "0.8", "--no-refit", "--no-timed", "--samples", "600")  # fmt: skip
+    assert "wrote small.onnx, small.plan.json, r.html, r.md and r.json" in shown.stdout, shown.output
+    assert json.loads((tmp_path / "r.json").read_text())["chosen"] == 0.8
+
+
+@needs_vega
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: cmrc[browser]")
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
+def test_the_page_opens_in_a_browser(reduction: cmrc.Reduction, tmp_path: Path, width: int, scheme: Any) -> None:
+    """Offline, without a word on the console; every picture is drawn, nothing is wider than the window; hover and search work."""
+    from playwright.sync_api import sync_playwright
+
+    page.write_report(reduction, tmp_path / "report.html", name="digits.onnx")
+    said: list[str] = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(f"file://{tmp_path / 'report.html'}")
+        tab.wait_for_function("document.documentElement.dataset.drawn === 'yes'", timeout=60_000)
+        assert tab.locator(".chart svg").count() == 6
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        dim = (
+            "[...document.querySelectorAll('#graph svg path')].filter(p => p.getAttribute('opacity') === '0.12').length"
+        )
+        assert tab.evaluate(dim) == 0
+        tab.locator("#graph input").fill("gelu")
+        tab.wait_for_function(f"{dim} === {len(reduction.program.graph.nodes) - 1}")
+        tab.locator("#graph svg path[aria-label*='gelu']").first.hover()
+        tab.wait_for_selector("#vg-tooltip-element.visible")
+        assert "gelu" in tab.locator("#vg-tooltip-element").inner_text()
+        browser.close()
+    assert said == []
