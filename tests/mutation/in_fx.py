@@ -169,8 +169,8 @@ bug(
 )
 bug(
     "split-sizes-in-another-order",
-    "order = sorted(parts, key=lambda p: int(str(draft.nodes[p.name].args[1])))",
-    "order = list(reversed(parts))",
+    "        split.args = (x, sizes, axis)",
+    "        split.args = (x, sizes[::-1], axis)",
     "the parts of a split are taken in another order",
     DIFFERENTIAL,
     "-k",

@@ -157,7 +157,7 @@ bug(
     "    os.replace(staged, path)\n",
     "    shutil.copyfile(staged, path)\n",
     "a file is half written if the process is killed",
-    *FILES,
+    "tests/test_files.py",
 )
 bug(
     "link-replaced-by-a-file",
