@@ -25,6 +25,7 @@ class Commands(LazyGroup):
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
         "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
+        "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
         "annotate": Entry("cmrc.cli.annotate", "Write a plan onto the nodes of a model, without lowering it."),
     }

@@ -171,6 +171,14 @@ class ReportsUntied(Protocol):
 
 
 @runtime_checkable
+class Described(Protocol):
+    """A host whose model has room for notes, by key."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+
+@runtime_checkable
 class Sizable(Protocol):
     """A host whose dynamic sizes can be fixed, so that the cost of a run is known."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +28,8 @@ from cmrc.program.trace import trace
 
 if TYPE_CHECKING:
     import torch
+
+KEY = "cmrc."  # of our entries in the metadata of a file
 
 
 @dataclass(eq=False, repr=False)
@@ -87,12 +91,7 @@ class Lowered:
         The file that the model was loaded from is replaced only with `overwrite=True`; a symbolic link stays one, and the
         file that it points to is replaced.
         """
-        fingerprint = self.program.fingerprint
-        metadata = {
-            "cmrc.version": __version__,
-            "cmrc.source": fingerprint.digest,
-            "cmrc.plan": plan_digest(self.plan),
-        }
+        metadata = provenance_of(self.program, self.plan)
         with blaming_contradictions(self.program.host):
             self.host.save(Path(path), metadata, overwrite=overwrite)
 
@@ -135,10 +134,19 @@ class Lowered:
             return [(*self.program.args, *kwargs.values())]  # those of the trace
 
 
+def provenance_of(program: Program, plan: Plan) -> dict[str, str]:
+    """What a lowered file says about itself: see `provenance.py`."""
+    origin = {"version": __version__, "source": program.fingerprint.digest, "plan": plan_digest(plan)}
+    recipe, data = plan.made.get("recipe"), plan.made.get("data")
+    if recipe is not None:
+        origin["recipe"] = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    if data:
+        origin["data"] = str(data)
+    return {KEY + name: text for name, text in origin.items()}
+
+
 def plan_digest(plan: Plan) -> str:
     """A short name for the do's of a plan."""
-    import hashlib
-
     digest = hashlib.sha256()
     for entry in plan.entries:
         digest.update(repr((entry.value, entry.axis, entry.units, entry.parents)).encode())

@@ -77,6 +77,10 @@ class OnnxHost:
         return self._reading.graph
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        return dict(self.model.metadata_props)
+
+    @property
     def names(self) -> Mapping[str, Sequence[str]]:
         return self._reading.names
 

@@ -1,0 +1,68 @@
+"""Where a lowered file comes from: what its metadata say, and whether that is true.
+
+cmrc.version   of cmrc
+cmrc.source    fingerprint of the model that was lowered
+cmrc.plan      digest of the do's
+cmrc.recipe    digest of the recipe that made the plan, where one did
+cmrc.data      digest of its calibration data
+
+Lowering is deterministic. So the whole is checked by doing it again: the same model and plan give the same model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cmrc.errors import HostError
+from cmrc.hosts.protocols import Described
+from cmrc.program.lower import KEY, lower, provenance_of
+from cmrc.program.plan import Plan
+from cmrc.program.program import Program
+from cmrc.program.trace import trace
+
+SAME = "result"  # the link that is checked by lowering again
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One part of where a file comes from: what is recorded, and what the model and plan at hand give."""
+
+    name: str
+    recorded: str
+    actual: str
+
+    @property
+    def holds(self) -> bool:
+        return self.recorded == self.actual
+
+
+def read_provenance(small: Program) -> dict[str, str]:
+    """What a lowered model says about itself, without the prefix of the keys."""
+    described = small.host.metadata if isinstance(small.host, Described) else {}
+    recorded = {name.removeprefix(KEY): text for name, text in described.items() if name.startswith(KEY)}
+    if "source" not in recorded or "plan" not in recorded:
+        raise HostError(
+            "the model does not say where it comes from", fix="only files that cmrc has lowered do: see `Lowered.save`"
+        )
+    return recorded
+
+
+def verify_provenance(small: Program, program: Program, plan: Plan) -> list[Link]:
+    """Every link from the model and the plan to the lowered model; the last one is found by lowering again."""
+    recorded = read_provenance(small)
+    links = _compared(recorded, {k.removeprefix(KEY): v for k, v in provenance_of(program, plan).items()})
+    if all(link.holds for link in links):
+        with tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
+            again = Path(folder) / "again.onnx"
+            lower(program, plan, residue="keep").save(again)
+            links.append(Link(SAME, small.fingerprint.digest, trace(again).fingerprint.digest))
+    return links
+
+
+def _compared(recorded: Mapping[str, str], actual: Mapping[str, str]) -> list[Link]:
+    """The version is not among them: another version may well give the same model."""
+    names = [name for name in {**actual, **recorded} if name in ("source", "plan", "recipe", "data")]
+    return [Link(name, recorded.get(name, ""), actual.get(name, "")) for name in names]

@@ -1,0 +1,86 @@
+"""`cmrc provenance`, on files as they were written, and as somebody changed them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import cmrc
+from tests.command import cli
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.onnx"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str, str]:
+    """A lowered model, its original, and its plan."""
+    program = cmrc.trace(EXAMPLE)
+    site = next(s for s in program.sites() if s.folding is not None and s.folding.folds and s.units > 2)
+    plan = cmrc.Plan(program).do(site.name, units=[1], constant=0.5)
+    plan.save(tmp_path / "plan.json")
+    cmrc.lower(program, plan).save(tmp_path / "small.onnx")
+    return str(tmp_path / "small.onnx"), str(EXAMPLE), str(tmp_path / "plan.json")
+
+
+def test_every_link_is_shown_and_verified(files: tuple[str, str, str]) -> None:
+    small, model, plan = files
+    shown = cli("provenance", small)
+    assert shown.exit_code == 0
+    assert cmrc.trace(EXAMPLE).fingerprint.digest in shown.output
+    assert "verify it with --model and --plan" in shown.output
+    verified = cli("provenance", small, "--model", model, "--plan", plan)
+    assert verified.exit_code == 0, verified.output
+    assert "this is that model, lowered by that plan" in verified.output
+    document = json.loads(cli("provenance", small, "--model", model, "--plan", plan, "--json").stdout)
+    assert document["holds"]
+    assert set(document["links"]) == {"source", "plan", "result"}
+
+
+def test_a_weight_changed_afterwards_breaks_the_last_link(files: tuple[str, str, str]) -> None:
+    small, model, plan = files
+    changed = onnx.load(small)
+    tensor = next(t for t in changed.graph.initializer if t.data_type == onnx.TensorProto.FLOAT)
+    array = numpy_helper.to_array(tensor).copy()
+    array.flat[0] = np.nextafter(array.flat[0], np.float32(9))
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(changed, small)
+    result = cli("provenance", small, "--model", model, "--plan", plan)
+    assert result.exit_code == 1
+    assert "NOT verified: lowered again" in result.output
+
+
+def test_another_plan_does_not_verify(files: tuple[str, str, str], tmp_path: Path) -> None:
+    small, model, _ = files
+    program = cmrc.trace(EXAMPLE)
+    site = next(s for s in program.sites() if s.folding is not None and s.folding.folds and s.units > 2)
+    cmrc.Plan(program).do(site.name, units=[1], constant=0.25).save(tmp_path / "other.json")
+    result = cli("provenance", small, "--model", model, "--plan", str(tmp_path / "other.json"))
+    assert result.exit_code == 1
+    assert "NOT verified: plan" in result.output
+
+
+def test_a_file_that_cmrc_did_not_write_says_so() -> None:
+    result = cli("provenance", str(EXAMPLE))
+    assert result.exit_code == 2
+    assert "the model does not say where it comes from" in result.output
+
+
+def test_model_and_plan_go_together(files: tuple[str, str, str]) -> None:
+    small, model, _ = files
+    result = cli("provenance", small, "--model", model)
+    assert result.exit_code == 2
+    assert "give both of them, or neither" in result.output
+
+
+def test_the_file_name_does_not_change_the_bytes(tmp_path: Path) -> None:
+    program = cmrc.trace(EXAMPLE)
+    site = next(s for s in program.sites() if s.folding is not None and s.folding.folds and s.units > 2)
+    lowered = cmrc.lower(program, cmrc.Plan(program).do(site.name, units=[0], constant=0.5))
+    lowered.save(tmp_path / "a.onnx")
+    lowered.save(tmp_path / "another-name.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "another-name.onnx").read_bytes()
