@@ -100,6 +100,9 @@ def make_report(
     seconds: dict[str, float],
 ) -> Report:
     final = result.graph.values()
+    gone: dict[tuple[str, int], set[int]] = {}
+    for entry in plan.entries:
+        gone.setdefault((entry.value, entry.axis), set()).update(entry.units)
     sites = []
     for i, entry in enumerate(plan.entries):
         size = int(program.values[entry.value].shape[entry.axis])
@@ -112,7 +115,8 @@ def make_report(
                 node.kind if node else "input",
                 len(entry.units),
                 size,
-                int(left.shape[entry.axis]) if left is not None else 0,
+                # A value may dissolve: a concatenation of which one part stays. Its units do not go with it.
+                int(left.shape[entry.axis]) if left is not None else size - len(gone[entry.value, entry.axis]),
                 tuple(dict.fromkeys(folded)),
             )
         )

@@ -8,6 +8,7 @@ import json
 import pickle
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,3 +241,27 @@ def test_a_dry_run_names_the_reader_that_lowering_names() -> None:
         with pytest.raises(ResidueError) as caught:
             cmrc.lower(program, cmrc.Plan(program).do(site, units=[0], constant=0.4))
         assert caught.value.reason == f"a selection cannot pass: {reason}"
+
+
+class Joined(nn.Module):
+    """Two parts side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 3), nn.Linear(6, 5), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.a(x).relu(), self.b(x).relu()], dim=1))
+
+
+def test_a_concatenation_that_dissolves_keeps_the_units_of_what_is_left() -> None:
+    program = cmrc.trace(Joined(), (torch.randn(2, 6),))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("cat", units=[0, 1, 2], constant=0.5))
+    assert "cat" not in lowered.graph.values()
+    assert (lowered.report.sites[0].units_before, lowered.report.sites[0].units_after) == (8, 5)
+
+
+def test_saving_from_torch_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = cmrc.trace(Mlp(), (torch.randn(2, 6),))
+    cmrc.lower(program, cmrc.Plan(program).do("act", units=[0], constant=0.5)).save(tmp_path / "small.onnx")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

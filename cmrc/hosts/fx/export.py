@@ -8,7 +8,10 @@ it, would fill the file. A `ConstantOfShape` is left alone by it, and computed b
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import onnx_ir
 import torch
@@ -19,7 +22,7 @@ READERS = {("Conv", 0), ("ConvTranspose", 0), ("Pad", 0), ("CastLike", 1)}
 
 
 def to_onnx(program: ExportedProgram) -> onnx_ir.Model:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_word_of_torchvision():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
         assert exported is not None
@@ -28,6 +31,18 @@ def to_onnx(program: ExportedProgram) -> onnx_ir.Model:
                 _compute(exported.model.graph, node)
         exported.optimize()
     return exported.model
+
+
+@contextmanager
+def _without_word_of_torchvision() -> Iterator[None]:
+    """The exporter warns of every op of torchvision that it cannot register, also where the model has none."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _is_plane(node: onnx_ir.Node) -> bool:
