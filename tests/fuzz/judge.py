@@ -354,7 +354,10 @@ def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random
 
 
 def numbers_in(model: onnx.ModelProto) -> int:
-    """The floating-point numbers that a model holds, each tensor once, scalars left out, subgraphs included."""
+    """The floating-point numbers that a model holds, each tensor once, subgraphs included.
+
+    Scalars are left out, and the number that a ConstantOfShape repeats, which is a scalar that ONNX writes as a vector.
+    """
     total = 0
     graphs = [model.graph]
     while graphs:
@@ -362,7 +365,7 @@ def numbers_in(model: onnx.ModelProto) -> int:
         tensors = list(graph.initializer)
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.type == AttributeProto.TENSOR:
+                if attribute.type == AttributeProto.TENSOR and node.op_type != "ConstantOfShape":
                     tensors.append(attribute.t)
                 graphs.extend([attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs))
         wanted = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
