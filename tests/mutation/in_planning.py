@@ -68,7 +68,8 @@ bug(
     "    weight = solve_ridge(among, cross, 0.0).T\n",
     "the ridge of an affine fit has no effect",
     OBJECTIVES,
-    NUMERICS,
+    "-k",
+    "ridge",
 )
 bug(
     "ridge-absolute",
@@ -76,7 +77,8 @@ bug(
     "    deviation = np.ones_like(deviation)\n    scaled = among.copy()\n    scaled[np.diag_indices(len(scaled))] += max(ridge, 1e-12)",
     "the ridge depends on the scale of the units",
     OBJECTIVES,
-    NUMERICS,
+    "-k",
+    "ridge",
 )
 bug(
     "ridge-ignored-by-the-elimination",

@@ -84,7 +84,8 @@ bug(
     "self.count, self.samples, self.arrays = total, total, merged",
     "a picture counts once for each of its positions",
     CALIBRATE,
-    OBJECTIVES,
+    "-k",
+    "picture_counts",
 )
 bug(
     "first-rows-sampled",
@@ -141,6 +142,8 @@ bug(
     "        if count % shard[1] == shard[0]:",
     "every shard takes the batches of the next",
     CALIBRATE,
+    "-k",
+    "shard_takes",
 )
 bug(
     "samples-of-one-shard",
@@ -163,8 +166,9 @@ bug(
     "options.seed * 1_000_003 + number,",
     "options.seed * 1_000_003,",
     "every batch draws the same labels",
-    CURVATURE,
     CALIBRATE,
+    "-k",
+    "draws_labels",
 )
 bug(
     "unlabelled-rows-count",
@@ -208,7 +212,8 @@ bug(
     "",
     "a scaling between a site and its reader is forgotten",
     OBJECTIVES,
-    CALIBRATE,
+    "-k",
+    "scaling_on",
 )
 bug(
     "readers-of-the-first-group",

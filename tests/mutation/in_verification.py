@@ -64,7 +64,8 @@ bug(
     "        chosen = {v.value: v.over(v.keep, draw.masks[v.value]) for v in self.variables}",
     "the control that swaps replaced units swaps the others",
     VERIFIER,
-    KNOWN,
+    "-k",
+    "control_swaps",
 )
 bug(
     "delta-doubled",

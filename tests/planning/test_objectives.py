@@ -172,6 +172,23 @@ def test_readers_are_found_behind_reshapes_norms_and_pools() -> None:
     assert [reader.exact for reader in readers(program, columns["act2"])] == [True]
 
 
+def test_a_scaling_on_the_way_to_a_reader_counts() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.act, self.fc2 = nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)
+            self.register_buffer("scale", torch.tensor([2.0, -0.5, 1.0, 3.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc2(self.act(self.fc1(x)) * self.scale)
+
+    program = traced(seeded(Scaled()), 5)
+    columns = cmrc.calibrate(program, [data(8, 5)[0]], sites="act")["act"].columns
+    model_weight = program.host.state["fc2.weight"].detach().numpy()  # type: ignore[attr-defined]
+    expected = model_weight * np.array([2.0, -0.5, 1.0, 3.0])
+    assert distance(outgoing(program, columns), expected) < EXACT_F64
+
+
 def test_readers_of_heads_and_of_values_that_nothing_affine_reads() -> None:
     program = traced(seeded(Tokens()), 3, 6)
     x, _ = data(4, 3, 6)
@@ -237,6 +254,21 @@ def test_affine_maps_are_least_squares_and_one_factorisation_serves_all() -> Non
     assert distance(fit.bias, solved[0]) < 1e-6
     with pytest.raises(ObjectiveError, match="no unit stays to rebuild the others from"):
         replace.affine(stats, range(8))
+
+
+def test_the_ridge_is_relative_to_the_variance_of_each_parent() -> None:
+    """B = C_SK (C_KK + λ diag C_KK)⁻¹."""
+    a = correlated(200, 6) * np.array([1.0, 10.0, 0.1, 1.0, 5.0, 1.0])
+    stats, keep = stats_of(a), complement([1, 4], 6)
+    covariance = np.cov(a.T, bias=True)
+    among = covariance[np.ix_(keep, keep)]
+    for ridge in (0.5, 0.01):
+        fit = replace.affine(stats, [1, 4], ridge=ridge)
+        damped = among + ridge * np.diag(among.diagonal())
+        expected = covariance[np.ix_([1, 4], keep)] @ np.linalg.inv(damped)
+        assert fit.weight is not None
+        assert distance(fit.weight, expected) < 1e-9
+        assert distance(fit.bias, a.mean(0)[[1, 4]] - expected @ a.mean(0)[keep]) < 1e-9
 
 
 def test_leave_one_out_is_leaving_one_out() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
 from cmrc.errors import InputError, StatsError
+from cmrc.statistics.batches import batches
 from cmrc.statistics.columns import Columns
 from cmrc.statistics.site_stats import ROWS, SiteStats
 from cmrc.statistics.stats import Stats
@@ -318,3 +320,28 @@ def test_two_processes_merge_to_one_result(tmp_path: Path) -> None:
     for name, found in one.sites.items():
         for key, array in found.arrays.items():
             assert distance(two.sites[name].arrays[key], array) < SHARDS, key
+
+
+def test_a_shard_takes_every_nth_batch_from_its_own_on() -> None:
+    parts = [np.full((1, 2), float(i), dtype=np.float32) for i in range(5)]
+    taken = [[int(b.inputs["x"][0, 0]) for b in batches(parts, ["x"], shard=(i, 2))] for i in range(2)]
+    assert taken == [[0, 2, 4], [1, 3]]
+
+
+def test_a_picture_counts_once_however_many_positions_it_has() -> None:
+    columns = Columns("s", "s", 1, 3)
+    first, second = SiteStats(columns, frozenset({"moments"})), SiteStats(columns, frozenset({"moments"}))
+    first.add(np.random.default_rng(0).normal(size=(8, 3)), samples=2)
+    first.add(np.random.default_rng(1).normal(size=(12, 3)), samples=3)
+    second.add(np.random.default_rng(2).normal(size=(4, 3)), samples=1)
+    assert (first.count, first.samples) == (20, 5)
+    both = first.merge(second)
+    assert (both.count, both.samples) == (24, 6)
+
+
+def test_every_batch_draws_labels_of_its_own() -> None:
+    """The same batch twice is not twice what one draw gives."""
+    program, (x, y) = mlp(), data(16, 5)
+    options: dict[str, Any] = {"sites": "acts.0", "need": "curvature", "curvature": "monte-carlo", "draws": 1}
+    once, twice = (cmrc.calibrate(program, [(x, y)] * n, **options)["acts.0"].arrays["h"] for n in (1, 2))
+    assert distance(twice, 2 * once) > 1e-3

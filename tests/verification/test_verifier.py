@@ -86,6 +86,21 @@ def test_the_protocol_is_a_loop_over_swaps(host: str) -> None:
         assert np.isclose(evidence.margin[i, 0], float(-torch.diff(z.topk(2).values)), **DIFFERENCE_F32)
 
 
+def test_the_control_swaps_the_replaced_units_in_the_original_alone() -> None:
+    program = program_of("fx")
+    verifier = cmrc.Verifier(program, plan_of(program, "act2"), data())
+    (v,) = verifier.variables
+    draw = verifier.draw(np.random.default_rng(0), 40, 0.7)
+    mask = draw.masks[v.value] & np.isin(np.arange(v.units), v.replaced)
+    rows = {name: np.asarray(array) for name, array in verifier.data.inputs.items()}
+    base, source = ({name: array[index] for name, array in rows.items()} for index in (draw.base, draw.source))
+    original = cmrc.interpret(program).interchange(base, source, "act2", mask)[0]
+    expected = verifier.compare(draw, original, verifier.answers[1][draw.base])
+    control = verifier.swap_replaced(draw)
+    assert np.allclose(control.squared, expected.squared, **DIFFERENCE_F32)
+    assert control.squared.max() > 1e-3
+
+
 @pytest.mark.parametrize("host", ["fx", "onnx"])
 @pytest.mark.parametrize("sites", [("act",), ("act2",), ("act", "act2")])
 def test_a_lowered_model_and_its_plan_taken_literally_are_one(host: str, sites: tuple[str, ...]) -> None:

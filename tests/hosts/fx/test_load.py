@@ -12,6 +12,7 @@ from tolerances import EXACT_F32, distance
 from torch import nn
 
 import cmrc
+from cmrc.errors import HostError
 
 transformers = pytest.importorskip("transformers", reason="transformers is an extra of the benchmarks")
 IDS = torch.tensor([[1, 4, 8, 3], [0, 2, 5, 7]])
@@ -97,3 +98,30 @@ def test_widths_that_differ_by_layer_are_warned_of() -> None:
     )
     assert getattr(model.model.config, attribute) == 32
     assert torch.equal(model(IDS), lowered.module(IDS))
+
+
+class Baked(nn.Module):
+    """Divides by a width that it reads from a layer each time: the traced graph has the old number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.act(self.fc1(x))) / self.fc2.in_features
+
+
+def test_a_module_that_computes_something_else_is_refused_and_put_back() -> None:
+    torch.manual_seed(0)
+    model, x = Baked().eval(), torch.randn(4, 6)
+    program = cmrc.trace(model, (x,))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=[1, 4], constant=0.3))
+    before, parameters = model(x), dict(model.named_parameters())
+    with pytest.raises(HostError) as error:
+        lowered.load_into(model)
+    assert str(error.value) == (
+        "host: the module does not compute what the lowered graph computes\n  fix: use lowered.module"
+    )
+    assert torch.equal(model(x), before)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert (model.fc1.out_features, model.fc2.in_features) == (8, 8)
