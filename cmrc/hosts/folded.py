@@ -15,6 +15,13 @@ MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat
 def fold(tensor: Tensor, dtype: str, *, name: str, node: Node | None = None) -> Array:
     """The array of a tensor expression in `dtype`: a fresh one, unless it is a parameter as it is.
 
+    Every number p' that arithmetic makes is computed in float64 from the n products that it adds up, and rounded once. With u
+    and v the unit roundoffs of `dtype` and of float64 and p* the exact result (b + Σ W_s c_s, or W_p + Σ W_s B_sp),
+
+        |p' − p*| ≤ u |p*| + (1 + u) γ (|b| + Σ |W_s c_s|) + η,     γ = (n + 1) v / (1 − (n + 1) v)
+
+    where η is half of the smallest subnormal number. What is only selected or moved has no error.
+
     A number that is finite in float64 and infinite in `dtype` would turn the output into infinity, where the clamped model,
     which adds the same terms up in another order, may be finite. It is refused. What is infinite because a parameter of the
     model is stays so.

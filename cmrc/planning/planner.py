@@ -276,6 +276,12 @@ def _require_plain(recipe: Recipe, checkpoint: str | Path | None) -> None:
 
 def _require_usable(stats: SiteStats, site: Site) -> None:
     columns = stats.columns
+    if site.axis >= len(site.shape) or not isinstance(site.shape[site.axis], int):
+        raise StatsError(
+            f"the statistics are of axis {site.axis}, and the site of shape {list(site.shape)} has no units there",
+            node=site.name,
+            fix="calibrate this model again",
+        )
     if (columns.units, columns.axis) != (site.units, site.axis):
         raise StatsError(
             f"the statistics are of {columns.units} units on axis {columns.axis}, "

@@ -100,8 +100,7 @@ def _in_deviations(gram: Array, covariance: Array, ridge: float) -> tuple[Array,
 
     A unit that never varies gets variance 1 and weight 0: nothing is lost with it.
     """
-    deviation = _deviations(covariance)
-    scaled = covariance / np.outer(deviation, deviation)
+    scaled, deviation = _correlations(covariance)
     dead = covariance.diagonal() <= 0
     scaled[np.diag_indices(len(scaled))] += ridge + dead
     weights = gram * np.outer(deviation, deviation) * np.outer(~dead, ~dead)
@@ -161,8 +160,7 @@ def eliminate_for_interchange(
     p = 0 is `eliminate`.
     """
     d = len(covariance)
-    deviation = _deviations(covariance)
-    c = covariance / np.outer(deviation, deviation)
+    c, deviation = _correlations(covariance)
     g = gram * np.outer(deviation, deviation)
     explained = _Explained(c, g, p, ridge)
     left, cross, own = np.ones(d, dtype=bool), np.zeros(d), g.diagonal() * c.diagonal()
@@ -214,6 +212,16 @@ def root_of(matrix: Array) -> Array:
     values, vectors = np.linalg.eigh(matrix)
     positive = values > 1e-13 * max(values.max(), 0.0)
     return np.asarray(vectors[:, positive] * np.sqrt(values[positive]))
+
+
+def _correlations(covariance: Array) -> tuple[Array, Array]:
+    """The covariance with each unit measured in its own standard deviation, and those deviations."""
+    deviation = _deviations(covariance)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        scaled = covariance / np.outer(deviation, deviation)
+    if not np.isfinite(scaled).all():
+        raise np.linalg.LinAlgError("correlations are not finite")  # data have none above 1
+    return scaled, deviation
 
 
 def _deviations(covariance: Array) -> Array:

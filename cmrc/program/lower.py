@@ -91,7 +91,9 @@ class Lowered:
         The file that the model was loaded from is replaced only with `overwrite=True`; a symbolic link stays one, and the
         file that it points to is replaced.
         """
-        metadata = provenance_of(self.program, self.plan)
+        metadata = dict(provenance_of(self.program, self.plan))
+        if retrained := self._retrained():  # the file no longer computes what the plan says
+            metadata["cmrc.retrained"] = ", ".join(retrained)
         with blaming_contradictions(self.program.host):
             self.host.save(Path(path), metadata, overwrite=overwrite)
 

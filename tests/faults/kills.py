@@ -295,13 +295,20 @@ SCENARIOS: dict[str, Callable[[Path], tuple[list[str], list[str]]]] = {
 def warm_up() -> None:
     """Import what the commands do, and start no thread."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # matplotlib writes the date into a picture
+    import matplotlib.backends.backend_svg
     import matplotlib.figure
     import onnxruntime  # noqa: F401
+    import scipy.optimize
+    import scipy.stats  # noqa: F401
 
+    import cmrc.cli.app
     import cmrc.cli.calibrate
     import cmrc.cli.lower
     import cmrc.cli.plan_make
-    import cmrc.cli.verify  # noqa: F401
+    import cmrc.cli.verify
+    import cmrc.hosts.onnx.host
+    import cmrc.hosts.onnx.save
+    import cmrc.program.plan_schema  # noqa: F401
 
     np.ones((4, 4)) @ np.ones((4, 4))
     matplotlib.rcParams["svg.hashsalt"] = "cmrc"

@@ -165,7 +165,7 @@ def _outcome(work: Callable[[], None]) -> Outcome:
 def run_command(arguments: list[str]) -> Outcome:
     """In this process, as `cmrc` would run: exit code 0 or 1, or 2 with one message."""
     result = CliRunner().invoke(app, arguments)
-    what = " ".join(arguments[:2])
+    what = arguments[0]
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         if isinstance(result.exception, TooLong):
             raise result.exception

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -169,6 +170,8 @@ def test_what_was_trained_is_what_is_saved(
     expected = change(lowered)(X).detach().numpy()
     assert distance(expected, plain) > 1e-2
     lowered.save(tmp_path / "small.onnx")
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "small.onnx").metadata_props}
+    assert metadata["cmrc.retrained"].split(", ")[0] in lowered.module.state_dict()
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx", providers=["CPUExecutionProvider"])
     (saved,) = session.run(None, {session.get_inputs()[0].name: X.numpy()})
     assert distance(saved, expected) <= ACROSS_F32

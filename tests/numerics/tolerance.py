@@ -1,0 +1,84 @@
+"""The error of a right result and of wrong ones, each over the tolerance that `check` gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+from onnx import numpy_helper
+
+import cmrc
+from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.program.check import check_batches, random_batches
+
+OFF = 1e-3  # of the largest entry of a weight
+SITES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Error over tolerance: of the right result, and of every wrong one."""
+
+    right: float
+    wrong: list[float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "right": round(self.right, 4),
+            "cases": len(self.wrong),
+            "noticed": sum(ratio > 1 for ratio in self.wrong),
+            "within rounding": sum(
+                ratio <= 2 * self.right for ratio in self.wrong
+            ),  # no more than twice the right result
+            "median": round(float(np.median(self.wrong)), 3),
+            "smallest": round(min(self.wrong), 4),
+        }
+
+
+def measure(path: Path, *, cases: int, seed: int = 0) -> Measured:
+    """Replace a tenth of the units of some sites that fold, and put one wrong entry after the other into what was folded."""
+    rng = np.random.default_rng(seed)
+    program = cmrc.trace(path)
+    sites = [s for s in program.sites() if s.folding is not None and s.folding.constant.folds and s.units >= 10]
+    plan = cmrc.Plan(program)
+    for i in sorted(rng.permutation(len(sites))[:SITES].tolist()):
+        units = sorted(rng.permutation(sites[i].units)[: sites[i].units // 10].tolist())
+        plan.do(sites[i].value, units=units, constant=rng.normal(size=len(units)) / 4)
+    lowered = cmrc.lower(program, plan, residue="keep")
+    clamped, batches = program.clamped(plan), random_batches(program.host, seed=seed)
+    right = check_batches(program.host, clamped, lowered.host, batches).worst
+    assert isinstance(lowered.host, OnnxHost)
+    proto = onnx_ir.to_proto(lowered.host.model)
+    names = changed(onnx_ir.to_proto(program.host.model), proto)  # type: ignore[attr-defined]
+    wrong = []
+    for _ in range(cases):
+        host = OnnxHost.from_model(with_wrong_entry(proto, str(rng.choice(names)), rng))
+        worst = check_batches(program.host, clamped, host, batches).worst
+        wrong.append(worst.error / worst.tolerance)
+    return Measured(right.error / right.tolerance, wrong)
+
+
+def changed(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
+    """The weights and biases that the fold made."""
+    known = {tensor.SerializeToString() for tensor in before.graph.initializer}
+    return [
+        tensor.name
+        for tensor in after.graph.initializer
+        if tensor.SerializeToString() not in known and tensor.data_type == onnx.TensorProto.FLOAT
+    ]
+
+
+def with_wrong_entry(proto: onnx.ModelProto, name: str, rng: np.random.Generator) -> onnx.ModelProto:
+    """A copy with one entry of one weight off by a thousandth of the largest there."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if tensor.name == name:
+            array = numpy_helper.to_array(tensor).copy()
+            array[tuple(rng.integers(0, n) for n in array.shape)] += OFF * np.abs(array).max()
+            tensor.CopyFrom(numpy_helper.from_array(array, name))
+    return copy
