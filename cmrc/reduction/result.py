@@ -191,7 +191,7 @@ class Reduction:
         ]
         if m.speed is not None and w.milliseconds is not None:
             s = m.speed.speedup
-            faster = f"{s.value:.2f} times as fast ({s.low:.2f} to {s.high:.2f})"
+            faster = f"{s.value:.2f} times as fast ({s.low:.2f} to {s.high:.2f}), on {m.speed.provider}"
             rows.append(("latency", f"{w.milliseconds:.3g} ms", f"{m.speed.milliseconds.value:.3g} ms", faster))
         q = m.quality
         if q.accuracy is not None:

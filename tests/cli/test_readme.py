@@ -36,7 +36,7 @@ def test_the_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pytest
     assert shown.exit_code == 0, shown.output
     text = " ".join(README.split())
     assert shown.stdout.splitlines()[-1] in text
-    rows = [line.split() for line in shown.stdout.splitlines()[1:7]]
+    rows = [line.split() for line in shown.stdout.splitlines()[1:8]]
     for row in (row[1:] if row[0] == ">" else row for row in rows):
         assert " ".join(row[:2] + row[3:]) in text  # without the multiply-adds, which stand in front
     test = np.load("test.npz")
