@@ -154,7 +154,7 @@ def _tensors(model: onnx_ir.Model) -> Iterator[tuple[str, str, onnx_ir.TensorPro
         for node in graph:
             for attribute in node.attributes.values():
                 if attribute.type == onnx_ir.AttributeType.TENSOR and not attribute.is_ref():
-                    yield label(node), node.op_type, attribute.as_tensor()
+                    yield label(node), node.op_type, attribute.value  # as_tensor() fails on one without a type
 
 
 def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol) -> None:
