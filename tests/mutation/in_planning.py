@@ -86,7 +86,8 @@ bug(
     "    scaled[np.diag_indices(len(scaled))] += 1e-12 + dead",
     "the ridge of the elimination has no effect",
     OBJECTIVES,
-    NUMERICS,
+    "-k",
+    "ridge_of_the_elim",
 )
 bug(
     "ridge-ignored-by-weighted-fits",

@@ -221,7 +221,8 @@ bug(
     "wide[g, :, :, :inside] = parts[g]",
     "every group of a convolution is taken to read the channels of the first",
     OBJECTIVES,
-    CALIBRATE,
+    "-k",
+    "group_of_a_conv",
 )
 bug(
     "readers-of-a-transposed-conv",

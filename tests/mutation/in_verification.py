@@ -140,13 +140,6 @@ bug(
     VERIFIER,
 )
 bug(
-    "ladder-out-of-order",
-    "rungs[i] = replace(rungs[i], bound=min(rungs[i].bound, rungs[i + 1].bound))",
-    "rungs[i] = replace(rungs[i], bound=rungs[i].bound)",
-    "a loose certificate bounds more than a sharp one",
-    CERTIFICATES,
-)
-bug(
     "markov-with-the-whole-margin",
     "(d2 / (m / 2) ** 2 if d2 else 0.0)",
     "(d2 / m**2 if d2 else 0.0)",

@@ -189,6 +189,16 @@ def test_a_scaling_on_the_way_to_a_reader_counts() -> None:
     assert distance(outgoing(program, columns), expected) < EXACT_F64
 
 
+def test_a_group_of_a_convolution_reads_its_own_channels() -> None:
+    program = traced(seeded(nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 6, 1, groups=2))), 2, 3, 3)
+    columns = cmrc.calibrate(program, [data(4, 2, 3, 3)[0]], sites="1")["1"].columns
+    weight = program.graph.leaves()["2.weight"].load().astype(np.float64)[:, :, 0, 0]
+    whole = np.zeros((6, 4))
+    whole[:3, :2], whole[3:, 2:] = weight[:3], weight[3:]
+    read = outgoing(program, columns)
+    assert distance(read.T @ read, whole.T @ whole) < EXACT_F64
+
+
 def test_readers_of_heads_and_of_values_that_nothing_affine_reads() -> None:
     program = traced(seeded(Tokens()), 3, 6)
     x, _ = data(4, 3, 6)
@@ -372,6 +382,18 @@ def test_units_of_equal_score_go_by_number() -> None:
     assert order.units.tolist() == [3, 1, 2, 5, 0, 4]
     assert order.added.tolist() == [0.5, 1.0, 1.0, 1.0, 2.0, 2.0]
     assert order.first(3) == (1, 2, 3)
+
+
+def test_the_ridge_of_the_elimination_is_relative_to_each_variance() -> None:
+    """The first unit adds ‖w_j‖²/P_jj with P = (C + λ diag C)⁻¹."""
+    a = correlated(200, 6) * np.array([1.0, 10.0, 0.1, 1.0, 5.0, 1.0])
+    covariance, gram_of_outputs = np.cov(a.T, bias=True), np.diag([1.0, 0.2, 3.0, 1.0, 0.5, 2.0])
+    for ridge in (0.5, 0.01):
+        inverse = np.linalg.inv(covariance + ridge * np.diag(covariance.diagonal()))
+        costs = gram_of_outputs.diagonal() / inverse.diagonal()
+        order = eliminate(gram_of_outputs, covariance, ridge=ridge)
+        assert order.units[0] == costs.argmin()
+        assert distance(order.added[0], costs.min()) < 1e-9
 
 
 def test_the_smallest_scores_are_the_best_set_under_diagonal_curvature() -> None:
