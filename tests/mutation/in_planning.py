@@ -156,12 +156,13 @@ bug(
     OBJECTIVES,
 )
 bug(
-    "leverage-without-the-mean",
-    "        leverage = 1.0 / len(rows) + (u**2 @ shrink)",
-    "        leverage = u**2 @ shrink",
-    "leaving one out also moves the mean",
+    "error-on-its-own-rows",
+    "error = (target - u @ (shrink[:, None] * projected)) / np.maximum(1.0 - leverage, 1e-9)[:, None]",
+    "error = target - u @ (shrink[:, None] * projected)",
+    "a ridge is chosen by the error on the rows that it was fitted to",
     OBJECTIVES,
-    NUMERICS,
+    "-k",
+    "leave_one_out or leaving",
 )
 bug(
     "least-correlated-parents",

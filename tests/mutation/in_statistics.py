@@ -230,7 +230,8 @@ bug(
     "parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 1, 2)",
     "the weight of a transposed convolution has its inputs first",
     OBJECTIVES,
-    CALIBRATE,
+    "-k",
+    "transposed_conv",
 )
 bug(
     "nan-in-a-file",

@@ -199,6 +199,14 @@ def test_a_group_of_a_convolution_reads_its_own_channels() -> None:
     assert distance(read.T @ read, whole.T @ whole) < EXACT_F64
 
 
+def test_a_transposed_convolution_has_its_inputs_first() -> None:
+    program = traced(seeded(nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.ConvTranspose2d(3, 5, 1))), 2, 3, 3)
+    columns = cmrc.calibrate(program, [data(4, 2, 3, 3)[0]], sites="1")["1"].columns
+    weight = program.graph.leaves()["2.weight"].load().astype(np.float64)[:, :, 0, 0]
+    read = outgoing(program, columns)
+    assert distance(read.T @ read, weight @ weight.T) < EXACT_F64
+
+
 def test_readers_of_heads_and_of_values_that_nothing_affine_reads() -> None:
     program = traced(seeded(Tokens()), 3, 6)
     x, _ = data(4, 3, 6)
