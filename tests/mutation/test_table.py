@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 from tests.mutation.mutant import ROOT, Mutant, place_of, sources
+from tests.mutation.record import RECORD, Record
 from tests.mutation.sample import candidates, draw
 from tests.mutation.table import MUTANTS, ROOMS
 
@@ -40,6 +41,14 @@ def test_the_tests_of_a_mutant_exist(mutant: Mutant) -> None:
 def test_a_text_that_stands_twice_is_refused() -> None:
     with pytest.raises(LookupError, match=r"many: its text stands \d+ times in the source, not once"):
         place_of(ROOT, Mutant("many", "from __future__ import annotations", "", "", ()))
+
+
+def test_every_bug_that_was_run_was_caught() -> None:
+    """What is recorded; `python -m tests.mutation --record` runs the rest."""
+    seeded = Record.open(RECORD).data["seeded"]
+    assert len(seeded) >= 250
+    assert seeded.keys() <= MUTANTS.keys()
+    assert [name for name, entry in seeded.items() if entry["outcome"] != "caught"] == []
 
 
 def test_drawn_mutants_are_python_and_have_names_of_their_own() -> None:
