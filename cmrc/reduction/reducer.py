@@ -391,9 +391,9 @@ class _Run:
                 work.save("reach", work.asked, least)
         floor = math.ceil(1000 * least["least"]) / 1000
         within = [share for share in wanted if share >= floor]
-        if len(within) < FEWEST:  # those between the smallest that is left and the least there is
-            last = within[-1] if within else 1.0
-            within += [round(float(s), 3) for s in np.linspace(last, floor, FEWEST - len(within) + 1)[1:] if s < last]
+        if len(within) < FEWEST and floor < 1:  # spread over what there is
+            spread = np.linspace(1.0, floor, FEWEST + 1)[1:]
+            within = sorted({*within, *(round(float(share), 3) for share in spread)}, reverse=True)
         self.remarks.append(
             f"less than {floor:g} of the {WORDS[self.of]} is out of reach: that is what stays with all units gone that may go"
         )
