@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cmrc.errors import CertifyError
 from cmrc.verification.bounds import refuted
-from cmrc.verification.certificates import NAMES, from_d2, ladder, smallest
+from cmrc.verification.certificates import NAMES, best_markov, best_tail, from_d2, ladder, smallest
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence, Readout, compare
 from cmrc.verification.targets import Decision, Standing, Target, decide, forecast, require_enough
@@ -38,6 +38,13 @@ def test_each_rung_is_below_the_next(
     for numbers in ([rung.value for rung in rungs], [rung.bound for rung in rungs]):
         assert all(low <= high + 1e-12 for low, high in itertools.pairwise(numbers))
         assert min(numbers) >= 0
+
+
+def test_an_epsilon_is_chosen_on_the_first_fifth_of_the_units() -> None:
+    whole = evidence(3, 200, noise=0.3)
+    first, _ = whole.first_units(40)
+    for rung, choose in zip(ladder(whole), (best_markov, best_tail), strict=False):
+        assert rung.epsilon == choose(first)[1] != choose(whole)[1]
 
 
 def test_the_rungs_are_told_apart() -> None:
