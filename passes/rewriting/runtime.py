@@ -22,6 +22,7 @@ import numpy as np
 
 from cmrc.ir.axes import count_by_group, members, segments
 from cmrc.ir.evaluate import constant, evaluate_op, take
+from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
 from cmrc.ir.ops import OPS
 from cmrc.ir.spec import AlongAttrs, ConcatAttrs, ConvAttrs, LinearAttrs, SelectAttrs, TransposeAttrs, attributes
@@ -115,7 +116,7 @@ def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array 
     node, operands = sweep.producers[name], list[Array | None]()
     known[name] = None
     sizes = [n for n in node.output.shape if isinstance(n, int)]
-    if len(sizes) < len(node.output.shape):
+    if len(sizes) < len(node.output.shape) or not _has_meaning(node):
         return None
     if node.op == "plane":
         known[name] = np.ones(sizes)
@@ -130,6 +131,12 @@ def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array 
     attrs = {**node.attrs, "shape": tuple(sizes)} if OPS[node.op].sized else node.attrs
     known[name] = np.asarray(evaluate_op(node.op, attrs, *operands))
     return known[name]
+
+
+def _has_meaning(node: Node) -> bool:
+    """Whether the IR can compute a node; some functions only the host can."""
+    functions = {"pointwise": POINTWISE, "along": ALONG}.get(node.op)
+    return OPS[node.op].meaning is not None and (functions is None or functions[node.attrs["fn"]].meaning is not None)
 
 
 def is_better_stored(sweep: Sweep, node: Node, facts: Facts) -> bool:
