@@ -354,7 +354,7 @@ def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random
 
 
 def numbers_in(model: onnx.ModelProto) -> int:
-    """The floating-point numbers that a model holds, each tensor once, subgraphs included.
+    """The floating-point numbers and truth values that a model holds, each tensor once, subgraphs included.
 
     Scalars are left out, and the number that a ConstantOfShape repeats, which is a scalar that ONNX writes as a vector.
     """
@@ -368,7 +368,8 @@ def numbers_in(model: onnx.ModelProto) -> int:
                 if attribute.type == AttributeProto.TENSOR and node.op_type != "ConstantOfShape":
                     tensors.append(attribute.t)
                 graphs.extend([attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs))
-        wanted = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
+        kinds = onnx.TensorProto
+        wanted = (kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.BFLOAT16, kinds.BOOL)
         total += sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.dims and tensor.data_type in wanted)
     return total
 
