@@ -76,15 +76,22 @@ class LossProbe:
         sites, interpreter = [r.site for r in ranked], Interpreter(self.program)
         parts = list(self._parts(interpreter, sites))
         sums, weight = [0.0] * len(plans), 0.0
-        jobs = [(part, place) for part in parts for place in range(len(plans))]
-        for part, place in self.watch(jobs, len(jobs)):
-            if not place:
-                run = interpreter.hold(part.inputs, sites)
-                plain = run.intervene()
-                counted = self._counted(part, plain[0])
-                weight += float(counted.sum())
-            sums[place] += self._loss(plain, run.intervene(interventions=[plans[place]]), counted)
+        runs = self._runs(interpreter, sites, parts, plans)
+        for place, loss, answers in self.watch(runs, len(parts) * len(plans)):
+            sums[place] += loss
+            weight += answers / len(plans)
         return [total / max(weight, 1.0) for total in sums]
+
+    def _runs(
+        self, interpreter: Interpreter, sites: Sequence[Site], parts: Sequence[Batch], plans: Sequence[Plan]
+    ) -> Iterator[tuple[int, float, float]]:
+        """For each part and plan: the plan's place, its loss summed over the answers that count, and how many do."""
+        for part in parts:
+            run = interpreter.hold(part.inputs, sites)
+            plain = run.intervene()
+            counted = self._counted(part, plain[0])
+            for place, plan in enumerate(plans):
+                yield place, self._loss(plain, run.intervene(interventions=[plan]), counted), float(counted.sum())
 
     def _parts(self, interpreter: Interpreter, sites: Sequence[Site]) -> Iterator[Batch]:
         """Rows of the first batches, in parts whose values fit."""
