@@ -31,7 +31,7 @@ from cmrc.files import require_picture
 from cmrc.hosts.protocols import LOSSES
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
-from cmrc.planning.recipe import PRESETS, Recipe
+from cmrc.planning.recipe import AUTO, PRESETS, Recipe
 from cmrc.program.trace import trace
 from cmrc.statistics.stats import Stats
 
@@ -59,7 +59,8 @@ def plan_make(
         ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"One of {', '.join(PRESETS)}.", show_default=DEFAULTS.preset)
+        str | None,
+        typer.Option(metavar="NAME", help=f"One of {', '.join((AUTO, *PRESETS))}.", show_default=DEFAULTS.preset),
     ] = None,
     keep: Annotated[
         list[str] | None,

@@ -25,7 +25,7 @@ from cmrc.planning.counts import counts_of_steps, final_counts
 from cmrc.planning.probe import LossProbe
 from cmrc.planning.progress import Progress, SiteResult
 from cmrc.planning.ranking import Ranked, rank
-from cmrc.planning.recipe import Recipe, make_recipe
+from cmrc.planning.recipe import AUTO, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
 from cmrc.planning.stream import Stream
 from cmrc.program.plan import Plan
@@ -35,6 +35,7 @@ from cmrc.statistics.batches import batches
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
+from cmrc.verification.targets import Target
 
 
 def plan(
@@ -70,8 +71,12 @@ def plan(
         fix = "calibrate this model, or plan for the model that was calibrated"
         stats.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)
     sites = _sites(program, chosen, stats)
+    again = data is not None and not isinstance(data, Iterator)
     if certify is not None:
         _require_plain(chosen, checkpoint)
+        chosen = _for_swaps(chosen, certify)
+    chosen = chosen.for_run(data=again and certify is None, sites=len(sites))
+    if certify is not None:
         known = stats if stats is not None else _Planning(program, data, chosen, sites, watch).first_statistics()
         asked = Certify(
             certify, held_out, delta, seed=chosen.seed, keeps=keeps, calibration=data, reading=reading or {}
@@ -97,12 +102,17 @@ def plan_sizes(
 ) -> Iterator[Plan]:
     """The plans of one recipe for several amounts, each a `keep` or a `budget`: units are ranked, and losses measured, once."""
     recipes = [make_recipe(None, **options, **amount) for amount in amounts]
+    count = len(_sites(program, recipes[0], stats))
+    recipes = [recipe.for_run(data=data is not None, sites=count) for recipe in recipes]
     first = _Planning(program, data, recipes[0], _sites(program, recipes[0], stats), watch)
     ranked = first.rank_what_can_be(stats)
     probe = LossProbe(program, recipes[0], data, watch)
     for recipe in recipes:
         planning = _Planning(program, data, recipe, first.sites, watch, left_out=first.left_out)
         yield planning.replace_in_steps(stats, list(ranked), probe, recorded=stats)
+
+
+FOR_SWAPS = 0.5  # the probability of a swap that maps are fitted for, where a target of swaps is certified
 
 
 @dataclass(slots=True, eq=False)
@@ -205,7 +215,7 @@ class _Planning:
                 ranked[i] = dataclasses.replace(ranked[i], stats=moved)
             own = self.constants[site.value]
             with _moments_of_data(site):
-                self.result = replace_units(self.program, ranked[i], counts[i], self.recipe, self.result, own)
+                self.result = replace_units(self.program, ranked[i], counts[i], self.result, own)
             if self.progress is not None:
                 self.progress.save_site(step, i, ranked[i], self._result_of(site, ranked[i], stream))
 
@@ -258,6 +268,13 @@ class _Planning:
             watch=self.watch,
             checkpoint=checkpoint,
         )
+
+
+def _for_swaps(recipe: Recipe, target: str) -> Recipe:
+    """With maps that are fitted for swaps, where nobody chose a preset and the target is one of swaps."""
+    if recipe.preset != AUTO or recipe.interchange is not None or not Target.parse(target).quantity.swaps:
+        return recipe
+    return dataclasses.replace(recipe, interchange=FOR_SWAPS)
 
 
 def _require_plain(recipe: Recipe, checkpoint: str | Path | None) -> None:
@@ -343,6 +360,8 @@ def _record(
     for r, count in zip(ranked, counts, strict=True):
         entry: dict[str, Any] = {"units": r.site.units, "kept": r.site.units - count}
         entry["predicted"] = float(r.order.added[:count].sum())
+        if recipe.preset == AUTO:
+            entry["preset"] = r.recipe.preset
         if r.stats.how:
             entry["curvature"] = r.stats.how
         if r.scores.fell_back.any():

@@ -64,7 +64,7 @@ class LossProbe:
     def _planned(self, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
         plan = Plan(self.program)
         for r, count in zip(ranked, counts, strict=True):
-            plan = replace_units(self.program, r, count, self.recipe, plan, {})
+            plan = replace_units(self.program, r, count, plan, {})
         return plan
 
     def _losses(self, ranked: Sequence[Ranked], plans: Sequence[Plan]) -> list[float]:

@@ -56,6 +56,7 @@ class Method:
     parent_rule: ParentRule = "pearson"
 
 
+AUTO = "auto"  # the preset that suits each site: see `Recipe.at_site`
 PRESETS: dict[str, Method] = {
     "vbp": Method("variance"),
     "cmr-logit": Method("logit"),
@@ -88,7 +89,7 @@ class Budget:
 
 # What every key of a recipe may be, as an error and the schema say it.
 ALLOWED = {
-    "preset": f"one of {', '.join(PRESETS)}",
+    "preset": f"{AUTO}, or one of {', '.join(PRESETS)}",
     "objective": one_of(ObjectiveName),
     "select": one_of(SelectName),
     "replace": one_of(ReplaceName),
@@ -105,7 +106,7 @@ ALLOWED = {
     "minimum": "a part of the units above 0 and up to 1.0, or a whole number of units",
     "multiple_of": "a whole number, 1 or more, or one by site or glob",
     "schedule": "a list of parts of the units above 0 and up to 1.0, or of whole numbers of units",
-    "recompute": "one of never, fits, all",
+    "recompute": "one of auto, never, fits, all",
     "seed": "a whole number, 0 or more",
     "loss": one_of(LossName),
     "curvature": one_of(CurvatureName),
@@ -121,7 +122,7 @@ class Recipe:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    preset: str = "cmr-logit"
+    preset: str = AUTO
     objective: ObjectiveName | None = None
     select: SelectName | None = None
     replace: ReplaceName | None = None
@@ -139,8 +140,9 @@ class Recipe:
     minimum: Number | Share = 1  # of the units of each site, as in keep
     multiple_of: Number | dict[str, Number] | None = None  # 8 for channels of convolutions, 1 elsewhere
     schedule: list[Number | Share] = field(default_factory=list)  # what earlier steps keep; each is scored again
-    # after the replacements upstream of a site: fit it again (affine maps towards the original), or score it again too
-    recompute: Literal["never", "fits", "all"] = "never"
+    # after the replacements upstream of a site: fit it again (affine maps towards the original), or score it again too;
+    # auto: fits with the preset auto, where there are data and several sites, else never
+    recompute: Literal["auto", "never", "fits", "all"] = "auto"
 
     seed: Seed = 0
     loss: LossName = "cross-entropy"
@@ -150,7 +152,7 @@ class Recipe:
     batch: Number = 256
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
+        if self.preset not in (AUTO, *PRESETS):
             raise RecipeError(f"there is no preset {self.preset!r}", fix=f"use {ALLOWED['preset']}")
         if self.budget is not None and self.keep is not None:
             raise RecipeError(
@@ -163,8 +165,31 @@ class Recipe:
         """The preset, with what the recipe changes."""
         names = [f.name for f in dataclasses.fields(Method)]
         return dataclasses.replace(
-            PRESETS[self.preset], **{n: getattr(self, n) for n in names if getattr(self, n) is not None}
+            PRESETS[self._base], **{n: getattr(self, n) for n in names if getattr(self, n) is not None}
         )
+
+    @property
+    def _base(self) -> str:
+        """The preset. `auto` is `joint`, unless the recipe puts a method together by itself: then it starts from CMR-Logit."""
+        if self.preset != AUTO:
+            return self.preset
+        return "joint" if (self.objective, self.select, self.replace) == (None, None, None) else "cmr-logit"
+
+    def at_site(self, *, single: bool, scatter: bool, affine: bool) -> Recipe:
+        """With `auto` settled: by whether units are single numbers, their scatter is known, and affine maps fold."""
+        if self.preset != AUTO:
+            return self
+        preset = self._base
+        if preset == "joint":
+            preset = "cmr-logit" if not (single and scatter) else "joint" if affine else "reconstruction"
+        return dataclasses.replace(self, preset=preset)
+
+    def for_run(self, *, data: bool, sites: int) -> Recipe:
+        """With `recompute: auto` settled: by whether there are data that can be read again, and how many sites."""
+        if self.recompute != AUTO:
+            return self
+        fits = self.preset == AUTO and self._base == "joint" and data and sites > 1
+        return dataclasses.replace(self, recompute="fits" if fits else "never")
 
     @property
     def calibration(self) -> dict[str, Any]:

@@ -20,16 +20,15 @@ from cmrc.statistics.readers import outgoing
 from cmrc.statistics.site_stats import SiteStats
 
 
-def replace_units(
-    program: Program, r: Ranked, count: int, recipe: Recipe, so_far: Plan, constants_so_far: dict[int, Array]
-) -> Plan:
+def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constants_so_far: dict[int, Array]) -> Plan:
     """The plan with the first `count` units of a site replaced, and everything that is there of other sites."""
     others = [entry for entry in so_far.entries if entry.value != r.site.value]
     result = Plan(program, others)
     if count <= 0:
         return result
     units = r.order.first(count)
-    method, stats = recipe.method, r.stats
+    recipe, stats = r.recipe, r.stats
+    method = recipe.method
     name = r.site.name if list(program.host.names.get(r.site.name, ())) == [r.site.value] else r.site.value
     if method.replace in CONSTANT:
         fresh = [unit for unit in units if unit not in constants_so_far]

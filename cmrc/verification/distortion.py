@@ -43,7 +43,10 @@ def distortion(program: Program, plan: Plan, stats: Stats, *, p: float = 0.0) ->
     by_value: dict[str, list[Do]] = {}
     for entry in plan.entries:
         by_value.setdefault(entry.value, []).append(entry)
-    return [_at_site(program, stats[entries[0].site], entries, p) for entries in by_value.values()]
+    return [
+        _at_site(program, stats.sites.get(value) or stats[entries[0].site], entries, p)
+        for value, entries in by_value.items()
+    ]
 
 
 def _at_site(program: Program, site: SiteStats, entries: list[Do], p: float) -> Distortion:

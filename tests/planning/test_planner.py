@@ -119,6 +119,48 @@ def test_a_budget_is_met_and_spent_where_it_hurts_least(of: str, preset: str, pr
         cmrc.plan(program, data=[(x, y)], preset=preset, budget={"of": of, "amount": 0.01})
 
 
+def written(plan: cmrc.Plan) -> list[tuple[object, ...]]:
+    """The do's of a plan, bit by bit."""
+    arrays = [(entry.constant, entry.weight) for entry in plan.entries]
+    bits = [[None if array is None else array.tobytes() for array in pair] for pair in arrays]
+    return [(entry.site, entry.units, entry.parents, *some) for entry, some in zip(plan.entries, bits, strict=True)]
+
+
+def test_without_a_word_each_site_gets_what_suits_it(program: cmrc.Program) -> None:
+    """Joint selection, fitted in order; constants where affine maps do not fold; single scores where no scatter is known."""
+    x, y = data(150, 5)
+    plain = cmrc.plan(program, data=[(x, y)], keep=0.5)
+    named = cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, recompute="fits")
+    assert written(plain) == written(named)
+    assert plain.made["recipe"]["preset"] == "auto"
+    assert [site["preset"] for site in plain.made["sites"].values()] == ["joint", "joint"]
+    assert "preset" not in named.made["sites"]["acts.0"]
+    once = cmrc.plan(program, data=iter([(x, y)]), keep=0.5)  # which cannot be read again
+    assert written(once) == written(cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5))
+    stats = cmrc.calibrate(program, [(x, y)])
+    scores = cmrc.plan(program, stats, keep=0.5)
+    assert written(scores) == written(cmrc.plan(program, stats, preset="cmr-logit", keep=0.5))
+    by_hand = cmrc.plan(program, data=[(x, y)], objective="variance", keep=0.5)
+    assert written(by_hand) == written(cmrc.plan(program, data=[(x, y)], preset="vbp", keep=0.5))
+
+
+def test_without_a_word_heads_and_stops_become_constants() -> None:
+    tokens = traced(seeded(Tokens()), 3, 6)
+    heads = next(site for site in tokens.sites() if site.units == 2)
+    x, _ = data(60, 3, 6)
+    plan = cmrc.plan(tokens, data=[x], sites=[heads.name, "act"], keep=0.5)
+    assert {name: site["preset"] for name, site in plan.made["sites"].items()} == {
+        heads.name: "cmr-logit",
+        "act": "joint",
+    }
+    cmrc.lower(tokens, plan)
+    before = traced(seeded(Net((5, 8, 6, 4))), 5)  # the first layer's own output: a ReLU lets constants pass only
+    x, _ = data(60, 5)
+    stopped = cmrc.plan(before, data=[x], sites=["layers.0"], keep=0.5)
+    assert stopped.made["sites"]["layers.0"]["preset"] == "reconstruction"
+    cmrc.lower(before, stopped)
+
+
 def test_a_budget_takes_from_the_site_that_matters_less() -> None:
     """One layer with many copies of the same units, another where all differ: the copies go."""
     import torch

@@ -37,7 +37,7 @@ def test_losses_are_those_of_the_clamped_model(program: cmrc.Program, loss: str)
     plain = program.run([x])[0].astype(np.float64)
     for r, some, losses in zip(ranked, counts, measured, strict=True):
         for count, value in zip(some, losses, strict=True):
-            plan = replace_units(program, r, count, recipe, cmrc.Plan(program), {})
+            plan = replace_units(program, r, count, cmrc.Plan(program), {})
             cut = program.clamped(plan).run([x])[0].astype(np.float64)
             expected = divergence(plain, cut).mean() if loss == "kl" else ((plain - cut) ** 2).sum(1).mean()
             assert np.isclose(value, expected, rtol=1e-6)
@@ -74,7 +74,7 @@ def test_padding_does_not_count() -> None:
     ((loss,),) = LossProbe(program, recipe, [{program.host.inputs[0]: x, "mask": mask}], unwatched).of_sites(
         ranked, [[3]]
     )
-    plan = replace_units(program, ranked[0], 3, recipe, cmrc.Plan(program), {})
+    plan = replace_units(program, ranked[0], 3, cmrc.Plan(program), {})
     apart = divergence(program.run([x])[0], program.clamped(plan).run([x])[0])
     assert np.isclose(loss, apart[mask].mean(), rtol=1e-5)
     assert not np.isclose(loss, apart.mean(), rtol=1e-3)
