@@ -117,6 +117,7 @@ weights or arrays that nothing refers to: the next run of the same command remov
 counts runs that found a checkpoint. Most processes are forked from one that has imported everything, so that all of their time is
 work; two per command are new interpreters. Besides, a save is killed, and fails, at every one of its file operations
 ([hosts/onnx/test_faults.py](../tests/hosts/onnx/test_faults.py)).
+{record.get("note", "")}
 """
 
 
@@ -154,20 +155,32 @@ def numerics() -> str:
     record = read("numerics/record.json")
     if record is None:
         return ""
-    rows: list[tuple[object, ...]] = [("network", "right result, error / tolerance", "one entry off by 1e-3: noticed", "not above rounding", "its error / tolerance, median (smallest)")]  # fmt: skip
+    rows: list[tuple[object, ...]] = [("network", "the lowered model, error / tolerance", "one entry off by 1e-3: noticed", "not above rounding", "its error / tolerance, median (smallest)")]  # fmt: skip
+    refused = []
     for name, row in record["networks"].items():
-        rows.append((name, f"{row['right']:.3f}", f"{row['noticed']} of {row['cases']}", row["within rounding"], f"{row['median']:.1f} ({row['smallest']:.2g})"))  # fmt: skip
+        if row["right"] > 1:  # then it is reported with or without the wrong entry
+            refused.append(f"{name} ({row['right']:.2f} times the tolerance)")
+            rows.append((name, f"{row['right']:.3f}", "-", "-", "-"))
+        else:
+            rows.append((name, f"{row['right']:.3f}", f"{row['noticed']} of {row['cases']}", row["within rounding"], f"{row['median']:.1f} ({row['smallest']:.2g})"))  # fmt: skip
+    open_case = ""
+    if refused:
+        open_case = f"""
+**Open:** `check` reports NOT equal for {", ".join(refused)}, with random constants at a tenth of the units of some sites. Optimised or not,
+onnxruntime gives nearly the same difference, so that it is systematic and not the order of sums. Whether it is the rounding of the folded
+constants, amplified by the network, or a fault of a fold is not determined yet.
+"""
     return f"""
 ## Numerics
 
 Every folded number p' is within `u·|p*| + (1 + u)·γ·(|b| + Σ|W_s c_s|) + η` of the exact result p*
-([design.md](design.md)), tested against rational arithmetic. How far `check` is from raising a false alarm, and from missing a wrong fold: a right result, and
+([design.md](design.md)), tested against rational arithmetic. How far `check` is from its tolerance: on a lowered model, and on
 the same with one entry of a folded weight or bias off by 1e-3 of the largest entry there.
 
-{table(*rows)}
+{table(*rows)}{open_case}
 `{record["command"]}`. An error above 1 times the tolerance is noticed. "Not above rounding" are wrong entries that move the outputs on these batches by
-no more than twice what the right result differs by (a unit that is off there, for instance). The rest of those that are not noticed lie between
-rounding and the tolerance: `check` misses single errors of this size. Give batches of your own, or `tolerance=`, to see more.
+no more than twice what the lowered model differs by anyway (a unit that is off there, for instance). The rest of those that are not noticed lie
+between rounding and the tolerance: `check` misses single errors of this size. Give batches of your own, or `tolerance=`, to see more.
 """
 
 

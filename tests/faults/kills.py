@@ -145,6 +145,10 @@ def enter(command: Sequence[str]) -> None:
 
     calibrate.calibrate.__kwdefaults__["every"] = EVERY
     checkpoint.SHARE = 0
+    if "--plot" in command:
+        import matplotlib
+
+        matplotlib.rcParams["svg.hashsalt"] = "cmrc"  # without it, the names within a picture are random
     sys.argv = ["cmrc", *command]
     code = 71
     try:
@@ -295,8 +299,7 @@ SCENARIOS: dict[str, Callable[[Path], tuple[list[str], list[str]]]] = {
 def warm_up() -> None:
     """Import what the commands do, and start no thread."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")  # matplotlib writes the date into a picture
-    import matplotlib.backends.backend_svg
-    import matplotlib.figure
+    import matplotlib.backends.backend_svg  # noqa: F401
     import onnxruntime  # noqa: F401
     import scipy.optimize
     import scipy.stats  # noqa: F401
@@ -311,4 +314,3 @@ def warm_up() -> None:
     import cmrc.program.plan_schema  # noqa: F401
 
     np.ones((4, 4)) @ np.ones((4, 4))
-    matplotlib.rcParams["svg.hashsalt"] = "cmrc"

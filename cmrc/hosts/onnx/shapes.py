@@ -85,6 +85,12 @@ def _light(model: onnx_ir.Model, unknown: Iterator[str]) -> onnx_ir.Model:
     for value in graph.inputs:
         if value.shape is not None:
             value.shape = onnx_ir.Shape(_dims(value.shape, unknown) or ())
+    for each in clone.graphs():
+        for value in (*each.inputs, *(value for node in each for value in node.outputs)):
+            if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+                value.shape = onnx_ir.Shape(
+                    _dims(value.shape, unknown) or ()
+                )  # onnx aborts the process on some of them
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or tensor.nbytes > SMALL:
