@@ -207,7 +207,7 @@ def body(record: Record) -> str:
             for p in record["paired"]
         ]
         parts += ["CMR-Logit less VBP, paired over seeds:\n", table(("keep", "", "ours", "paper"), rows)]
-    if record.get("distortion"):  # a record of before has none
+    if record["distortion"]:
         rows = [
             (str(row["keep"]), *("{:.3f} ± {:.3f}".format(*row[name]) for name in DISTORTIONS))
             for row in record["distortion"]
