@@ -363,7 +363,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
             attrs["units"] = (*first, *later.units)
         sweep.emit(Node("do", (fact.source, literal(slab)), node.outputs, attrs, node.origin, node.path, marks))
         return JOINED
-    if set(attributes(node, DoAttrs)["parents"]) & set(fact.units):
+    if set(attributes(node, DoAttrs).get("parents", ())) & set(fact.units):
         return _join_constant_parents(sweep, node, facts)
     later_units = set(attributes(node, DoAttrs)["units"])
     first = [u for u in fact.units if u not in later_units]
@@ -376,7 +376,7 @@ def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """B [x_Q; c] + β = B_Q x_Q + (β + B_c c)."""
     do = attributes(node, DoAttrs)
-    fact, axis, parents = facts[0], do["axis"], do["parents"]
+    fact, axis, parents = facts[0], do["axis"], do.get("parents", ())
     value, weight = node.inputs[1:]
     assert isinstance(value, Tensor) and isinstance(weight, Tensor)
     if len(parents) != weight.shape[1]:

@@ -184,3 +184,4 @@ class Sizable(Protocol):
 
     def with_sizes(self, shapes: Mapping[str, Sequence[int]]) -> Self:
         """A clone whose inputs have these shapes, apart from the first axis, which stays as it is."""
+        ...

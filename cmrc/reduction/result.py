@@ -163,7 +163,7 @@ class Reduction:
         has_task = self.measures.quality.drop is not None
         task = "metric" if self.measures.quality.metric is not None else "accuracy"
         head = ("", f"of {WORDS[self.of]}", "parameters", "multiply-adds", "file", "ms", "speed-up", "agreement", "KL")
-        rows = [head + ((task,) if has_task else ())]
+        rows: list[tuple[str, ...]] = [head + ((task,) if has_task else ())]
         for i, size in enumerate(self.sizes):
             m, q = size.measures, size.measures.quality
             pair = q.metric or q.accuracy

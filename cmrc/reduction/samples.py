@@ -123,7 +123,7 @@ def read_samples(
     if data is None:
         return _random(values, seed, limit)
     if isinstance(data, str) and ".py:" in data:
-        loader = load_function(data)
+        loader: Any = load_function(data)
         return _collected(loader() if callable(loader) else loader, values, limit, f"{data}")
     if isinstance(data, (str, Path)):
         return _from_path(Path(data), values, pictures or Pictures())

@@ -236,7 +236,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
         return Declined("the constant is the same at every position, whose number is not fixed")
     if attrs["fn"] == "resize":
         return Declined("it takes sizes that a batch of one does not have")
-    if attrs["fn"] == "pad" and any(lo or hi for lo, hi in attrs["pads"][:1]):
+    if attrs["fn"] == "pad" and any(lo or hi for lo, hi in attrs.get("pads", ())[:1]):
         return Declined("it pads the batch")
     inputs: list[Operand] = [fact.runtime]
     for i, operand in enumerate(node.inputs[1:], start=1):
