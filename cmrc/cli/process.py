@@ -23,6 +23,7 @@ from types import FrameType
 INTERRUPTED = 130  # the exit code of a command that was stopped by Ctrl-C: 128 + SIGINT
 INVALID = 2
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+AGAIN = 0.02  # seconds after which Ctrl-C is tried again, where it came during an import
 GRACE = 0.7  # seconds in which the main thread may leave by itself after Ctrl-C, and clean up
 
 # What has no decomposition into ASCII (é has one, and loses its accent).
@@ -92,7 +93,20 @@ def stoppable() -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough: clean-up must not be interrupted
     _interrupted.set()
+    if _is_importing(frame) and hasattr(signal, "setitimer"):
+        # An extension that is stopped while it imports prints a traceback of its own. Its import is waited for.
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        return
     raise Interrupted
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def leave_if_interrupted() -> None:

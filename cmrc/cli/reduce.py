@@ -35,7 +35,7 @@ UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
         "cmrc reduce model.onnx --data images/ -o small.onnx",
         "cmrc reduce model.onnx --data train.npz --held-out test.npz --agreement 0.97 -o small.onnx",
         "cmrc reduce model.onnx --data data.py:loader --speedup 1.5 --drop 0.01 -o small.onnx",
-        "cmrc reduce model.onnx --data images/ -o small.onnx --pick 0.6      # another size, after a look at the table",
+        "cmrc reduce model.onnx --data images/ -o small.onnx --pick 0.6",
     )
     + "\n\nIt splits the data, calibrates once, plans and folds several sizes, measures each on held-out samples, and takes the "
     "one that meets your goals: the best one that is small enough for goals of cost, the smallest one that is good enough for "
