@@ -41,6 +41,7 @@ SiteNames = Annotated[
         "--sites", metavar="NAME", help="A site, or a glob of them; repeatable.", show_default="all that fold"
     ),
 ]
+Delta = Annotated[float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.")]
 BatchSize = Annotated[int, typer.Option("--batch", min=1, metavar="NUMBER", help="Samples per run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]

@@ -13,6 +13,7 @@ from cmrc.cli import terminal
 from cmrc.cli.options import (
     NPY,
     AsJson,
+    Delta,
     Force,
     Model,
     Output,
@@ -90,9 +91,7 @@ def plan_make(
     held_out: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Data to certify on, apart from the calibration data.")
     ] = None,
-    delta: Annotated[
-        float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")
-    ] = 0.05,
+    delta: Delta = 0.05,
     positions: Annotated[
         str | None,
         typer.Option(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Force, Model, Output, Quiet, Seed, SiteNames, Verbose, examples, new_app
+from cmrc.cli.options import AsJson, Delta, Force, Model, Output, Quiet, Seed, SiteNames, Verbose, examples, new_app
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import columns, fail, progress, reported
 from cmrc.cli.wording import in_flags
@@ -125,9 +125,7 @@ def reduce_command(
     tolerance: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="How far values may lie apart and still agree.")
     ] = None,
-    delta: Annotated[
-        float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")
-    ] = 0.05,
+    delta: Delta = 0.05,
     swaps: Annotated[
         int,
         typer.Option(min=0, metavar="NUMBER", help="Also verify the result under so many interchange interventions."),

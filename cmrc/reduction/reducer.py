@@ -135,7 +135,7 @@ def reduce(
         goals.require_enough(len(rows.judged.numbers))
         run = _Run(
             program, rows, goals, folder, clock, watcher,
-            asked=_recipe_options(preset, refit, rows.calibration, seed, protect, program, goals),
+            asked=_recipe_options(preset, refit, rows.calibration, seed, protect),
             sites=sites, timing=_Timing(timed, threads, provider), remarks=list(rows.remarks),
         )  # fmt: skip
         reading = {"answer": answer, "reads": reads, "class_axis": class_axis, "tolerance": tolerance}
@@ -192,9 +192,7 @@ def _split(
     )
 
 
-def _recipe_options(
-    preset: str, refit: bool, rows: Rows, seed: int, protect: Sequence[str], program: Program, goals: Goals
-) -> dict[str, Any]:
+def _recipe_options(preset: str, refit: bool, rows: Rows, seed: int, protect: Sequence[str]) -> dict[str, Any]:
     options: dict[str, Any] = {"preset": preset, "seed": seed, "batch": rows.batch, "protect": list(protect)}
     if refit:
         options["recompute"] = "fits"

@@ -123,8 +123,9 @@ def read_samples(
     if data is None:
         return _random(values, seed, limit)
     if isinstance(data, str) and ".py:" in data:
-        loader: Any = load_function(data)
-        return _collected(loader() if callable(loader) else loader, values, limit, f"{data}")
+        loader = load_function(data)
+        rows: Any = loader() if callable(loader) else loader
+        return _collected(rows, values, limit, data)
     if isinstance(data, (str, Path)):
         return _from_path(Path(data), values, pictures or Pictures())
     if isinstance(data, Mapping) or hasattr(data, "shape"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import kills
+from tests.records import save_record
 
 
 def summary(scenario: kills.Scenario, results: list[kills.Kill], spawned: list[kills.Kill]) -> dict[str, Any]:
@@ -86,15 +87,9 @@ def main() -> int:
             record["seconds"] = round(record["seconds"] + time.monotonic() - begin, 1)
             record["kills"] = sum(row["kills"] for row in record["commands"].values())
             record["wrong"] = [wrong for row in record["commands"].values() for wrong in row["wrong"]]
-            save(record, asked.record)
+            save_record(record, asked.record)
     sys.stdout.write(json.dumps(record, indent=1) + "\n")
     return int(bool(record["wrong"]))
-
-
-def save(record: dict[str, Any], path: Path | None) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.loaders import mutate, reading
+from tests.records import save_record
 
 ROUND = 240  # seconds of one process
 
@@ -85,7 +86,7 @@ def main() -> int:
         record["seconds"] = round(record["seconds"] + summary["seconds"], 1)
         record["memory"] = max(record["memory"], summary["memory"])
         record["rounds"] += 1
-        save(record, asked.record)
+        save_record(record, asked.record)
     cases = sorted((folder / "failures").glob("*.bin"))
     places = {case: case.with_suffix(".txt").read_text().splitlines()[0][:200] for case in cases}
     record["failing"] = [places[case] for case in cases if fails_still(asked.kind, case)]
@@ -94,15 +95,9 @@ def main() -> int:
     record["engine"] = f"atheris {version('atheris')}"
     record["limits"] = {"memory": reading.MEMORY, "seconds": reading.SECONDS}
     record["command"] = f"python -m tests.loaders {asked.kind} --minutes {asked.minutes:g} --folder scratch"
-    save(record, asked.record)
+    save_record(record, asked.record)
     sys.stdout.write(json.dumps(record, indent=1) + "\n")
     return int(bool(record["failing"]))
-
-
-def save(record: dict[str, Any], path: Path | None) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

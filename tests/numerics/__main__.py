@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks import weights
 from tests.numerics.tolerance import measure
+from tests.records import save_record
 
 RECORD = Path(__file__).with_name("record.json")
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits.onnx"
@@ -24,7 +24,7 @@ def main() -> None:
     record: dict[str, Any] = {"command": "python -m tests.numerics", "networks": {}}
     for name, find in NETWORKS.items():
         record["networks"][name] = measure(find(), cases=CASES).to_json()
-        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        save_record(record, RECORD)
         sys.stdout.write(f"{name}: {record['networks'][name]}\n")
         sys.stdout.flush()
 
