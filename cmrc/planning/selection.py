@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
+from scipy.linalg import blas, lapack
 
 from cmrc.ir.graph import Array
 
-BLOCK = 96  # eliminations between two updates of the whole matrices
+BLOCK = 128  # eliminations between two updates of the whole matrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,22 +97,34 @@ def eliminate(
 
 
 def _in_deviations(gram: Array, covariance: Array, ridge: float) -> tuple[Array, Array]:
-    """P = (C + λ)⁻¹ and G of all units, with each unit measured in its own standard deviation.
+    """P = (C + λ)⁻¹ and G of all units, with each unit measured in its own standard deviation: lower triangles.
 
     A unit that never varies gets variance 1 and weight 0: nothing is lost with it.
     """
     scaled, deviation = _correlations(covariance)
     dead = covariance.diagonal() <= 0
     scaled[np.diag_indices(len(scaled))] += ridge + dead
-    weights = gram * np.outer(deviation, deviation) * np.outer(~dead, ~dead)
-    return scipy.linalg.cho_solve(scipy.linalg.cho_factor(scaled, lower=True), np.eye(len(scaled))), weights
+    reach = np.where(dead, 0.0, deviation)
+    weights = gram * reach[:, None]
+    weights *= reach
+    # Both are symmetric, so that the transposed view has the same numbers in the order that LAPACK works on in place.
+    return _inverse(scaled.T), weights.T
+
+
+def _inverse(matrix: Array) -> Array:
+    """The lower triangle of the inverse of a positive definite matrix, in the matrix's own memory."""
+    factor, failed = lapack.dpotrf(matrix, lower=1, clean=0, overwrite_a=1)
+    if failed:
+        raise np.linalg.LinAlgError(f"the {failed}-th leading minor is not positive definite")
+    return np.asarray(lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
 
 
 class _Block:
     """Some eliminations as thin factors, applied to the whole matrices at the end: O(d³) in all, in matrix products.
 
     With P₀ and w̃₀ as they were at the start of the block, P = P₀ − UUᵀ and w̃ = w̃₀ − VUᵀ. Each removal adds the columns
-    u = P_:j/√P_jj and v = w̃_j/√P_jj. V itself is never needed: only Y = w̃₀ᵀV and VᵀV, because G̃ = w̃ᵀw̃ is.
+    u = P_:j/√P_jj and v = w̃_j/√P_jj. V itself is never needed: only Y = w̃₀ᵀV and VᵀV, because G̃ = w̃ᵀw̃ is. The factors
+    are stored as rows, one per removal. Of the whole matrices only the lower triangles are kept up to date.
     """
 
     def __init__(self, inverse: Array, weights: Array, size: int) -> None:
@@ -119,7 +132,7 @@ class _Block:
         self.inverse, self.weights = inverse, weights  # P₀ and w̃₀ᵀw̃₀
         self.left = np.ones(d, dtype=bool)
         self.diagonal, self.norms = inverse.diagonal().copy(), weights.diagonal().copy()  # P_jj and ‖w̃_j‖²
-        self.u, self.y, self.vv = np.zeros((d, size)), np.zeros((d, size)), np.zeros((size, size))
+        self.u, self.y, self.vv = np.zeros((size, d)), np.zeros((size, d)), np.zeros((size, size))
         self.steps = 0
         self.costs = self.norms / self.diagonal
 
@@ -127,27 +140,46 @@ class _Block:
         """Remove one unit: add its columns to the factors, and follow P_jj, ‖w̃_j‖² and the costs of all units."""
         t, u, y, vv = self.steps, self.u, self.y, self.vv
         root = np.sqrt(self.diagonal[j])
-        column = self.inverse[:, j] - u[:, :t] @ u[j, :t]  # P_:j
-        before = self.weights[:, j] - y[:, :t] @ u[j, :t]  # w̃₀ᵀ w̃_j
-        own = y[j, :t] - vv[:t, :t] @ u[j, :t]  # Vᵀ w̃_j
-        product = before - u[:, :t] @ own  # w̃ᵀ w̃_j
-        u[:, t], y[:, t] = column / root, before / root
+        earlier = u[:t, j]
+        column = _column(self.inverse, j) - earlier @ u[:t]  # P_:j
+        before = _column(self.weights, j) - earlier @ y[:t]  # w̃₀ᵀ w̃_j
+        own = y[:t, j] - vv[:t, :t] @ earlier  # Vᵀ w̃_j
+        product = before - own @ u[:t]  # w̃ᵀ w̃_j
+        u[t], y[t] = column / root, before / root
         vv[t, :t] = vv[:t, t] = own / root
         vv[t, t] = product[j] / self.diagonal[j]
-        self.norms += -2 * u[:, t] * product / root + u[:, t] ** 2 * vv[t, t]
-        self.diagonal -= u[:, t] ** 2
+        self.norms += -2 * u[t] * product / root + u[t] ** 2 * vv[t, t]
+        self.diagonal -= u[t] ** 2
         self.diagonal[j] = 1.0
         self.left[j] = False
         self.costs = self.norms / self.diagonal
         self.steps += 1
 
     def what_is_left(self) -> tuple[Array, Array]:
-        """P and G̃ of the units that are left."""
+        """P = P₀ − UUᵀ and G̃ = G̃₀ − ZUᵀ − UZᵀ with Z = Y − ½ U VᵀV, of the units that are left."""
         keep = np.flatnonzero(self.left)
-        u, y = self.u[keep], self.y[keep]
-        cross = y @ u.T
-        inverse = self.inverse[np.ix_(keep, keep)] - u @ u.T
-        return inverse, self.weights[np.ix_(keep, keep)] - cross - cross.T + u @ self.vv @ u.T
+        u, y = self.u[:, keep], self.y[:, keep]
+        z = y - 0.5 * (self.vv @ u)
+        inverse = blas.dsyrk(-1.0, u.T, beta=1.0, c=_part(self.inverse, keep), lower=1, overwrite_c=1)
+        weights = blas.dsyr2k(-1.0, u.T, z.T, beta=1.0, c=_part(self.weights, keep), lower=1, overwrite_c=1)
+        return inverse, weights
+
+
+def _column(matrix: Array, j: int) -> Array:
+    """One column of a symmetric matrix, from its lower triangle."""
+    return np.concatenate((matrix[j, :j], matrix[j:, j]))
+
+
+def _part(matrix: Array, keep: Array) -> Array:
+    """The lower triangle of these rows and columns, in the matrix's own memory.
+
+    Columns move up one after the other. A new column ends before the next old one begins, so nothing unread is lost.
+    """
+    count = len(keep)
+    part = matrix.reshape(-1, order="F")[: count * count].reshape((count, count), order="F")
+    for i, j in enumerate(keep):
+        part[i:, i] = matrix[:, j].take(keep[i:])
+    return part
 
 
 def eliminate_for_interchange(
@@ -218,7 +250,8 @@ def _correlations(covariance: Array) -> tuple[Array, Array]:
     """The covariance with each unit measured in its own standard deviation, and those deviations."""
     deviation = _deviations(covariance)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        scaled = covariance / np.outer(deviation, deviation)
+        scaled = covariance / deviation[:, None]
+        scaled /= deviation
     if not np.isfinite(scaled).all():
         raise np.linalg.LinAlgError("correlations are not finite")  # data have none above 1
     return scaled, deviation

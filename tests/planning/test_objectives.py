@@ -404,6 +404,17 @@ def test_the_ridge_of_the_elimination_is_relative_to_each_variance() -> None:
         assert distance(order.added[0], costs.min()) < 1e-9
 
 
+def test_elimination_leaves_the_moments_as_they_were() -> None:
+    """It works in place, on matrices of its own."""
+    covariance = np.cov(correlated(60, 8).T, bias=True)
+    readout = np.random.default_rng(1).normal(size=(3, 8))
+    gram_of_outputs = readout.T @ readout
+    before = covariance.copy(), gram_of_outputs.copy()
+    eliminate(gram_of_outputs, covariance)
+    assert np.array_equal(covariance, before[0])
+    assert np.array_equal(gram_of_outputs, before[1])
+
+
 def test_the_smallest_scores_are_the_best_set_under_diagonal_curvature() -> None:
     """Theorem (additivity): risks add up, and no other set of that size is better."""
     rng = np.random.default_rng(0)
