@@ -20,8 +20,9 @@ from cmrc.errors import RecipeError
 from cmrc.files import require_writable
 from cmrc.hosts.onnx.bench import PROVIDERS
 from cmrc.planning.recipe import PRESETS
+from cmrc.reduction.frontier import SHARES
 from cmrc.reduction.page import require_report, write_report
-from cmrc.reduction.reducer import FRONTIER, PRESET, SHARE, reduce
+from cmrc.reduction.reducer import PRESET, SHARE, reduce
 from cmrc.reduction.result import Reduction
 from cmrc.reduction.samples import LIMIT
 
@@ -85,7 +86,7 @@ def reduce_command(
     pick: Annotated[float | None, typer.Option(metavar="PART", help="No goal: take this size of the table.")] = None,
     frontier: Annotated[
         str, typer.Option(metavar="PARTS", help="The sizes to try, as parts of the multiply-adds.")
-    ] = ",".join(f"{share:g}" for share in FRONTIER),
+    ] = ",".join(f"{share:g}" for share in SHARES),
     work: Annotated[
         Path | None,
         typer.Option(

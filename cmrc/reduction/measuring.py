@@ -10,13 +10,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cmrc.errors import InputError, VerifyError
-from cmrc.hosts.onnx.bench import PROVIDERS, median_interval, median_ratio, size_of, times
 from cmrc.ir.graph import Array
 from cmrc.program.lower import Lowered
 from cmrc.program.program import Program
@@ -28,7 +26,6 @@ from cmrc.verification.result import Plain
 
 Metric = Callable[..., Any]
 NEAR = 0.1  # of the spread of the outputs: values that lie apart by less agree, where nothing else is said
-SESSIONS, ROUNDS = 5, 9
 TINY = 1e-12  # the least probability whose logarithm is taken
 
 
@@ -199,34 +196,3 @@ class Judge:
 
 def _are_probabilities(output: Array, axis: int) -> bool:
     return bool(output.ndim > 1 and (output >= 0).all() and np.allclose(output.sum(axis), 1, atol=1e-3))
-
-
-# ---------------------------------------------------------------- cost
-
-
-def file_bytes(path: Path) -> int:
-    return size_of(path)
-
-
-def speeds(
-    files: Mapping[str, Path],
-    first: str,
-    feed: Mapping[str, Array],
-    *,
-    threads: int = 1,
-    provider: str = "cpu",
-    sessions: int = SESSIONS,
-    rounds: int = ROUNDS,
-    watch: Callable[[Any], Any] = lambda items: items,
-) -> dict[str, Speed]:
-    """Every file on the same input, in turns; the speed-up is over the file `first`."""
-    wanted = PROVIDERS.get(provider.lower(), provider)
-    feeds = dict.fromkeys(files, feed)
-    seconds, used = times(files, feeds, threads=threads, provider=wanted, sessions=sessions, rounds=rounds, watch=watch)
-    result = {}
-    for name in files:
-        low, high = median_interval(seconds[name])
-        faster = median_ratio(np.stack([seconds[first], seconds[name]], axis=-1))
-        own = Estimate(1e3 * float(np.median(seconds[name])), 1e3 * low, 1e3 * high)
-        result[name] = Speed(own, Estimate(*faster), used[name][0])
-    return result

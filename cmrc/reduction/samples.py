@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -115,22 +115,29 @@ def _fitting_batch(samples: Samples) -> int:
 # ---------------------------------------------------------------- reading
 
 
-def read_samples(
-    data: Any, inputs: Sequence[Value], *, pictures: Pictures | None = None, limit: int | None = LIMIT, seed: int = 0
-) -> Samples:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How data are read: at most so many rows, and what each kind of file becomes."""
+
+    limit: int | None = LIMIT
+    seed: int = 0
+    pictures: Pictures = field(default_factory=Pictures)
+
+
+def read_samples(data: Any, inputs: Sequence[Value], reading: Reading | None = None) -> Samples:
     """The rows of some data for a model with these inputs."""
-    values = tuple(inputs)
+    values, how = tuple(inputs), reading or Reading()
     if data is None:
-        return _random(values, seed, limit)
+        return _random(values, how.seed, how.limit)
     if isinstance(data, str) and ".py:" in data:
         loader = load_function(data)
         rows: Any = loader() if callable(loader) else loader
-        return _collected(rows, values, limit, data)
+        return _collected(rows, values, how.limit, data)
     if isinstance(data, (str, Path)):
-        return _from_path(Path(data), values, pictures or Pictures())
+        return _from_path(Path(data), values, how)
     if isinstance(data, Mapping) or hasattr(data, "shape"):
         data = [data]
-    return _collected(data, values, limit, "batches")
+    return _collected(data, values, how.limit, "batches")
 
 
 def load_function(text: str) -> Any:
@@ -151,11 +158,11 @@ def load_function(text: str) -> Any:
     return names[name]
 
 
-def _from_path(path: Path, inputs: tuple[Value, ...], pictures: Pictures) -> Samples:
+def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
     if not path.exists():
         raise InputError("there is no such file or folder", at=str(path), fix=FILES)
     if is_picture_folder(path):
-        reader = picture_reader(path, inputs, pictures)
+        reader = picture_reader(path, inputs, how.pictures)
         return Samples(inputs, len(reader), reader.take, reader.what, reader.remarks)
     files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
     if not files:

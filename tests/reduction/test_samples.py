@@ -11,7 +11,7 @@ import pytest
 from cmrc.errors import InputError
 from cmrc.ir.graph import Value
 from cmrc.reduction.images import Pictures
-from cmrc.reduction.samples import Rows, fixed_batch, load_function, read_samples
+from cmrc.reduction.samples import Reading, Rows, fixed_batch, load_function, read_samples
 
 IMAGE = (Value("image", ("batch", 1, 2, 2), "float32"),)
 TOKENS = (Value("ids", ("batch", "length"), "int64"), Value("mask", ("batch", "length"), "int64"))
@@ -123,7 +123,7 @@ def test_a_loader_of_a_script(tmp_path: Path) -> None:
     )
     rows = everything(read_samples(f"{script}:loader", IMAGE))
     assert rows["image"][:, 0, 0, 0].tolist() == rows["labels"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert len(read_samples(f"{script}:loader", IMAGE, limit=3)) == 4  # whole batches
+    assert len(read_samples(f"{script}:loader", IMAGE, Reading(limit=3))) == 4  # whole batches
     assert len(read_samples(f"{script}:listed", IMAGE)) == 3
     with pytest.raises(InputError, match="the script has no 'other'"):
         load_function(f"{script}:other")
@@ -166,11 +166,11 @@ def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
     assert rows[0, 0] == pytest.approx((1 - 0.485) / 0.229)
     assert rows[0, 2] == pytest.approx(-0.406 / 0.225)
     for how, red in (("unit", 1.0), ("symmetric", 1.0), ("raw", 255.0)):
-        said = read_samples(folder, colour, pictures=Pictures(how))  # type: ignore[arg-type]
+        said = read_samples(folder, colour, Reading(pictures=Pictures(how)))  # type: ignore[arg-type]
         assert said.remarks == ()
         assert everything(said)["image"][0, 0] == pytest.approx(red)
     last = (Value("image", ("batch", "h", "w", 3), "uint8"),)
-    samples = read_samples(folder, last, pictures=Pictures(side=6))
+    samples = read_samples(folder, last, Reading(pictures=Pictures(side=6)))
     assert everything(samples)["image"].shape == (2, 6, 6, 3)
     assert everything(samples)["image"].dtype == np.uint8
     with pytest.raises(InputError, match="there is no normalise='gamma'"):

@@ -1,0 +1,153 @@
+"""Several sizes of a model from one calibration: each planned, folded, and judged on the held-out rows.
+
+What stands in the work folder is not done again. Sizes that cannot be reached are replaced by ones that can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import OutOfReachError, RecipeError, ResidueError
+from cmrc.hosts.onnx.bench import size_of
+from cmrc.planning.planner import plan_sizes
+from cmrc.program.lower import Lowered, lower
+from cmrc.program.plan import Plan
+from cmrc.reduction.goals import Goals, Measures
+from cmrc.reduction.measuring import Judge, Quality
+from cmrc.reduction.observer import Clock
+from cmrc.reduction.result import WORDS, Size
+from cmrc.reduction.subject import Subject
+from cmrc.reduction.workfolder import WorkFolder
+from cmrc.statistics.stats import Stats
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+FEWEST = 5  # sizes, where fewer can be reached
+DROPS = 5  # how many times sites that do not fold together are left out of one plan
+
+
+def wanted_shares(shares: Sequence[float], goals: Goals) -> list[float]:
+    """The sizes to try, from large to small. Those that a goal names are among them."""
+    if goals.keep is not None:
+        return [goals.keep]
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise RecipeError(
+            "the sizes are not parts of the model", fix="give numbers between 0 and 1: frontier=0.8,0.6,0.4"
+        )
+    named = [part for part in (goals.macs, goals.pick, goals.size) if part is not None and part < 1]
+    return sorted({round(float(share), 3) for share in (*shares, *named)}, reverse=True)
+
+
+@dataclass(slots=True, eq=False)
+class Frontier:
+    """The sizes of one subject in the making. `of` is what a size is a part of."""
+
+    subject: Subject
+    work: WorkFolder
+    stats: Stats
+    asked: Mapping[str, Any]
+    of: str
+    judge: Judge
+    conditions: str  # under which quality was measured
+    clock: Clock
+    remarks: list[str]
+
+    def measure(self, wanted: Sequence[float]) -> list[Size]:
+        """A plan, a model and its measures for every size that can be reached."""
+        self.clock.stage("sizes", f"{len(wanted)} sizes: plan, fold, judge on {len(self.judge)} held-out samples")
+        known = self.work.load("reach", self.work.asked)
+        if known is None:
+            try:
+                return self._all(wanted)
+            except OutOfReachError as error:
+                known = {"least": error.least}
+                self.work.save("reach", self.work.asked, known)
+        return self._all(self._within(wanted, math.ceil(1000 * known["least"]) / 1000))
+
+    def _within(self, wanted: Sequence[float], floor: float) -> list[float]:
+        within = [share for share in wanted if share >= floor]
+        if len(within) < FEWEST and floor < 1:  # spread over what there is
+            spread = np.linspace(1.0, floor, FEWEST + 1)[1:]
+            within = sorted({*within, *(round(float(share), 3) for share in spread)}, reverse=True)
+        self.remarks.append(
+            f"less than {floor:g} of the {WORDS[self.of]} is out of reach: that is what stays with all units gone that may go"
+        )
+        if not within:
+            raise RecipeError(
+                "the units that can be replaced save nothing", fix="`cmrc inspect` says what stops the others"
+            )
+        return within
+
+    def _all(self, wanted: Sequence[float]) -> list[Size]:
+        sizes: list[Size] = []
+        plans = self._plans(wanted)
+        for share in self.clock.track(wanted, len(wanted), "sizes"):
+            size = self._one(share, next(plans))
+            if sizes and _same(sizes[-1].plan, size.plan):
+                sizes.pop()  # widths come in steps: the same plan, under its smaller name
+            sizes.append(size)
+            for site, reason in size.plan.made.get("left_out", {}).items():
+                self.remarks.append(f"left out: {site}: {reason}")
+        return sizes
+
+    def _one(self, share: float, plan: Plan) -> Size:
+        path, lowered = self.work.model(share), None
+        if not path.is_file():
+            lowered = self._lower(plan, self.work.plan(share))
+            plan = lowered.plan
+            lowered.save(path, overwrite=True)
+        noted = self.work.load(f"{share:.3f}", self.conditions)
+        if noted is None:
+            lowered = lowered or lower(self.subject.program, plan)
+            noted = {
+                "parameters": lowered.report.after.parameters,
+                "macs": self.subject.macs_of(lowered.host),
+                "quality": self.judge.quality(lowered).to_json(),
+            }
+            self.work.save(f"{share:.3f}", self.conditions, noted)
+        quality = Quality.from_json(noted["quality"])
+        return Size(share, plan, path, Measures(noted["parameters"], noted["macs"], size_of(path), quality, None))
+
+    def _plans(self, wanted: Sequence[float]) -> Iterator[Plan]:
+        """The plan of every size: from the work folder, or new. Units are ranked once for all."""
+        program = self.subject.program
+        missing = [share for share in wanted if not self.work.plan(share).is_file()]
+        amounts = [{"keep": s} if self.of == "units" else {"budget": {"of": self.of, "amount": s}} for s in missing]
+        fresh = plan_sizes(self.subject.sized, self.stats, amounts, data=self.subject.rows.calibration, **self.asked)
+        for share in wanted:
+            if share not in missing:
+                plan = Plan.load(self.work.plan(share))
+                program.require(plan)
+            else:
+                sized = next(fresh)
+                plan = Plan(program, sized.entries, made=sized.made, scores=sized.scores)
+                plan.save(self.work.plan(share))
+            yield plan
+
+    def _lower(self, plan: Plan, path: Path) -> Lowered:
+        """Lower what folds: sites whose replacements stay in are taken out of the plan, with a remark."""
+        for _ in range(DROPS):
+            lowered = lower(self.subject.program, plan, residue="keep")
+            stuck = {i: residue.reason for residue in lowered.result.residue for i in residue.sources}
+            if not lowered.result.residue:
+                return lowered
+            if not stuck:
+                break
+            for i, reason in stuck.items():
+                self.remarks.append(f"left out: {plan.entries[i].site}: {reason}")
+            rest = [entry for i, entry in enumerate(plan.entries) if i not in stuck]
+            plan = Plan(self.subject.program, rest, made=plan.made, scores=plan.scores)
+            plan.save(path)
+        raise ResidueError(
+            "the plan does not fold without something that stays at run time",
+            fix="leave out sites with protect=, or plan and lower by hand with residue=keep",
+        )
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return [(e.value, e.units) for e in one.entries] == [(e.value, e.units) for e in other.entries]
