@@ -8,8 +8,8 @@ from typing import Any
 
 from cmrc.hosts.fx.ops.table import ROWS as ATEN
 from cmrc.hosts.onnx.ops.table import ROWS as ONNX
-from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.ops import OPS
+from cmrc.ir.ops.functions import ALONG, POINTWISE
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 
 PAGE = Path(__file__).parent / "ops.md"

@@ -20,20 +20,10 @@ import numpy as np
 
 from cmrc.ir.axes import blocks, compress, count_by_group, spread
 from cmrc.ir.evaluate import constant, evaluate_op, take
-from cmrc.ir.functions import ALONG, POINTWISE
-from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, literal
-from cmrc.ir.meanings import slab_of
-from cmrc.ir.spec import (
-    AlongAttrs,
-    ConcatAttrs,
-    ConvAttrs,
-    DoAttrs,
-    LinearAttrs,
-    PointwiseAttrs,
-    SelectAttrs,
-    TransposeAttrs,
-    attributes,
-)
+from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, attributes, literal
+from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, slab_of
+from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
+from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
 from cmrc.passes.rewriting.rewriter import (
     JOINED,

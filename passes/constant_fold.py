@@ -21,24 +21,14 @@ import numpy as np
 
 from cmrc.ir.axes import compress, count_by_group, join, members, move, move_slab, spread
 from cmrc.ir.evaluate import constant, evaluate_op, take
-from cmrc.ir.functions import ALONG
-from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, literal
-from cmrc.ir.meanings import slab_of
-from cmrc.ir.spec import (
-    AlongAttrs,
-    ConcatAttrs,
-    ConvAttrs,
-    DoAttrs,
-    LinearAttrs,
-    PointwiseAttrs,
-    SelectAttrs,
-    TransposeAttrs,
-    attributes,
-)
+from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, attributes, literal
+from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, slab_of
+from cmrc.ir.ops.functions import ALONG, AlongAttrs, PointwiseAttrs
+from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting import runtime
 from cmrc.passes.rewriting.absorb import (
     add_behind_batch_norm,
-    conv_shape,
+    conv_sizes,
     fold_into_conv,
     fold_into_linear,
     fold_into_mean,
@@ -455,7 +445,7 @@ def _fits_in_weight(node: Node, spatial: Sequence[int]) -> bool:
     """Whether the plane of an output channel has no more numbers than its part of the weight."""
     weight = node.inputs[1]
     assert isinstance(weight, Tensor)
-    return math.prod(conv_shape(node, spatial)) <= math.prod(weight.shape[1:])
+    return math.prod(conv_sizes(node, spatial)) <= math.prod(weight.shape[1:])
 
 
 def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array:

@@ -21,17 +21,11 @@ import numpy as np
 
 from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
 from cmrc.ir.evaluate import take
-from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value
-from cmrc.ir.spec import (
-    AlongAttrs,
-    AttentionAttrs,
-    ConcatAttrs,
-    ConvAttrs,
-    LinearAttrs,
-    SelectAttrs,
-    TransposeAttrs,
-    attributes,
-)
+from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value, attributes
+from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
+from cmrc.ir.ops.attention import AttentionAttrs
+from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
     Declined,

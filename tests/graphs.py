@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.ir.graph import Array, Dim, Graph, Leaf, Marks, Node, Operand, Shape, Value, literal
-from cmrc.passes.rewriting.absorb import conv_shape
+from cmrc.passes.rewriting.absorb import conv_sizes
 
 MARKS = [mark.name for mark in fields(Marks)]  # keywords of `Net.node` that are marks, not attributes
 
@@ -116,7 +116,7 @@ class Net:
         made = Node("conv", (x, w, b), (Value("", shape),), attrs)
         out: Shape
         if all(isinstance(n, int) for n in spatial):
-            out = conv_shape(made, [int(n) for n in spatial])
+            out = conv_sizes(made, [int(n) for n in spatial])
         else:
             tag = self.fresh("size")
             out = tuple(

@@ -33,7 +33,7 @@ def test_the_examples_of_the_page_on_verification_run(
 
 def test_the_first_op_of_the_page_on_contributing_works() -> None:
     from cmrc.hosts.fx.ops.row import ROWS
-    from cmrc.ir.functions import POINTWISE
+    from cmrc.ir.ops.functions import POINTWISE
 
     rows, functions = set(ROWS), set(POINTWISE)
     try:

@@ -7,7 +7,7 @@ import numpy as np
 from cmrc.ir.axes import spread
 from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.ir.meanings import slab_of
+from cmrc.ir.ops.affine import slab_of
 
 
 def _spread(node: Node, slab: Array) -> Array:

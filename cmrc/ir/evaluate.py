@@ -1,4 +1,4 @@
-"""Compute tensor expressions, and run a whole mechanism graph in numpy and float64, by the meanings of `meanings.py`.
+"""Compute tensor expressions, and run a whole mechanism graph in numpy and float64, by the meanings in `ops/`.
 
 A size known only at run time takes its number from the inputs and from what has been computed. Every result is checked
 against its declared shape.
@@ -14,7 +14,6 @@ import numpy as np
 from cmrc.errors import CmrcError, GraphError
 from cmrc.ir.axes import Index, is_whole, product
 from cmrc.ir.graph import Apply, Array, ArrayLiteral, Dim, Graph, Leaf, Node, Operand, Tensor, Value, as_dtype
-from cmrc.ir.meanings import Attrs
 from cmrc.ir.ops import OPS
 
 
@@ -45,7 +44,7 @@ def _compute(tensor: Tensor) -> Array:
     return evaluate_op(tensor.op, tensor.attrs, *[read(part) for part in tensor.inputs])
 
 
-def apply(op: str, inputs: Sequence[Tensor], attrs: Attrs, shape: Sequence[int], dtype: str) -> Tensor:
+def apply(op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any], shape: Sequence[int], dtype: str) -> Tensor:
     """A tensor that is `op` of tensors."""
     return Apply(op, tuple(inputs), dict(attrs), tuple(shape), dtype)
 

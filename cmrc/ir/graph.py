@@ -11,7 +11,7 @@ known before the program runs, or `None` for an optional operand that is absent.
 nothing is computed or copied until a host asks for it. Dimensions are integers, or strings where they are only known at
 run time.
 
-The ops (`ir/ops.py` says what each means):
+The ops (`ir/ops/` says what each means):
 
     linear      contract one axis with a matrix        conv        convolution, plain or transposed
     pointwise   element by element, with broadcasting  along       acts over some axes, alike and apart on the others
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -129,7 +129,7 @@ NO_MARKS = Marks()
 class Node:
     """One step. `origin` names the host's node (empty if inserted), `path` the user's module where it is known.
 
-    `attrs` are what the op means (`ir/ops.py` declares them), `marks` what the compiler notes about the node.
+    `attrs` are what the op means (`ir/ops/` declares them), `marks` what the compiler notes about the node.
     """
 
     op: str
@@ -170,6 +170,14 @@ class Node:
 
     def with_inputs(self, inputs: Iterable[Operand]) -> Node:
         return Node(self.op, tuple(inputs), self.outputs, self.attrs, self.origin, self.path, self.marks)
+
+
+Kind = TypeVar("Kind")
+
+
+def attributes(node: Node, kind: type[Kind]) -> Kind:
+    """The attributes of a node, typed as those of its op."""
+    return cast(Kind, node.attrs)
 
 
 @dataclass(frozen=True, slots=True)

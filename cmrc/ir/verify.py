@@ -1,11 +1,14 @@
-"""Whether a graph is well formed: every operand defined, every name unique, every shape as its op says."""
+"""Whether a graph is well formed: every operand defined, every name unique, every node as its op declares."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cmrc.errors import GraphError
-from cmrc.ir.graph import Graph
+from cmrc.ir.graph import Graph, Node, Operand
 from cmrc.ir.ops import OPS
-from cmrc.ir.spec import undeclared
+from cmrc.ir.spec import Op, OperandSpec, Takes
 
 
 def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
@@ -39,3 +42,49 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
     for name in graph.outputs:
         if name not in values:
             raise GraphError("output", "output", f"%{name} is not defined")
+
+
+def undeclared(op: Op, node: Node) -> str:
+    """What is wrong with the operands and attributes of a node, if anything."""
+    return _operand_problem(op.operands, node.inputs) or _attribute_problem(op, node.attrs)
+
+
+def _operand_problem(declared: tuple[OperandSpec, ...], inputs: tuple[Operand, ...]) -> str:
+    last = declared[-1] if declared else None
+    if len(inputs) > len(declared) and not (last is not None and last.repeated):
+        return f"has {len(inputs)} operands, {len(declared)} are declared"
+    for i, parameter in enumerate(declared):
+        operand = inputs[i] if i < len(inputs) else None
+        if operand is None:
+            if not parameter.optional:
+                return f"has no operand {parameter.name!r}"
+        elif parameter.takes is Takes.VALUE and not isinstance(operand, str):
+            return f"its operand {parameter.name!r} is a tensor"
+    return ""
+
+
+def _attribute_problem(op: Op, attrs: Mapping[str, Any]) -> str:
+    for name in op.required:
+        if name not in attrs:
+            return f"has no attribute {name!r}"
+    allowed = op.classes
+    for name, given in attrs.items():
+        classes = allowed.get(name)
+        if classes is None:
+            return f"has an attribute {name!r} that the op does not declare"
+        if not isinstance(given, classes):
+            return f"its attribute {name!r} is {given!r}"
+    return _option_problem(op, attrs) if op.functions else ""
+
+
+def _option_problem(op: Op, attrs: Mapping[str, Any]) -> str:
+    function = op.functions.get(attrs["fn"])
+    if function is None:
+        return f"there is no function {attrs['fn']!r}"
+    for name in function.needs:
+        if name not in attrs:
+            return f"has no attribute {name!r}"
+    for name in attrs:
+        if name not in op.own and name not in function.needs and name not in function.options:
+            return f"has an attribute {name!r} that {attrs['fn']!r} does not take"
+    return ""

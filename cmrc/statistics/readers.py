@@ -17,8 +17,8 @@ import numpy as np
 from cmrc.errors import ObjectiveError
 from cmrc.ir.axes import product
 from cmrc.ir.evaluate import constant, evaluate_op
-from cmrc.ir.functions import ALONG, POINTWISE
 from cmrc.ir.graph import Array, Node, Shape, Tensor
+from cmrc.ir.ops.functions import ALONG, POINTWISE
 from cmrc.program.program import Program
 from cmrc.statistics.columns import Columns
 

@@ -30,9 +30,9 @@ import numpy as np
 
 from cmrc.ir.axes import spread
 from cmrc.ir.evaluate import apply, constant, take
-from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, literal
-from cmrc.ir.meanings import conv_pads
-from cmrc.ir.spec import AlongAttrs, ConvAttrs, LinearAttrs, PointwiseAttrs, attributes
+from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, attributes, literal
+from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, conv_pads
+from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
     Declined,
@@ -209,11 +209,11 @@ def fold_into_rows(
     return folded("constants into a table of sums")
 
 
-def conv_shape(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
+def conv_sizes(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
     """The spatial size of a convolution's result."""
     weight = node.inputs[1]
     assert isinstance(weight, Tensor)
-    a, kernel = node.attrs, weight.shape[2:]
+    a, kernel = attributes(node, ConvAttrs), weight.shape[2:]
     sizes = []
     extra = a.get("output_padding", (0,) * len(kernel))
     pads = conv_pads(a, spatial, kernel)
@@ -267,7 +267,7 @@ def _add_buffer_to_conv(
     spatial = tuple(int(n) for n in before[axis + 1 :])
     full = np.zeros((*slab.shape[:axis], int(before[axis]), *spatial))
     full[(slice(None),) * axis + (list(units),)] = slab
-    shape = (*slab.shape[:axis], int(node.output.shape[axis]), *conv_shape(node, spatial))
+    shape = (*slab.shape[:axis], int(node.output.shape[axis]), *conv_sizes(node, spatial))
     add_after(sweep, smaller, apply("conv", (literal(full), weight), pure_conv(node), shape, weight.dtype))
     return folded(f"constants that differ by position into an added {list(shape)} buffer")
 
@@ -300,7 +300,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, 
     lead, outs, spatial = (1,) * axis, int(out.shape[axis]), sweep.values[x].shape[axis + 1 :]
     if all(isinstance(n, int) for n in spatial):
         sizes = tuple(int(n) for n in spatial)
-        shape = (*lead, outs, *conv_shape(node, sizes))
+        shape = (*lead, outs, *conv_sizes(node, sizes))
         if math.prod(shape) <= removed:
             ones = literal(np.ones((*lead, 1, *sizes)))
             add_after(sweep, smaller, apply("conv", (ones, bundle), attrs, shape, weight.dtype))

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cmrc.ir.evaluate import apply, constant, take
-from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
-from cmrc.ir.spec import AttentionAttrs, attributes
+from cmrc.ir.graph import Array, Node, Operand, Tensor, attributes, literal
+from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.rewriting.known import Facts, Known, sink
 from cmrc.passes.rewriting.rewriter import NOTHING_TO_ADD, Declined, RuleOutcome, Sweep, complement, folded, taken

@@ -10,7 +10,7 @@ import numpy as np
 from cmrc.ir.axes import Index, compress, spread
 from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.ir.meanings import slab_of
+from cmrc.ir.ops.affine import slab_of
 from cmrc.passes.rewriting.rewriter import PAST, Declined, RuleOutcome, Sweep
 
 NOTHING = np.zeros(())

@@ -22,10 +22,11 @@ import numpy as np
 
 from cmrc.ir.axes import count_by_group, members, segments
 from cmrc.ir.evaluate import constant, evaluate_op, take
-from cmrc.ir.functions import ALONG, POINTWISE
-from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, literal
+from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, attributes, literal
 from cmrc.ir.ops import OPS
-from cmrc.ir.spec import AlongAttrs, ConcatAttrs, ConvAttrs, LinearAttrs, SelectAttrs, TransposeAttrs, attributes
+from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
+from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs
+from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
 from cmrc.passes.rewriting.rewriter import (

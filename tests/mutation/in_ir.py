@@ -10,8 +10,8 @@ POINTWISE = ("tests/differential/test_differential.py", "-k", "pointwise")
 
 bug(
     "linear-without-beta",
-    "y + beta * _aligned(bias.reshape(-1), (axis,), y.ndim)",
-    "y + _aligned(bias.reshape(-1), (axis,), y.ndim)",
+    "y + beta * aligned(bias.reshape(-1), (axis,), y.ndim)",
+    "y + aligned(bias.reshape(-1), (axis,), y.ndim)",
     "beta of a Gemm does not scale its bias",
     OPS,
 )

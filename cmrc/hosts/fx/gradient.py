@@ -19,8 +19,8 @@ from cmrc.errors import StatsError
 from cmrc.hosts.fx.module import run_flat
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest
 from cmrc.ir.evaluate import constant
-from cmrc.ir.functions import POINTWISE
 from cmrc.ir.graph import Graph, Node
+from cmrc.ir.ops.functions import POINTWISE
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
 BENDS = 1024  # inputs of smooth functions above all values for which "auto" adds the terms of their second derivatives

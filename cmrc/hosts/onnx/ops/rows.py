@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir
@@ -11,7 +11,7 @@ import onnx_ir
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.evaluate import apply, materialise
 from cmrc.ir.graph import Dim, Marks, Tensor
-from cmrc.ir.meanings import conv_pads
+from cmrc.ir.ops.affine import ConvAttrs, conv_pads
 
 TAKES_BIAS = Marks(takes_bias=True)
 
@@ -197,7 +197,7 @@ def read_pool(view: View, fn: str) -> Step:
     }
     sizes = [n for n in shape[2:] if isinstance(n, int)]
     if len(sizes) == rank:
-        attrs["pad"] = conv_pads(attrs, sizes, attrs["kernel"])
+        attrs["pad"] = conv_pads(cast(ConvAttrs, attrs), sizes, attrs["kernel"])
     _require_whole_windows(shape[2:], attrs["kernel"], attrs)
     if fn == "avg_pool":
         attrs["include_pad"] = bool(view.attr("count_include_pad", 0))

@@ -1,20 +1,20 @@
-"""The functions of `pointwise` (element by element) and `along` (over some axes), one spec each.
+"""The ops `pointwise` (element by element) and `along` (over some axes), and their functions, one spec each.
 
 A function means what its numpy code computes, in float64. Functions without one only hosts can compute: that is enough for
 replacements that pass it, where the spec says that constants stay what they are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cmrc.ir.graph import Array, as_dtype
-from cmrc.ir.spec import Extent, Function
+from cmrc.ir.graph import Array, Dim, Node, as_dtype, attributes
+from cmrc.ir.spec import Alignment, Extent, Function, Op, Pads, Shapes, differ, either, several
+
+# No `from __future__ import annotations` here: `NotRequired` must be seen when a class is made.
 
 
 def windows(
@@ -34,6 +34,16 @@ def windows(
     views = sliding_window_view(x, reach, axis=tuple(range(lead, x.ndim)))
     steps = [slice(None)] * lead + [slice(None, None, s) for s in stride] + [slice(None, None, d) for d in dilation]
     return np.asarray(views[tuple(steps)])
+
+
+def aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
+    """Put an operand's axes where they belong in a result of `rank` axes; `None` means right-aligned, as numpy does."""
+    if dims is None:
+        return array
+    shape = [1] * rank
+    for axis, dim in enumerate(dims):
+        shape[dim] = array.shape[axis]
+    return array.reshape(shape)
 
 
 Attrs = Mapping[str, Any]
@@ -307,4 +317,122 @@ ALONG: dict[str, Function] = {
     "std": _reduction(),
     "sum_square": _reduction(),
     "var": _reduction(),
+}
+
+
+# ---------------------------------------------------------------- the two ops
+
+NOT_OPTIONS = {"fn", "align", "rank"}  # attributes of `pointwise` itself
+
+
+class PointwiseAttrs(TypedDict):
+    """`fn` is the function; `rank` the number of axes of the result, where no operand says it. The rest are its options."""
+
+    fn: str
+    align: NotRequired[Alignment]
+    rank: NotRequired[int]
+    alpha: NotRequired[float]
+    beta: NotRequired[float]
+    bias: NotRequired[float]
+    dtype: NotRequired[str]
+    eps: NotRequired[float]
+    gamma: NotRequired[float]
+    input_scale: NotRequired[float]
+    lambd: NotRequired[float]
+    max: NotRequired[float]
+    min: NotRequired[float]
+    threshold: NotRequired[float]
+    value: NotRequired[float]
+
+
+def pointwise_shape(node: Node, shapes: Shapes) -> str:
+    attrs = attributes(node, PointwiseAttrs)
+    out = node.output.shape
+    align = attrs.get("align") or (None,) * len(shapes)
+    for shape, dims in zip(shapes, align, strict=True):
+        if shape is None or (shape == out and dims is None):
+            continue
+        if dims is None and len(shape) > len(out):
+            return f"an operand of shape {shape} does not fit the result {out}"
+        for size, dim in zip(shape, dims if dims is not None else range(len(out) - len(shape), len(out)), strict=True):
+            if size != 1 and size != out[dim] and isinstance(size, int) and isinstance(out[dim], int):
+                return f"an operand of shape {shape} does not fit the result {out}"
+    return ""
+
+
+def pointwise_meaning(attrs: PointwiseAttrs, *operands: Array | None) -> Array:
+    align = attrs.get("align") or (None,) * len(operands)
+    free = [o.ndim for o, dims in zip(operands, align, strict=True) if o is not None and dims is None]
+    rank = attrs.get("rank") or max(free)
+    placed = [None if o is None else aligned(o, dims, rank) for o, dims in zip(operands, align, strict=True)]
+    options = {k: v for k, v in attrs.items() if k not in NOT_OPTIONS}
+    with np.errstate(all="ignore"):
+        return np.asarray(_function(POINTWISE, attrs["fn"])(*placed, **options))
+
+
+class AlongAttrs(TypedDict):
+    """`fn` acts over `axes`, which it drops where `drop`. The rest are its options."""
+
+    fn: str
+    axes: tuple[int, ...]
+    align: NotRequired[Alignment]
+    drop: NotRequired[bool]
+    ceil: NotRequired[bool]
+    dilation: NotRequired[tuple[int, ...]]
+    divisor: NotRequired[int | None]
+    eps: NotRequired[float]
+    include_pad: NotRequired[bool]
+    index: NotRequired[int]
+    kernel: NotRequired[tuple[int, ...]]
+    pad: NotRequired[Pads | str]
+    pads: NotRequired[Pads]
+    stride: NotRequired[tuple[int, ...]]
+    times: NotRequired[tuple[Dim, ...]]
+    value: NotRequired[float]
+
+
+def along_shape(node: Node, shapes: Shapes) -> str:
+    attrs, x, out = attributes(node, AlongAttrs), shapes[0], node.output.shape
+    assert x is not None
+    axes, extent = attrs["axes"], ALONG[attrs["fn"]].extent
+    if any(not 0 <= axis < len(x) for axis in axes):
+        return f"acts over axes {axes} of a value with {len(x)}"
+    dropped = bool(attrs.get("drop"))
+    left = [axis for axis in range(len(x)) if not (dropped and axis in axes)]
+    if len(out) != len(left):
+        return f"the result has shape {node.output.shape}"
+    for size, axis in zip(out, left, strict=True):
+        if axis not in axes or extent is Extent.SAME:
+            if differ(size, x[axis]):
+                return f"the result has shape {node.output.shape}, its operand {x}"
+        elif extent is Extent.ONE and size != 1:
+            return f"the result has shape {node.output.shape}: axis {axis} is reduced"
+    return ""
+
+
+def along_meaning(attrs: AlongAttrs, x: Array, *parameters: Array | None) -> Array:
+    align = attrs.get("align") or (None,) * (len(parameters) + 1)
+    placed = [None if p is None else aligned(p, dims, x.ndim) for p, dims in zip(parameters, align[1:], strict=True)]
+    with np.errstate(all="ignore"):
+        return _function(ALONG, attrs["fn"])(x, attrs, *placed)
+
+
+def _function(functions: Mapping[str, Function], name: str) -> Callable[..., Array]:
+    meaning = functions[name].meaning
+    assert meaning is not None, name  # callers ask first whether there is one
+    return meaning
+
+
+FUNCTIONS: dict[str, Op] = {
+    "pointwise": Op(
+        (either("x"), several("others")),
+        PointwiseAttrs,
+        pointwise_shape,
+        pointwise_meaning,
+        passes=True,
+        functions=POINTWISE,
+    ),
+    "along": Op(
+        (either("x"), several("parameters")), AlongAttrs, along_shape, along_meaning, passes=True, functions=ALONG
+    ),
 }
