@@ -54,6 +54,10 @@ def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
     if is_whole(keep, tensor.shape[axis]):
         return tensor
     shape = (*tensor.shape[:axis], len(keep), *tensor.shape[axis + 1 :])
+    if isinstance(tensor, Apply) and tensor.op == "expand":
+        local = axis - len(tensor.shape) + len(tensor.inputs[0].shape)
+        if local < 0 or tensor.inputs[0].shape[local] == 1:  # copies: fewer of them
+            return Apply("expand", tensor.inputs, {"shape": shape}, shape, tensor.dtype)
     return Apply("select", (tensor,), {"axis": axis, "keep": Index.of(keep)}, shape, tensor.dtype)
 
 

@@ -19,7 +19,7 @@ from cmrc.hosts.fx.clean import copy_graph
 from cmrc.hosts.fx.lifted import TENSORS
 from cmrc.hosts.fx.memory import from_numpy, torch_dtype
 from cmrc.hosts.fx.read import LiftedReading, add_with_owners
-from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Operand, Tensor, Value
 
 
 class NewParameters:
@@ -43,7 +43,7 @@ class NewParameters:
         """The parameter that an expression is a form of: the bias of `bias + W c`, the weight of `W_P += W_S B`."""
         while isinstance(operand, Apply) and not self.is_computed(operand):
             operand = operand.inputs[0]
-        return operand.name if isinstance(operand, Leaf) else ""
+        return operand.name if isinstance(operand, Leaf) and operand.name not in self.reading.sources else ""
 
     def _uses(self, changed: Sequence[Node]) -> dict[str, list[Tensor]]:
         """The different forms in which the changed nodes read each parameter."""
@@ -54,7 +54,7 @@ class NewParameters:
                     continue
                 named: list[tuple[str, Tensor]] = [(self.named(operand), operand)]
                 if self.is_computed(operand):  # its nodes go on reading the parameters as they are
-                    named = [(leaf.name, leaf) for leaf in leaves_of(operand)]
+                    named = [(leaf.name, leaf) for leaf in self.reading.parameters_of(operand)]
                 for name, form in named:
                     if name and form not in uses.setdefault(name, []):
                         uses[name].append(form)
@@ -69,7 +69,7 @@ class NewParameters:
                     forms.append(leaf)
         for output in self.reading.program.graph.output_node().all_input_nodes:
             tensor = self.reading.leaves.get(output.name)
-            for leaf in leaves_of(tensor) if tensor is not None else ():
+            for leaf in self.reading.parameters_of(tensor) if tensor is not None else ():
                 uses.setdefault(leaf.name, []).append(leaf)
 
     def _replace(self, uses: Mapping[str, list[Tensor]]) -> None:
@@ -194,7 +194,7 @@ class Draft:
             return None
         if isinstance(operand, str):
             return self.nodes[operand]
-        if isinstance(operand, Leaf):
+        if isinstance(operand, Leaf) and operand.name not in self.reading.sources:
             return self.placeholders[operand.name]
         if isinstance(operand, ArrayLiteral) and operand.array.ndim == 0 and node.origin:
             return operand.array.item()
@@ -231,7 +231,8 @@ class Draft:
         if role != "offset" or node.marks.addend:
             return base, role != "offset"
         trained = any(
-            isinstance(self.reading.program.state[leaf.name], torch.nn.Parameter) for leaf in leaves_of(operand)
+            isinstance(self.reading.program.state[leaf.name], torch.nn.Parameter)
+            for leaf in self.reading.parameters_of(operand)
         )
         return self.parameters.named(operand) or base, trained
 

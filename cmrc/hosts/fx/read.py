@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.memory import TensorReader
+from cmrc.hosts.fx.memory import TensorReader, to_numpy
 from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
 from cmrc.ir.evaluate import apply
-from cmrc.ir.graph import ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import Array, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, leaves_of
 from cmrc.ir.ops import OPS
 
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
@@ -39,6 +39,9 @@ class LiftedReading:
         self.outputs: list[str] = []
         self.leaves: dict[str, Tensor] = {}  # parameters by placeholder, and what is computed from them alone by node
         self.computed: dict[Tensor, str] = {}  # the latter, to their nodes
+        self.sources: dict[
+            str, tuple[Leaf, ...]
+        ] = {}  # what only torch can compute from parameters, by node: from which
         self.tensor_names = program.tensor_names()
         self.turned = {n.name for n in program.graph.nodes if self._only_turns_a_weight(n)}
         for node in program.graph.nodes:
@@ -59,9 +62,13 @@ class LiftedReading:
         for node in self.graph.nodes:
             for operand in node.inputs:
                 if isinstance(operand, Tensor):
-                    for leaf in leaves_of(operand):
+                    for leaf in self.parameters_of(operand):
                         users.setdefault(leaf.name, []).append((node, leaf))
         return users
+
+    def parameters_of(self, tensor: Tensor) -> list[Leaf]:
+        """The parameters of the model that a tensor is made of."""
+        return [leaf for each in leaves_of(tensor) for leaf in self.sources.get(each.name, (each,))]
 
     def _owners(self) -> dict[str, str]:
         """Tied parameters, one tensor under several names: the first name of each."""
@@ -120,6 +127,7 @@ class LiftedReading:
             return
         row = ROWS.get(node.target)
         arguments = Arguments(node)
+        known = self._reads_parameters_only(node)
         read = row(arguments) if row is not None else None
         one_tensor = isinstance(node.meta.get("val"), torch.Tensor)
         if isinstance(read, Read) and (one_tensor or read.parts is not None or read.op == "opaque"):
@@ -131,12 +139,56 @@ class LiftedReading:
             operands = tuple(self._operand(self._at(arguments, p)) for p in read.args)
             if self._compute(node, read.op, operands, read.attrs):
                 return
-            if _fits(operands, read):
+            if _fits(operands, read) and (not known or read.op == "embedding"):
                 marks = read.marks if read.op != "opaque" else replace(read.marks, host_op=opname(node))
                 self.reads[node.name] = read
                 self.nodes.append(Node(read.op, operands, (_value(node),), read.attrs, node.name, path_of(node), marks))
                 return
-        self._opaque(node, read.why if isinstance(read, Barrier) else "")
+        if known:
+            self._compute_by_torch(node)
+        else:
+            self._opaque(node, read.why if isinstance(read, Barrier) else "")
+
+    def _reads_parameters_only(self, node: fx.Node) -> bool:
+        """Whether a node gives tensors of fixed shapes, and depends on no input."""
+        reads, value = node.all_input_nodes, node.meta.get("val")
+        results = value if isinstance(value, (tuple, list)) else (value,)
+        return (
+            bool(reads)
+            and all(n.name in self.leaves for n in reads)
+            and all(isinstance(r, torch.Tensor) and all(isinstance(n, int) for n in r.shape) for r in results)
+            and isinstance(node.target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded not in node.target.tags
+            and not node.is_impure()
+        )
+
+    def _compute_by_torch(self, node: fx.Node) -> None:
+        """What is made of parameters by an op without a meaning here, like the σ of a spectral norm: torch computes it, once."""
+        sources = [leaf for n in node.all_input_nodes for leaf in self._sources(n)]
+        self.sources[node.name] = tuple(dict.fromkeys(sources))
+        if not isinstance(node.meta["val"], torch.Tensor):
+            return  # its results are read one by one
+        value = _value(node)
+        leaf = Leaf(node.name, tuple(int(n) for n in value.shape), value.dtype, cache(partial(self._run, node)))
+        self.leaves[node.name] = leaf
+        self.computed.setdefault(leaf, node.name)
+
+    def _sources(self, node: fx.Node) -> Sequence[Leaf]:
+        tensor = self.leaves.get(node.name)
+        return self.sources[node.name] if tensor is None else self.parameters_of(tensor)
+
+    def _run(self, node: fx.Node) -> Array:
+        with torch.no_grad():
+            return to_numpy(self._evaluated(node).detach())
+
+    def _evaluated(self, node: fx.Node) -> torch.Tensor:
+        name = self.tensor_names.get(node.name)
+        if name is not None:
+            return self.program.state[name]
+        assert callable(node.target)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._evaluated)
+        result: torch.Tensor = node.target(*args, **kwargs)
+        return result
 
     def _compute(self, node: fx.Node, op: str, operands: Sequence[Operand], attrs: Mapping[str, Any]) -> bool:
         """A node that reads parameters only is a tensor, not a value: `1 + w`, a weight that is normalised."""
@@ -183,14 +235,17 @@ class LiftedReading:
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
         read = self.reads.get(source.name)
+        if source.name in self.sources:
+            return self._compute_by_torch(node)
         if read is None or read.parts is None:
-            return  # one of the results of an opaque node, which lists them
+            return None  # one of the results of an opaque node, which lists them
         operand, attrs = self._operand(source.args[0]), read.parts[index]
         if self._compute(node, read.op, (operand,), attrs):
-            return
+            return None
         self.parts[node.name] = source.name
         self.reads[node.name] = Read(read.op, (0,), attrs)
         self.nodes.append(Node(read.op, (operand,), (_value(node),), attrs, node.name, path_of(source)))
+        return None
 
     def _opaque(self, node: fx.Node, why: str) -> None:
         inputs = tuple(o for o in (self._operand(n) for n in node.all_input_nodes) if o is not None)

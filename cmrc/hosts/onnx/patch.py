@@ -6,17 +6,20 @@ share, is never edited. The new one takes the old one's name where nobody uses t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+import numpy as np
 import onnx_ir
 
 from cmrc.hosts.folded import fold
+from cmrc.hosts.onnx.ops.layout import LARGEST
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.hosts.onnx.shapes import data_type
-from cmrc.ir.evaluate import apply
-from cmrc.ir.graph import Apply, Array, ArrayLiteral, Graph, Leaf, Node, Operand, Shape, Tensor, Value
+from cmrc.ir.evaluate import apply, materialise
+from cmrc.ir.graph import Apply, Array, ArrayLiteral, Graph, Leaf, Node, Operand, Shape, Tensor, Value, as_dtype
 
 INSERTED_KEY = "cmrc.inserted"
 
@@ -124,11 +127,19 @@ class ModelPatch:
             else:
                 tensor = apply("pointwise", (tensor,), {"fn": "cast", "dtype": dtype}, tensor.shape, dtype)
         key = tensor, dtype
+        if isinstance(tensor, Apply) and _is_filled(tensor):
+            return self._filled(tensor)
         if key not in self.initializers:
             origin = base or parameter(tensor)
             name = self._numbered(origin) if origin else self.fresh("cmrc.constant")
             self.initializers[key] = NewInitializer(self._register(name, tensor, origin or name), origin)
         return self.initializers[key].value
+
+    def _filled(self, tensor: Apply) -> onnx_ir.Value:
+        """One number, many times: computed when the model is loaded, as the model does with its own."""
+        sizes = self.array(np.asarray(tensor.shape, dtype=np.int64))
+        number = onnx_ir.tensor(as_dtype(materialise(tensor.inputs[0]), tensor.dtype).reshape(1))
+        return self.insert("ConstantOfShape", [sizes], "cmrc.filled", [onnx_ir.AttrTensor("value", number)])
 
     def array(self, array: Array, base: str = "") -> onnx_ir.Value:
         return self.initializer(ArrayLiteral(array), base=base)
@@ -211,6 +222,11 @@ class ModelPatch:
     def retire(self, onnx_node: onnx_ir.Node) -> None:
         """Other nodes stand for this one now."""
         self.retired.add(onnx_node)
+
+
+def _is_filled(tensor: Apply) -> bool:
+    """Whether a large tensor is one number, many times."""
+    return tensor.op == "expand" and math.prod(tensor.inputs[0].shape) == 1 and math.prod(tensor.shape) > LARGEST
 
 
 def parameter(tensor: Tensor) -> str:

@@ -16,6 +16,7 @@ import onnx_ir
 
 from cmrc.errors import CmrcError, TraceError
 from cmrc.hosts.onnx.bodies import captured_by, subgraphs
+from cmrc.hosts.onnx.constants import Constants
 from cmrc.hosts.onnx.load import CHECK, defaults, reason
 from cmrc.hosts.onnx.names import name_values, unique_origins
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
@@ -78,6 +79,7 @@ class _Reader:
     defaults: Mapping[str, onnx_ir.Value] = field(default_factory=dict)
     contents: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     sizes: Sizes = field(init=False)
+    constants: Constants = field(init=False)
 
     def read(self) -> ModelReading:
         graph = self.model.graph
@@ -90,6 +92,7 @@ class _Reader:
         self.known = infer(self.model, self.symbols)
         self.sizes = Sizes(self.opset, self.tensors, self.shapes)
         self.defaults = defaults(self.model)
+        self.constants = Constants(self.model)
         for name, value in graph.initializers.items():
             if name in self.defaults:
                 self._add_default(name, value)
@@ -135,6 +138,7 @@ class _Reader:
     def _add_default(self, name: str, value: onnx_ir.Value) -> None:
         """A value that is known only at run time, whose default is a tensor."""
         self._add_leaf(name, value.const_value)
+        self.constants.names.discard(name)
         tensor = self.tensors.pop(name)
         output = self._value(name, self.known[name][0], tensor.dtype)
         self.nodes.append(Node("opaque", (tensor,), (output,), origin=name, marks=Marks(host_op="default")))
@@ -144,6 +148,7 @@ class _Reader:
             shape = tuple(tensor.shape.numpy())
             load = partial(_mapped, tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor.numpy
             self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), load)
+            self.constants.names.add(name)
 
     def _value(self, name: str, shape: Shape | None, like: str = "unknown") -> Value:
         dtype = self.known.get(name, (None, "unknown"))[1]
@@ -217,6 +222,7 @@ class _Reader:
         if node.op_type in ("Shape", "Size") and not node.domain:
             return self._read_sizes(view, origin, path)
         row = ROWS.get(row_name(node))
+        known = self.constants.covers(node)
         try:
             if self.sizes.fix_picked(node):
                 return None
@@ -231,6 +237,8 @@ class _Reader:
                 raise LeftWhole("it reads a value whose number of axes is not known")
             steps = row.read(view)
         except LeftWhole as left:
+            if known and self._add_computed(node):
+                return None
             return self._opaque(view, origin, path, Marks(why=left.reason, bodies=bool(subgraphs(node))))
         inner: dict[str, str] = {}
         separable = row.separable is not None and self.opset >= row.separable and isinstance(steps, list)
@@ -242,7 +250,7 @@ class _Reader:
         """A constant that is made from constants."""
         if any(isinstance(operand, str) for operand in view.operands):
             raise LeftWhole("")
-        self.tensors[view.node.outputs[0].name or ""] = ArrayLiteral(EVALUATED[view.node.op_type](view))
+        self.tensors[view.node.outputs[0].name or ""] = EVALUATED[view.node.op_type](view)
 
     def _emit(self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], separable: bool) -> None:
         """One IR node; `inner` are the values inside the ONNX node so far, by their keys."""
@@ -272,8 +280,20 @@ class _Reader:
             if folded is not None:
                 self.tensors[name] = folded
                 return
+            computable = not step.key and step.op != "embedding" and name in self.constants.names
+            if computable and self._add_computed(view.node):
+                return
         self.slots[name] = step.slots
         self.nodes.append(Node(step.op, operands, (value,), step.attrs, origin, path, marks))
+
+    def _add_computed(self, node: onnx_ir.Node) -> bool:
+        """The results of a node that reads parameters only, as parameters."""
+        for name in [value.name for value in node.outputs if value.name]:
+            leaf = self.constants.leaf(name, *self.known.get(name, (None, "unknown")))
+            if leaf is None:
+                return False
+            self.tensors[name] = leaf
+        return True
 
     def _opaque(self, view: View, origin: str, path: str, marks: Marks = NO_MARKS) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]

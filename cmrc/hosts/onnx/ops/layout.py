@@ -10,7 +10,8 @@ import numpy as np
 
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept, times
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Array, Dim, Shape
+from cmrc.ir.evaluate import apply
+from cmrc.ir.graph import ArrayLiteral, Dim, Shape, Tensor
 
 # ---------------------------------------------------------------- indexing
 
@@ -257,22 +258,25 @@ def _target(view: View) -> Shape | None:
 LARGEST = 4096  # elements: a larger one stays the node that makes it
 
 
-def filled(view: View) -> Array:
-    """ConstantOfShape of a shape that is known."""
+def filled(view: View) -> Tensor:
+    """ConstantOfShape of a shape that is known; a large one is never stored."""
     shape = view.contents[0]
-    sizes = [n for n in shape if isinstance(n, int)] if shape is not None else None
-    if sizes is None or shape is None or len(sizes) != len(shape) or math.prod(sizes) > LARGEST:
+    sizes = tuple(n for n in shape if isinstance(n, int)) if shape is not None else None
+    if sizes is None or shape is None or len(sizes) != len(shape):
         raise LeftWhole("")
     value = view.node.attributes.get("value")
-    return np.full(sizes, np.float32(0) if value is None else value.as_tensor().numpy().reshape(()))
+    number = np.asarray(np.float32(0) if value is None else value.as_tensor().numpy().reshape(()))
+    if math.prod(sizes) <= LARGEST:
+        return ArrayLiteral(np.full(sizes, number))
+    return apply("expand", (ArrayLiteral(number),), {"shape": sizes}, sizes, number.dtype.name)
 
 
-def counted_up(view: View) -> Array:
+def counted_up(view: View) -> Tensor:
     """Range between numbers that are known."""
     start, limit, step = (number(view, slot) for slot in range(3))
     if not step or (limit - start) / step > LARGEST:
         raise LeftWhole("")
-    return np.arange(start, limit, step)
+    return ArrayLiteral(np.arange(start, limit, step))
 
 
 def number(view: View, slot: int) -> Any:

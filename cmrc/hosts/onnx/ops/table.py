@@ -14,7 +14,7 @@ import onnx_ir
 
 from cmrc.hosts.onnx.ops import attention, fused, layout, rows
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
-from cmrc.ir.graph import Array, Shape
+from cmrc.ir.graph import Shape, Tensor
 
 Reader = Callable[[View], "Step | list[Step]"]
 
@@ -157,7 +157,7 @@ def _cumsum(view: View) -> Step:
     )
 
 
-EVALUATED: dict[str, Callable[[View], Array]] = {
+EVALUATED: dict[str, Callable[[View], Tensor]] = {
     # constants that are made from constants
     "ConstantOfShape": layout.filled,
     "Range": layout.counted_up,
