@@ -34,7 +34,7 @@ BLOWN_UP = 100.0  # times the largest value that a unit had: a fit beyond it is 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """units := weight · parents + bias; constants have no parents. `ridge` is what was used."""
+    """columns := weight · parents + bias, where parents are columns; constants have none. `ridge` is what was used."""
 
     bias: Array
     parents: tuple[int, ...] = ()
@@ -89,8 +89,8 @@ def affine(
     `interchange=p` fits for swaps of each kept unit with probability p: see `swapped`. `ridge="loo"` takes the λ with the
     least leave-one-out error of the sampled rows, weighed by `gram`.
     """
-    replaced = np.asarray(units, dtype=np.int64)
-    keep = complement(replaced, stats.columns.units)
+    replaced = stats.columns.of_units(units)
+    keep = complement(replaced, stats.columns.count)
     if not len(keep):
         raise ObjectiveError(
             "no unit stays to rebuild the others from", node=stats.columns.name, fix="keep at least one"

@@ -202,7 +202,7 @@ class _Planning:
                 if i and stream is not None:
                     self._taps(stream, site)  # so that every piece of the stream is that of its moment
                 ranked[i] = earlier.applied_to(ranked[i])
-                self._take(site, earlier)
+                self._take(ranked[i], earlier)
                 done = earlier
                 continue
             if done is not None and stream is not None:
@@ -217,17 +217,19 @@ class _Planning:
             with _moments_of_data(site):
                 self.result = replace_units(self.program, ranked[i], counts[i], self.result, own)
             if self.progress is not None:
-                self.progress.save_site(step, i, ranked[i], self._result_of(site, ranked[i], stream))
+                self.progress.save_site(step, i, ranked[i], self._result_of(ranked[i], stream))
 
-    def _take(self, site: Site, result: SiteResult) -> None:
-        others = [entry for entry in self.result.entries if entry.value != site.value]
+    def _take(self, ranked: Ranked, result: SiteResult) -> None:
+        others = [entry for entry in self.result.entries if entry.value not in ranked.values]
         self.result = Plan(self.program, [*others, *([] if result.entry is None else [result.entry])])
-        self.constants[site.value] = result.constants
+        self.constants[ranked.site.value] = result.constants
 
-    def _result_of(self, site: Site, ranked: Ranked, stream: Stream | None) -> SiteResult:
-        entry = next((entry for entry in self.result.entries if entry.value == site.value), None)
+    def _result_of(self, ranked: Ranked, stream: Stream | None) -> SiteResult:
+        entry = next((entry for entry in self.result.entries if entry.value in ranked.values), None)
         let_go = () if stream is None else stream.let_go
-        return SiteResult(entry, self.constants[site.value], ranked.scores, ranked.order, ranked.stats.how, let_go)
+        return SiteResult(
+            entry, self.constants[ranked.site.value], ranked.scores, ranked.order, ranked.stats.how, let_go
+        )
 
     def _needs(self, stream: Stream | None) -> frozenset[str]:
         """What to gather; of a site that a stream has reached, also how it has drifted."""

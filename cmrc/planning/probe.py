@@ -53,13 +53,13 @@ class LossProbe:
         asked = tuple((r.site.value, *r.order.units.tolist(), *some) for r, some in zip(ranked, counts, strict=True))
         if asked not in self.known:
             plans = [self._planned([r], [count]) for r, some in zip(ranked, counts, strict=True) for count in some]
-            losses = iter(self._losses(ranked, plans))
+            losses = iter(self._losses(plans))
             self.known[asked] = [[next(losses) for _ in some] for some in counts]
         return self.known[asked]
 
     def together(self, ranked: Sequence[Ranked], candidates: Sequence[Sequence[int]]) -> list[float]:
         """For each candidate the mean loss with so many units of each site replaced, all at once, each fitted by itself."""
-        return self._losses(ranked, [self._planned(ranked, counts) for counts in candidates])
+        return self._losses([self._planned(ranked, counts) for counts in candidates])
 
     def _planned(self, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
         plan = Plan(self.program)
@@ -67,13 +67,16 @@ class LossProbe:
             plan = replace_units(self.program, r, count, plan, {})
         return plan
 
-    def _losses(self, ranked: Sequence[Ranked], plans: Sequence[Plan]) -> list[float]:
+    def _losses(self, plans: Sequence[Plan]) -> list[float]:
         if self.data is None:
             raise StatsError(
                 "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",
                 fix="give data= beside the statistics (some batches suffice), or keep= instead of a budget",
             )
-        sites, interpreter = [r.site for r in ranked], Interpreter(self.program)
+        places = {
+            entry.value: self.program.site_of(entry.value, entry.axis) for plan in plans for entry in plan.entries
+        }
+        sites, interpreter = list(places.values()), Interpreter(self.program)
         parts = list(self._parts(interpreter, sites))
         sums, weight = [0.0] * len(plans), 0.0
         runs = self._runs(interpreter, sites, parts, plans)

@@ -126,11 +126,12 @@ class Progress:
             raise PlanError(f"the checkpoint cannot be read: {error}", at=str(path), fix=FIX) from error
 
     def save_site(self, step: int, number: int, ranked: Ranked, result: SiteResult) -> None:
+        place = result.entry or ranked.site  # a head's affine map lies behind the site
         header = {
             "asked": self.asked,
-            "site": ranked.site.name if result.entry is None else result.entry.site,
-            "value": ranked.site.value,
-            "axis": ranked.site.axis,
+            "site": place.site if isinstance(place, Do) else place.name,
+            "value": place.value,
+            "axis": place.axis,
             "how": result.how,
             "let_go": list(result.let_go),
         }

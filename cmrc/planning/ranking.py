@@ -11,9 +11,10 @@ from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
 from cmrc.planning.objectives import Context, Scores, gram, score
 from cmrc.planning.recipe import AUTO, CONSTANT, Recipe
-from cmrc.planning.selection import Order, bottom, eliminate, eliminate_for_interchange, greedy
+from cmrc.planning.selection import Order, bottom, eliminate, eliminate_for_interchange, eliminate_groups, greedy
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
+from cmrc.statistics.readers import Elements, elements
 from cmrc.statistics.site_stats import SiteStats
 
 
@@ -27,13 +28,21 @@ class Ranked:
     order: Order
     gram: Array | None  # for what affine maps are fitted
     recipe: Recipe  # with the preset for this site
+    elements: Elements | None  # where affine maps are put
+
+    @property
+    def values(self) -> frozenset[str]:
+        """The values that hold the do's of this site."""
+        return frozenset([self.site.value, *([self.elements.value] if self.elements else [])])
 
 
 def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: Sequence[int]) -> Ranked:
     """The units of a site in the order in which they go; those that are gone already come first."""
-    columns = stats.columns
-    recipe = _for_site(program, site, stats, recipe)
+    columns, place = stats.columns, elements(program, stats.columns)
+    recipe = _for_site(program, site, stats, recipe, place)
     method = recipe.method
+    if method.replace not in CONSTANT:
+        _require_single(site, stats, recipe, place)
     number = sum(site.value.encode())  # sites that share a seed draw apart
     context = Context(program, stats, recipe.clip, recipe.seed * 1_000_003 + number)
     scores = score(method.objective, context)
@@ -41,30 +50,51 @@ def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: S
         by_score = np.array(scores.score)
         by_score[list(gone)] = -np.inf
         order = bottom(by_score)
-        return Ranked(
-            site, stats, scores, Order(order.units, scores.score[order.units]), _fit_gram(context, recipe), recipe
-        )
-    if columns.features > 1:
-        raise ObjectiveError(
-            "joint selection is for units of one number each", node=site.name, fix="use select: bottom for heads"
-        )
+        order = Order(order.units, scores.score[order.units])
+        return Ranked(site, stats, scores, order, _fit_gram(context, recipe), recipe, place)
     weight, covariance = gram(method.objective, context), stats.covariance
     if method.replace in CONSTANT:
-        return Ranked(site, stats, scores, greedy(weight, covariance, first=gone), None, recipe)
+        order = greedy(weight, covariance, features=columns.features, first=gone)
+        return Ranked(site, stats, scores, order, None, recipe, place)
     ridge = 1e-6 if method.ridge == "loo" else max(float(method.ridge), 1e-9)
-    if method.interchange:
+    if columns.features > 1:
+        order = eliminate_groups(weight, covariance, columns.features, ridge=ridge, first=gone)
+    elif method.interchange:
         order = eliminate_for_interchange(weight, covariance, method.interchange, ridge=ridge, first=gone)
     else:
         order = eliminate(weight, covariance, ridge=ridge, first=gone)
-    return Ranked(site, stats, scores, order, _fit_gram(context, recipe), recipe)
+    return Ranked(site, stats, scores, order, _fit_gram(context, recipe), recipe, place)
 
 
-def _for_site(program: Program, site: Site, stats: SiteStats, recipe: Recipe) -> Recipe:
+def _for_site(program: Program, site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> Recipe:
     if recipe.preset != AUTO:
         return recipe
     folding = site.folding or program.describe(site).folding
-    affine = folding is None or folding.affine.folds
-    return recipe.at_site(single=stats.columns.features == 1, scatter="scatter" in stats.arrays, affine=affine)
+    affine = place is not None and (folding is None or folding.affine.folds)
+    swapped = stats.columns.features > 1 and bool(recipe.method.interchange)
+    return recipe.at_site(scatter="scatter" in stats.arrays, affine=affine and not swapped)
+
+
+def _require_single(site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> None:
+    """That affine maps between the columns of a site can be fitted and put somewhere."""
+    columns, method = stats.columns, recipe.method
+    if columns.features == 1:
+        return
+    if columns.slots > 1:
+        raise ObjectiveError(
+            "an affine map is the same at every position", node=site.name, fix='use positions="all", or replace: mean'
+        )
+    if place is None:
+        raise ObjectiveError(
+            "the elements of its units never lie side by side, so that no affine map can be put there",
+            node=site.name,
+            fix="use replace: mean or optimal",
+        )
+    if method.replace != "affine" or method.interchange:
+        what = "maps for swaps are" if method.interchange else f"replace: {method.replace} is"
+        raise ObjectiveError(
+            f"{what} for units of one number each", node=site.name, fix="use replace: affine without interchange"
+        )
 
 
 def _fit_gram(context: Context, recipe: Recipe) -> Array | None:

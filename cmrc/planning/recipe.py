@@ -175,13 +175,13 @@ class Recipe:
             return self.preset
         return "joint" if (self.objective, self.select, self.replace) == (None, None, None) else "cmr-logit"
 
-    def at_site(self, *, single: bool, scatter: bool, affine: bool) -> Recipe:
-        """With `auto` settled: by whether units are single numbers, their scatter is known, and affine maps fold."""
+    def at_site(self, *, scatter: bool, affine: bool) -> Recipe:
+        """With `auto` settled: by whether the scatter of the units is known, and affine maps fold."""
         if self.preset != AUTO:
             return self
         preset = self._base
         if preset == "joint":
-            preset = "cmr-logit" if not (single and scatter) else "joint" if affine else "reconstruction"
+            preset = "cmr-logit" if not scatter else "joint" if affine else "reconstruction"
         return dataclasses.replace(self, preset=preset)
 
     def for_run(self, *, data: bool, sites: int) -> Recipe:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
 from cmrc.planning import fits
 from cmrc.planning.objectives import optimal_constant
@@ -22,7 +21,7 @@ from cmrc.statistics.site_stats import SiteStats
 
 def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constants_so_far: dict[int, Array]) -> Plan:
     """The plan with the first `count` units of a site replaced, and everything that is there of other sites."""
-    others = [entry for entry in so_far.entries if entry.value != r.site.value]
+    others = [entry for entry in so_far.entries if entry.value not in r.values]
     result = Plan(program, others)
     if count <= 0:
         return result
@@ -40,14 +39,14 @@ def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constan
             constants_so_far.update(zip(fresh, constants, strict=True))
         slab = np.stack([constants_so_far[unit] for unit in units])
         return result.do(name, units=units, constant=shape_constants(stats, slab, r.site), axis=r.site.axis)
-    if stats.columns.features > 1:
-        raise ObjectiveError(
-            "heads are replaced by constants only", node=r.site.name, fix="use replace: mean or optimal"
-        )
     constants_so_far.update(dict.fromkeys(units, np.zeros(0)))
-    fit = _affine(program, r, units, recipe)
-    assert fit.weight is not None
-    return result.do(name, units=units, affine=Affine(fit.parents, fit.weight, fit.bias), axis=r.site.axis)
+    fit, place = _affine(program, r, units, recipe), r.elements
+    assert fit.weight is not None and place is not None
+    replaced = place.unit[stats.columns.of_units(units)]
+    mapped = Affine(place.unit[list(fit.parents)].tolist(), fit.weight, fit.bias)
+    return result.do(
+        name if place.value == r.site.value else place.value, units=replaced, affine=mapped, axis=place.axis
+    )
 
 
 def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> Array:
@@ -56,9 +55,8 @@ def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe
     if rule == "zero":
         return np.zeros((len(units), stats.columns.features))
     if rule == "refit":
-        features = stats.columns.features
-        columns = [unit * features + f for unit in units for f in range(features)]
-        return fits.refit(stats, columns, clip=recipe.clip).bias.reshape(len(units), features)
+        columns = stats.columns.of_units(units)
+        return fits.refit(stats, columns.tolist(), clip=recipe.clip).bias.reshape(len(units), stats.columns.features)
     constant = stats.mean if rule == "mean" else optimal_constant(stats, clip=recipe.clip)[0]
     return np.asarray(stats.columns.by_unit(constant)[list(units)])
 

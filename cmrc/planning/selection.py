@@ -3,6 +3,8 @@
 bottom      smallest scores first; optimal where curvature is diagonal (paper eq. topk)
 greedy      constants: risk(S) = Σ_{i,j∈S} G_ij C_ij, always the unit that adds least
 eliminate   affine functions of all that stay: risk(S) = tr(G_SS (C_SS − C_SK C_KK⁻¹ C_KS)), always the unit that adds least
+
+A unit with several columns (a head is a vector) goes as a whole: what is a number for one column is a block for these.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ def bottom(score: Array) -> Order:
     return Order(units, score[units])
 
 
-def greedy(gram: Array, covariance: Array, *, first: Sequence[int] = ()) -> Order:
+def greedy(gram: Array, covariance: Array, *, features: int = 1, first: Sequence[int] = ()) -> Order:
     """Constants at their means: replacing S distorts the output by Σ_{i,j∈S} G_ij C_ij (next-layer reconstruction).
 
     Adding j to S adds G_jj C_jj + 2 Σ_{i∈S} G_ij C_ij; the unit with the least goes next, those of `first` before all.
+    Of units with several columns, the products add up over these.
     """
     joint = gram * covariance
+    if features > 1:
+        joint = joint.reshape(len(joint) // features, features, -1, features).sum((1, 3))
     own = joint.diagonal().copy()
     count = len(own)
     cross, left = np.zeros(count), np.ones(count, dtype=bool)
@@ -93,6 +98,37 @@ def eliminate(
     rest = weights.diagonal() / inverse.diagonal()
     order = np.argsort(rest, kind="stable")
     units[count:], added[count:] = alive[order], rest[order]
+    return Order(units, np.maximum(added, 0.0))
+
+
+def eliminate_groups(
+    gram: Array, covariance: Array, features: int, *, ridge: float = 1e-6, first: Sequence[int] = ()
+) -> Order:
+    """`eliminate` for units with several columns each: J, the columns of a unit, take the place of j.
+
+    Removing J adds tr(G̃_JJ P_JJ⁻¹). Then P ← P − P_:J P_JJ⁻¹ P_J: and w̃ ← w̃ − w̃_J A with A = P_JJ⁻¹ P_J:, so that
+    G̃ ← G̃ − G̃_:J A − AᵀG̃_J: + AᵀG̃_JJ A. `ridge` is relative to each column's own variance.
+    """
+    count = len(covariance) // features
+    inverse, weights = _in_deviations(gram, covariance, ridge)
+    alive = np.arange(count)
+    units, added = np.empty(count, dtype=np.int64), np.empty(count)
+    for step in range(count):
+        own = [slice(i * features, (i + 1) * features) for i in range(len(alive))]
+        solved = [scipy.linalg.cho_factor(inverse[block, block]) for block in own]
+        costs = np.array([
+            np.trace(scipy.linalg.cho_solve(factor, weights[block, block]))
+            for factor, block in zip(solved, own, strict=True)
+        ])  # fmt: skip
+        forced = np.flatnonzero(np.isin(alive, np.asarray(first, dtype=np.int64))).tolist()
+        j = _next(costs, np.ones(len(alive), dtype=bool), forced)
+        units[step], added[step] = alive[j], costs[j]
+        block, keep = own[j], np.delete(np.arange(len(inverse)), own[j])
+        a = scipy.linalg.cho_solve(solved[j], inverse[block, keep])
+        cross = weights[keep, block] @ a
+        weights = weights[np.ix_(keep, keep)] - cross - cross.T + a.T @ weights[block, block] @ a
+        inverse = inverse[np.ix_(keep, keep)] - inverse[keep, block] @ a
+        alive = np.delete(alive, j)
     return Order(units, np.maximum(added, 0.0))
 
 

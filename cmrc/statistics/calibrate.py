@@ -214,7 +214,7 @@ class _Calibration:
         values, beside = self.taps.running(number, batch), self.taps.beside
         for name, stats in self.sites.items():
             lost = None
-            if original is not None and beside is not None and stats.columns.features == 1:
+            if original is not None and beside is not None:
                 same_rows = dataclasses.replace(beside, positions=stats.columns.positions)
                 lost = rows_of(same_rows, original[beside.value] - values[beside.value], batch)
             rows = rows_of(stats.columns, values[name], batch)

@@ -41,6 +41,11 @@ class Columns:
     def count(self) -> int:
         return self.units * self.features
 
+    def of_units(self, units: Sequence[int] | Array) -> Array:
+        """The columns of some units, one unit after the other."""
+        first = np.asarray(units, dtype=np.int64)[:, None] * self.features
+        return (first + np.arange(self.features)).reshape(-1)
+
     def by_unit(self, array: Array) -> Array:
         """[..., columns] as [..., units, features]."""
         return array.reshape(*array.shape[:-1], self.units, self.features)
@@ -48,8 +53,7 @@ class Columns:
 
 def columns_of(program: Program, site: Site, positions: Positions = "all") -> Columns:
     """The columns of a site: one per element of a head's vector, one per unit everywhere else."""
-    node = program.producers.get(site.value)
-    headed = node is not None and node.op in ("attention", "matmul") and site.axis < len(site.shape) - 1
+    headed = _holds_heads(program, site)
     vector = site.shape[-1] if headed else 1
     if not isinstance(vector, int):
         raise StatsError(
@@ -66,6 +70,14 @@ def columns_of(program: Program, site: Site, positions: Positions = "all") -> Co
             )
         slots = int(np.prod([int(n) for n in places], dtype=np.int64))
     return Columns(site.name, site.value, site.axis, site.units, vector * slots, positions, slots)
+
+
+def _holds_heads(program: Program, site: Site) -> bool:
+    """Whether a unit is a vector along the last axis: what attention makes, also where only the other axes were moved since."""
+    node, last = program.producers.get(site.value), len(site.shape) - 1
+    while node is not None and node.op == "transpose" and node.attrs["perm"][-1] == last:
+        node = program.producers.get(str(node.inputs[0]))
+    return node is not None and node.op in ("attention", "matmul") and site.axis < last
 
 
 def position_of(positions: Positions | Mapping[str, Positions], site: Site) -> Positions:

@@ -42,6 +42,47 @@ class _Reached:
     exact: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Elements:
+    """A value in which every column of a site is one unit of an axis: where affine maps between columns can be put."""
+
+    value: str
+    axis: int
+    unit: Array  # of each column
+
+
+def elements(program: Program, columns: Columns) -> Elements | None:
+    """The site itself where its units are numbers; of heads, what the next op reads once they lie side by side in one axis.
+
+        %a = attention(...)  [batch, heads, tokens, vector];  %s = reshape(transpose(%a))  [batch, tokens, heads · vector]
+
+    None where somebody else reads the heads on the way, or they never lie side by side.
+    """
+    if columns.slots > 1:
+        return None
+    name, shapes = columns.value, {name: _smallest(value.shape) for name, value in program.values.items()}
+    number = _numbers(columns, shapes[name])
+    while True:
+        found = _one_axis(number, columns.count)
+        if found is not None and name not in program.inside and isinstance(program.values[name].shape[found[0]], int):
+            return Elements(name, *found)
+        reading = program.consumers[name]
+        if len(reading) != 1 or reading[0].op not in ("transpose", "reshape") or name in program.graph.outputs:
+            return None
+        name = reading[0].name
+        attrs = {**reading[0].attrs, "shape": shapes[name]} if reading[0].op == "reshape" else reading[0].attrs
+        number = np.asarray(evaluate_op(reading[0].op, attrs, number))
+
+
+def _one_axis(number: Array, count: int) -> tuple[int, Array] | None:
+    """The axis along which every column has exactly one position, everywhere the same, and the position of each column."""
+    for axis, size in enumerate(number.shape):
+        rows = np.moveaxis(number, axis, -1).reshape(-1, size)
+        if size == count and (rows == rows[0]).all() and len(np.unique(rows[0])) == count:
+            return axis, np.argsort(rows[0])
+    return None
+
+
 def readers(program: Program, columns: Columns) -> list[Reader]:
     """Every affine op that the units reach."""
     graph = program.graph
@@ -75,8 +116,11 @@ def outgoing(program: Program, columns: Columns) -> Array:
 
 def beside(program: Program, columns: Columns) -> Columns | None:
     """In a residual block, the value that the result of the next linear op is added to; None elsewhere."""
-    reading = program.consumers[columns.value]
-    if len(reading) != 1 or reading[0].op != "linear" or reading[0].inputs[0] != columns.value or columns.features > 1:
+    place = elements(program, columns)
+    if place is None:
+        return None
+    reading = program.consumers[place.value]
+    if len(reading) != 1 or reading[0].op != "linear" or reading[0].inputs[0] != place.value:
         return None
     result = reading[0].output
     added = program.consumers[result.name]

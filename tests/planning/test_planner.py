@@ -57,11 +57,6 @@ def test_heads_become_vectors_or_slabs(preset: str, positions: str) -> None:
     lowered = cmrc.lower(program, plan)
     assert lowered.check((x[:8],)).holds
     assert plan.entries[0].constant.shape == ((1, 1, 3, 3) if positions == "each" else (1, 1, 1, 3))
-    stats = cmrc.calibrate(program, [(x, y)], sites=name, need=("curvature", "range", "scatter"))
-    with pytest.raises(ObjectiveError, match="heads are replaced by constants only"):
-        cmrc.plan(program, stats, sites=[name], replace="affine")
-    with pytest.raises(ObjectiveError, match="joint selection is for units of one number each"):
-        cmrc.plan(program, stats, sites=[name], preset="joint")
 
 
 def test_a_slab_of_means_is_the_mean_at_each_position() -> None:
@@ -144,13 +139,13 @@ def test_without_a_word_each_site_gets_what_suits_it(program: cmrc.Program) -> N
     assert written(by_hand) == written(cmrc.plan(program, data=[(x, y)], preset="vbp", keep=0.5))
 
 
-def test_without_a_word_heads_and_stops_become_constants() -> None:
+def test_without_a_word_heads_become_affine_maps_and_stops_constants() -> None:
     tokens = traced(seeded(Tokens()), 3, 6)
     heads = next(site for site in tokens.sites() if site.units == 2)
     x, _ = data(60, 3, 6)
     plan = cmrc.plan(tokens, data=[x], sites=[heads.name, "act"], keep=0.5)
     assert {name: site["preset"] for name, site in plan.made["sites"].items()} == {
-        heads.name: "cmr-logit",
+        heads.name: "joint",
         "act": "joint",
     }
     cmrc.lower(tokens, plan)
@@ -316,14 +311,15 @@ def test_what_is_missing_is_said(program: cmrc.Program) -> None:
 def test_a_site_that_cannot_be_scored_is_left_out_with_its_reason() -> None:
     program, (x, y) = traced(seeded(Tokens()), 3, 6), data(30, 3, 6)
     heads = next(site.name for site in program.sites(folds=False) if site.op == "attention")
-    plan = cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, sites=["scaled_*", "act"])
-    assert plan.made["left_out"] == {heads: "joint selection is for units of one number each"}
+    plan = cmrc.plan(program, data=[(x, y)], preset="merge", keep=0.5, sites=["scaled_*", "act"])
+    assert plan.made["left_out"] == {heads: "replace: merge is for units of one number each"}
     assert heads not in plan.made["sites"]
     assert [entry.site for entry in plan.entries] == ["act"]
     with pytest.raises(ObjectiveError) as caught:
-        cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, sites=[heads])
+        cmrc.plan(program, data=[(x, y)], preset="merge", keep=0.5, sites=[heads])
     assert str(caught.value) == (
-        f"objective: %{heads}: joint selection is for units of one number each\n  fix: use select: bottom for heads"
+        f"objective: %{heads}: replace: merge is for units of one number each\n"
+        "  fix: use replace: affine without interchange"
     )
 
 
