@@ -58,14 +58,16 @@ def elements(program: Program, columns: Columns) -> Elements | None:
 
     None where somebody else reads the heads on the way, or they never lie side by side.
     """
+    if columns.features == 1:
+        return Elements(columns.value, columns.axis, np.arange(columns.units))
     if columns.slots > 1:
         return None
     name, shapes = columns.value, {name: _smallest(value.shape) for name, value in program.values.items()}
     number = _numbers(columns, shapes[name])
     while True:
-        found = _one_axis(number, columns.count)
-        if found is not None and name not in program.inside and isinstance(program.values[name].shape[found[0]], int):
-            return Elements(name, *found)
+        axis_and_units = _one_axis(number, columns.count)
+        if axis_and_units is not None and name not in program.inside:
+            return Elements(name, *axis_and_units)
         reading = program.consumers[name]
         if len(reading) != 1 or reading[0].op not in ("transpose", "reshape") or name in program.graph.outputs:
             return None
