@@ -38,25 +38,31 @@ from cmrc.passes.rewriting.absorb import (
     position_free,
 )
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
-from cmrc.passes.rewriting.known import NOT_FINITE, Facts, Known, bare, known_of, sink, sources_of
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
+    NOT_FINITE,
     NOTHING_TO_ADD,
     PAST,
     UNREAD,
     Declined,
+    Facts,
+    Known,
     Log,
     Pass,
     RuleOutcome,
     Sinking,
     Sweep,
+    bare,
     is_constant_do,
+    known_of,
     operand_axis,
     others_give_shape,
     parameter_axis,
     past,
     result_axis,
+    sink,
     sink_all,
+    sources_of,
     taken,
 )
 

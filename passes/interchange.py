@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cmrc.ir.graph import Graph, Node
-from cmrc.passes.rewriting.fused import fused, whole
+from cmrc.ir.graph import Graph, Node, fused_groups, taken_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Cut:
 def cut(graph: Graph, sites: Iterable[str]) -> Cut:
     """Cut at values, by name. Without sites there is one piece: the graph. A fused node falls into one piece as a whole."""
     sites = tuple(dict.fromkeys(sites))
-    graph = whole(graph, dict.fromkeys(fused(graph), ""))
+    graph = taken_whole(graph, dict.fromkeys(fused_groups(graph), ""))
     made_at, seen_at, free = _levels(graph, frozenset(sites))
     count = max((made_at[name] for name in made_at), default=0) + 1
     pieces = tuple(_piece(graph, level, made_at, seen_at, free, frozenset(sites)) for level in range(count))

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cmrc.ir.graph import Graph, Node
+from cmrc.ir.graph import Graph, Node, fused_groups, reason_inside, taken_whole, torn_apart
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
-from cmrc.passes.rewriting import fused
 from cmrc.passes.rewriting.rewriter import Action, Log, idle_nodes
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
@@ -48,13 +47,13 @@ def run(
     """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`).
 
     `since` is a verified graph that this one was made of, whose nodes need no second look.
-    A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again (fused.py).
+    A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again.
     """
     result = _pipeline(graph, since, watch)
-    while origins := fused.torn(graph, result.graph):
-        groups = fused.fused(result.graph)
+    while origins := torn_apart(graph, result.graph):
+        groups = fused_groups(result.graph)
         stayed = [(residue.node, residue.reason) for residue in result.residue]
-        graph = fused.whole(graph, {o: fused.reason(groups.get(o, []), stayed) for o in origins})
+        graph = taken_whole(graph, {o: reason_inside(groups.get(o, []), stayed) for o in origins})
         again = _pipeline(graph, since, watch)
         again.seconds = {name: spent + result.seconds[name] for name, spent in again.seconds.items()}
         result = again

@@ -23,8 +23,18 @@ from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import Array, Node, Operand, Tensor, attributes, literal
 from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
-from cmrc.passes.rewriting.known import Facts, Known, sink
-from cmrc.passes.rewriting.rewriter import NOTHING_TO_ADD, Declined, RuleOutcome, Sweep, complement, folded, taken
+from cmrc.passes.rewriting.rewriter import (
+    NOTHING_TO_ADD,
+    Declined,
+    Facts,
+    Known,
+    RuleOutcome,
+    Sweep,
+    complement,
+    folded,
+    sink,
+    taken,
+)
 
 
 def zero_units(fact: Known) -> set[int]:

@@ -28,14 +28,16 @@ from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
-from cmrc.passes.rewriting.known import Facts, Known, bare, sources_of
 from cmrc.passes.rewriting.rewriter import (
     PAST,
     UNREAD,
     Declined,
+    Facts,
+    Known,
     Rewritten,
     RuleOutcome,
     Sweep,
+    bare,
     complement,
     folded,
     operand_axis,
@@ -44,6 +46,7 @@ from cmrc.passes.rewriting.rewriter import (
     past,
     resized,
     result_axis,
+    sources_of,
     taken,
 )
 

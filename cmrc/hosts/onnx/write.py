@@ -24,8 +24,7 @@ from cmrc.hosts.onnx.ops.table import ROWS, row_name
 from cmrc.hosts.onnx.ops.writers import WRITERS, write_target
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.read import ModelReading
-from cmrc.ir.graph import Graph, Node
-from cmrc.passes.rewriting.fused import differs
+from cmrc.ir.graph import Graph, Node, differs_inside
 
 ReadAs = dict[onnx_ir.Node, list[Node]]
 """The IR nodes that each ONNX node is read as."""
@@ -94,7 +93,7 @@ def _separated(before: ReadAs, now: ReadAs) -> dict[str, onnx_ir.Node]:
     apart: dict[str, onnx_ir.Node] = {}
     for onnx_node, members in now.items():
         parts = before[onnx_node]
-        if any(node.marks.separable for node in parts) and differs(parts, {n.name: n for n in members}):
+        if any(node.marks.separable for node in parts) and differs_inside(parts, {n.name: n for n in members}):
             apart.update((node.name, onnx_node) for node in members)
     return apart
 

@@ -14,8 +14,7 @@ import onnx_ir
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.bodies import inner_nodes
 from cmrc.hosts.onnx.patch import ModelPatch
-from cmrc.ir.graph import Node, Operand
-from cmrc.passes.rewriting.fused import outer_values
+from cmrc.ir.graph import Node, Operand, outer_values
 
 
 def rewire(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, before: Node, *, but: Collection[int] = ()) -> None:
