@@ -20,8 +20,7 @@ from cmrc.errors import CheckError, InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array, Value, as_dtype
-from cmrc.program.do import Do
-from cmrc.program.dry_run import put_dos
+from cmrc.program.do import Do, put_dos
 from cmrc.program.sites import Sites
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]

@@ -3,7 +3,7 @@
     x[units] := constant                           do(units := c)
     x[units] := weight · x[parents] + constant     do(units := B · parents + β)
 
-`checked_do` holds a request against the site and the do's before it, in the user's own words.
+`checked_do` holds a request against the site and the do's before it, in the user's own words. `put_dos` writes do's into the IR.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError
 from cmrc.ir.axes import Index
-from cmrc.ir.graph import Array, as_dtype, numpy_dtype
+from cmrc.ir.graph import Array, Graph, Marks, Node, Value, as_dtype, literal, numpy_dtype
 from cmrc.program.sites import Site
 
 
@@ -204,3 +204,41 @@ def _slab(
 def _some(numbers: Sequence[int]) -> str:
     shown = ", ".join(str(n) for n in numbers[:5])
     return f"{shown} and {len(numbers) - 5} more" if len(numbers) > 5 else shown
+
+
+def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
+    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do."""
+    by_value: dict[str, list[tuple[int, Do]]] = {}
+    for i, entry in enumerate(entries):
+        by_value.setdefault(entry.value, []).append((i, entry))
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+
+    def chain(value: Value) -> None:
+        name = value.name
+        for i, entry in by_value[value.name]:
+            output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
+            slab = entry.constant
+            if slab.ndim == 1:
+                slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
+            slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
+            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units)}
+            inputs: tuple[Any, ...] = (name, literal(slab))
+            if entry.weight is not None:
+                attrs["parents"] = entry.parents
+                inputs = (*inputs, literal(entry.weight))
+            nodes.append(Node("do", inputs, (output,), attrs, path=entry.site, marks=Marks(sources=(i,))))
+            name = output.name
+        renamed[value.name] = name
+
+    for value in graph.inputs:
+        if value.name in by_value:
+            chain(value)
+    for node in graph.nodes:
+        if not renamed.keys().isdisjoint(node.values()):
+            node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
+        nodes.append(node)
+        for value in node.outputs:
+            if value.name in by_value:
+                chain(value)
+    return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))

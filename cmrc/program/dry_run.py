@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from cmrc.errors import GraphError
-from cmrc.ir.axes import Index
-from cmrc.ir.graph import Graph, Marks, Node, Value, as_dtype, literal
+from cmrc.ir.graph import Graph, Node
 from cmrc.ir.ops import OPS
 from cmrc.passes import pipeline as passes
 from cmrc.passes.rewriting.rewriter import Movement
-from cmrc.program.do import Do
+from cmrc.program.do import Do, put_dos
 from cmrc.program.sites import Ending, Outcome, SiteFolding
 
 
@@ -50,44 +48,6 @@ def try_dos(graph: Graph, entries: Sequence[Do], *, earlier: Sequence[Do] = ()) 
     every = [*earlier, *entries]
     beside = dry_run(neighbourhood(graph, [entry.value for entry in every]), every)
     return beside if beside.folds else alone
-
-
-def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
-    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do."""
-    by_value: dict[str, list[tuple[int, Do]]] = {}
-    for i, entry in enumerate(entries):
-        by_value.setdefault(entry.value, []).append((i, entry))
-    renamed: dict[str, str] = {}
-    nodes: list[Node] = []
-
-    def chain(value: Value) -> None:
-        name = value.name
-        for i, entry in by_value[value.name]:
-            output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
-            slab = entry.constant
-            if slab.ndim == 1:
-                slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
-            slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
-            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units)}
-            inputs: tuple[Any, ...] = (name, literal(slab))
-            if entry.weight is not None:
-                attrs["parents"] = entry.parents
-                inputs = (*inputs, literal(entry.weight))
-            nodes.append(Node("do", inputs, (output,), attrs, path=entry.site, marks=Marks(sources=(i,))))
-            name = output.name
-        renamed[value.name] = name
-
-    for value in graph.inputs:
-        if value.name in by_value:
-            chain(value)
-    for node in graph.nodes:
-        if not renamed.keys().isdisjoint(node.values()):
-            node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
-        nodes.append(node)
-        for value in node.outputs:
-            if value.name in by_value:
-                chain(value)
-    return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))
 
 
 def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:

@@ -20,10 +20,10 @@ from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
 from cmrc.program.check import Check, Inputs, check_batches, nudged_host, random_batches
-from cmrc.program.contradiction import blaming_contradictions
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.report import Report, make_report
+from cmrc.program.sites import blaming_contradictions
 from cmrc.program.trace import trace
 
 if TYPE_CHECKING:
@@ -194,7 +194,9 @@ def lower(
 
 
 def _program(model: Any, plan: Plan | None, args: tuple[Any, ...] | None, options: Mapping[str, Any]) -> Program:
-    if isinstance(model, Program) or args is not None or options:
+    if isinstance(model, Program):
+        return model
+    if args is not None or options:
         return trace(model, args or (), **options)
     known = plan.program if plan is not None else None
     if known is not None and known.args:

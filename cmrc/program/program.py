@@ -15,12 +15,12 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import Cost, cost
 from cmrc.ir.fingerprint import Fingerprint, fingerprint
 from cmrc.ir.graph import Array, Graph
-from cmrc.program.contradiction import blaming_contradictions
-from cmrc.program.dry_run import put_dos, try_site
+from cmrc.program.do import put_dos
+from cmrc.program.dry_run import try_site
 from cmrc.program.groups import Group, find_groups, try_group
 from cmrc.program.plan import Plan
 from cmrc.program.plan_entry import entry_from_json, entry_to_json, pack_text, unpack_text
-from cmrc.program.sites import Site, Sites
+from cmrc.program.sites import Site, Sites, blaming_contradictions
 
 
 @dataclass(eq=False, repr=False)
@@ -112,7 +112,7 @@ class Program(Sites):
 
     def require(self, plan: Plan) -> None:
         """Check that a plan is for this model and fits it."""
-        if plan.fingerprint is not None and plan.fingerprint is not self.__dict__.get("fingerprint"):
+        if plan.fingerprint is not None and plan.fingerprint is not self.__dict__.get("_fingerprint"):
             plan.fingerprint.require(self.fingerprint, plan.source)
         if plan.program is not self:
             plan.check(self)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from cmrc.errors import SiteError
+from cmrc.errors import CmrcError, GraphError, SiteError, TraceError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value
 from cmrc.ir.verify import verify_graph
-from cmrc.program.contradiction import blaming_contradictions
+
+EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
 
 
 class Ending(Enum):
@@ -290,3 +292,21 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int],
                 return wide[0] if wide else (segment.after[0] if segment.after[0] < segment.after[1] else None)
         return None
     return axis
+
+
+@contextmanager
+def blaming_contradictions(host: Host) -> Iterator[None]:
+    """Within: a failure is an error about the model where its own framework refuses the model. Else it is a fault of cmrc.
+
+    The framework is asked only after a failure: many models that it refuses can be read and lowered all the same.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CmrcError) and not isinstance(error, GraphError):
+            raise
+        problem = host.contradiction()
+        if not problem:
+            raise
+        node, op = (error.node, error.op) if isinstance(error, GraphError) else ("", "")
+        raise TraceError(f"the model contradicts itself: {problem}", node=node, op=op, fix=EXPORT_AGAIN) from error

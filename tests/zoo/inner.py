@@ -15,8 +15,8 @@ import numpy as np
 import cmrc
 from cmrc.ir.graph import Node
 from cmrc.passes import pipeline as passes
-from cmrc.program.do import Do
-from cmrc.program.dry_run import neighbourhood, put_dos
+from cmrc.program.do import Do, put_dos
+from cmrc.program.dry_run import neighbourhood
 from cmrc.program.sites import Site
 
 Ask = list[tuple[Site, list[int]]]  # sites, and units of each, that are replaced together
