@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import CmrcError
-from cmrc.hosts.onnx.bodies import subgraphs
+from cmrc.hosts.onnx.nodes import subgraphs
 from cmrc.hosts.onnx.session import extract
 from cmrc.ir.graph import Array, Leaf, Shape
 

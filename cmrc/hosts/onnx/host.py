@@ -19,10 +19,8 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import TraceError
-from cmrc.hosts.onnx.annotations import annotate, read_annotations
-from cmrc.hosts.onnx.causes import last_line
-from cmrc.hosts.onnx.details import details
-from cmrc.hosts.onnx.load import SORT, load, require_sound
+from cmrc.hosts.onnx.load import SORT, last_line, load, require_sound
+from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
@@ -51,7 +49,6 @@ class OnnxHost:
         self.path = path
         self.providers = tuple(providers)
         self._source = source if source is not None else model  # keeps what is memory-mapped in sight of `save`
-        self._sessions = Sessions(model, self.providers)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, providers: Sequence[str] = CPU) -> Self:
@@ -67,6 +64,10 @@ class OnnxHost:
             raise TraceError(f"the model cannot be read: {last_line(error)}", fix=SORT) from error
         require_sound(own)
         return cls(own, providers=providers)
+
+    @cached_property
+    def _sessions(self) -> Sessions:
+        return Sessions(self.model, self.providers)
 
     @cached_property
     def _reading(self) -> ModelReading:

@@ -13,7 +13,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.onnx.ops.rewire import selection
+from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
 from cmrc.ir.evaluate import constant

@@ -15,8 +15,7 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import TraceError
-from cmrc.hosts.onnx.bodies import inner_nodes, is_sorted
-from cmrc.hosts.onnx.causes import last_line
+from cmrc.hosts.onnx.nodes import inner_nodes, is_sorted
 
 CHECK = "see what onnx.checker.check_model(model) says, and export the model again"
 SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
@@ -238,3 +237,18 @@ def load(path: Path) -> onnx_ir.Model:
         raise TraceError(f"cannot read {path}: it is not an ONNX model, or it is cut off", fix=fix)
     require_sound(model)
     return model
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The error, what caused it, and so on to the first."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    return chain
+
+
+def last_line(error: BaseException) -> str:
+    """The innermost cause of an error, in a line."""
+    first = causes(error)[-1]
+    lines = str(first).strip().splitlines()
+    return lines[-1] if lines else type(first).__name__

@@ -15,10 +15,9 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import CmrcError, TraceError
-from cmrc.hosts.onnx.bodies import captured_by, subgraphs
 from cmrc.hosts.onnx.constants import Constants
 from cmrc.hosts.onnx.load import CHECK, defaults, reason
-from cmrc.hosts.onnx.names import name_values, unique_origins
+from cmrc.hosts.onnx.nodes import captured_by, name_values, subgraphs, unique_origins
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
 from cmrc.hosts.onnx.shapes import Sizes, dtype_name, infer, symbols

@@ -18,9 +18,9 @@ from pathlib import Path
 import onnx
 import onnx_ir
 
-from cmrc.errors import FileError, HostError
+from cmrc.errors import CmrcError, FileError, HostError
 from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
-from cmrc.hosts.onnx.causes import own_errors
+from cmrc.hosts.onnx.load import causes
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 WEIGHTS = "weights"  # what the data file is called until its content is known
@@ -195,3 +195,15 @@ def _refused(model: onnx_ir.Model) -> bool:
         except onnx.checker.ValidationError:
             return True
     return False
+
+
+@contextlib.contextmanager
+def own_errors() -> Iterator[None]:
+    """A fold that is refused while onnx_ir writes a model is reported as that, not as a failure to write."""
+    try:
+        yield
+    except Exception as error:
+        own = next((cause for cause in causes(error) if isinstance(cause, CmrcError)), None)
+        if own is None or own is error:
+            raise
+        raise own from None

@@ -15,14 +15,12 @@ from dataclasses import replace
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts.onnx.annotations import drop_annotations
-from cmrc.hosts.onnx.bodies import inner_nodes, is_sorted
 from cmrc.hosts.onnx.insert import INSERTED, insert_like
 from cmrc.hosts.onnx.load import defaults
-from cmrc.hosts.onnx.ops.rewire import rewire, rewire_fused
+from cmrc.hosts.onnx.nodes import drop_annotations, inner_nodes, is_sorted
 from cmrc.hosts.onnx.ops.table import ROWS, row_name
 from cmrc.hosts.onnx.ops.writers import WRITERS, write_target
-from cmrc.hosts.onnx.patch import ModelPatch
+from cmrc.hosts.onnx.patch import ModelPatch, rewire, rewire_fused
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.ir.graph import Graph, Node, differs_inside
 

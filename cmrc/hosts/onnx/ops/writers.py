@@ -12,8 +12,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts.onnx.ops.rewire import rewire, set_inputs, write_select
-from cmrc.hosts.onnx.patch import ModelPatch
+from cmrc.hosts.onnx.patch import ModelPatch, rewire, set_inputs
 from cmrc.ir.axes import product
 from cmrc.ir.evaluate import apply, materialise
 from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor
@@ -267,6 +266,104 @@ def _write_run_time_sizes(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node
     rest = patch.insert("Slice", [sizes, two, end], f"{node.name}.rest")
     joined = patch.insert("Concat", [lead, rest], f"{node.name}.sizes", [onnx_ir.AttrInt64("axis", 0)])
     onnx_node.replace_input_with(3, joined)
+
+
+# ---------------------------------------------------------------- positions of an axis, by the op that says them most simply
+
+
+def write_select(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """Gather, Slice, Split: the node stays where only its input is another; else it is written anew."""
+    if len(onnx_node.outputs) > 1:
+        return _write_split(patch, onnx_node, nodes, before)
+    node, was = nodes[0], before[0]
+    if node.op != "select" or _same_positions(patch, node, was):
+        return rewire(patch, onnx_node, node, was)
+    op, inputs, attributes = selection(patch, node)
+    onnx_node.op_type = op
+    onnx_node.attributes.clear()
+    onnx_node.attributes.update({attribute.name: attribute for attribute in attributes})
+    set_inputs(onnx_node, inputs)
+    return None
+
+
+def _same_positions(patch: ModelPatch, node: Node, before: Node) -> bool:
+    x, old, axis = str(node.inputs[0]), str(before.inputs[0]), node.attrs["axis"]
+    same_size = patch.shapes[x][axis] == patch.was[old][axis]
+    return same_size and bool(axis == before.attrs["axis"] and node.attrs["keep"] == before.attrs["keep"])
+
+
+def _write_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A Split with other sizes where the parts still make up the whole, in order; else one selection per part."""
+    source = str(nodes[0].inputs[0])
+    together = all(node.inputs[0] == source for node in nodes)
+    if any(node.op != "select" for node in nodes):
+        if not together or len(nodes) < len(before):
+            reason = "its parts, of sizes known only at run time, now read different values"
+            raise HostError(reason, node=nodes[0].label, op="Split")
+        return rewire(patch, onnx_node, nodes[0], before[0])
+    positions = [k for node in nodes for k in node.attrs["keep"]]
+    whole = positions == list(range(int(patch.shapes[source][nodes[0].attrs["axis"]])))
+    if together and whole and len(nodes) == len(onnx_node.outputs):
+        _set_sizes(patch, onnx_node, patch.values[source], [len(node.attrs["keep"]) for node in nodes])
+        return None
+    if together and whole and len(nodes) > 1:
+        _shorter_split(patch, onnx_node, nodes, patch.values[source])
+        return None
+    for node in nodes:
+        op, inputs, attributes = selection(patch, node)
+        patch.replace_value(node.name, patch.insert(op, inputs, f"{node.name}.part", attributes))
+    patch.retire(onnx_node)
+    return None
+
+
+def _set_sizes(patch: ModelPatch, onnx_node: onnx_ir.Node, x: onnx_ir.Value, sizes: Sequence[int]) -> None:
+    onnx_node.attributes.pop("num_outputs", None)
+    if patch.opset < 13:
+        onnx_node.attributes["split"] = onnx_ir.AttrInt64s("split", list(sizes))
+        set_inputs(onnx_node, [x])
+    else:
+        base = (
+            onnx_node.inputs[1].name
+            if len(onnx_node.inputs) > 1 and onnx_node.inputs[1] is not None
+            else f"{onnx_node.name}.sizes"
+        )
+        set_inputs(onnx_node, [x, patch.array(np.asarray(sizes, dtype=np.int64), base=base or "")])
+
+
+def _shorter_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], x: onnx_ir.Value) -> None:
+    """Some parts are gone: another Split, with the name and the notes of the old one."""
+    outputs = [onnx_ir.Value() for _ in nodes]
+    new = onnx_ir.Node(
+        "", "Split", [x, *onnx_node.inputs[1:]], onnx_node.attributes.values(), outputs=outputs, doc_string=onnx_node.doc_string,
+        metadata_props=dict(onnx_node.metadata_props),
+    )  # fmt: skip
+    _set_sizes(patch, new, x, [len(node.attrs["keep"]) for node in nodes])
+    patch.graph.insert_after(onnx_node, new)
+    for node, output in zip(nodes, outputs, strict=True):
+        patch.replace_value(node.name, output)
+    new.name = onnx_node.name
+    patch.retire(onnx_node)
+    patch.cursor = new
+
+
+Selection = tuple[str, list[onnx_ir.Value | None], list[onnx_ir.Attr]]
+
+
+def selection(patch: ModelPatch, node: Node) -> Selection:
+    """The op, inputs and attributes of a select: Slice where the positions are evenly spaced, else Gather."""
+    source, axis, keep = str(node.inputs[0]), node.attrs["axis"], node.attrs["keep"]
+    x = patch.values[source]
+    if list(keep) == list(range(int(patch.shapes[source][axis]))):
+        return "Identity", [x], []
+    step = keep[1] - keep[0] if len(keep) > 1 else 1
+    regular = step > 0 and list(keep) == list(range(keep[0], keep[-1] + 1, step))
+    if regular and patch.opset >= 10:
+        bounds = [patch.array(np.asarray([n], dtype=np.int64)) for n in (keep[0], keep[-1] + 1, axis, step)]
+        return "Slice", [x, *bounds[: 3 if step == 1 else 4]], []
+    if regular and step == 1:
+        named = {"starts": [keep[0]], "ends": [keep[-1] + 1], "axes": [axis]}
+        return "Slice", [x], [onnx_ir.AttrInt64s(name, values) for name, values in named.items()]
+    return "Gather", [x, patch.array(np.asarray(keep, dtype=np.int64))], [onnx_ir.AttrInt64("axis", axis)]
 
 
 WRITERS: dict[str, NodeWriter] = {

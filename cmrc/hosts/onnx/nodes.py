@@ -1,0 +1,278 @@
+"""The nodes of an ONNX model: what they are called, the graphs inside them, what is written on them, what a fingerprint says of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import onnx
+import onnx_ir
+
+from cmrc.errors import HostError, TraceError
+from cmrc.ir.graph import Graph
+from cmrc.strict_json import parse_records
+
+# ---------------------------------------------------------------- names
+
+# A user may call a value by its name, by its node, or by the module of the model that it came from. A module path names what the
+# module returns. A module that was called several times returns several values: its path names them all, `path@0`, `path@1`, ...
+# one each.
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+QUOTED = re.compile(r"'([^']*)'")  # the entries of a list of names, as Python prints it
+
+
+def module_path(node: onnx_ir.Node) -> str:
+    """`blocks.0.mlp.fc1`, from what torch's exporters leave: the scopes in the metadata, or a name like a path."""
+    text = node.metadata_props.get(SCOPES)
+    if text is not None:
+        scopes = QUOTED.findall(text)
+        return str(scopes[-2]) if len(scopes) > 1 else ""
+    name = node.name or ""
+    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
+
+
+def unique_origins(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, tuple[str, str]]:
+    """A name of its own for every node (its output where it has none), and its module path."""
+    counts = Counter(node.name for node in graph)
+    origins = {}
+    for node in graph:
+        stand_in = next((v.name for v in node.outputs if v.name), "")
+        origins[node] = (node.name if node.name and counts[node.name] == 1 else stand_in, module_path(node))
+    return origins
+
+
+def name_values(graph: Graph, onnx_graph: onnx_ir.Graph) -> dict[str, list[str]]:
+    """Every alias to the values it names."""
+    hidden = {node.name for node in graph.nodes if node.marks.inside}
+    names: dict[str, list[str]] = {name: [name] for name in graph.values() if name not in hidden}
+
+    def add(alias: str, values: Iterable[str]) -> None:
+        listed = names.setdefault(alias, [])
+        listed.extend(value for value in values if value not in listed)
+
+    outputs: dict[onnx_ir.Node, list[str]] = {}
+    for node in onnx_graph:
+        named = [v.name for v in node.outputs if v.name in names]
+        if named:
+            outputs[node] = [name for name in named if name]
+            add(node.name or "", outputs[node])
+    names.pop("", None)
+    members: dict[str, list[onnx_ir.Node]] = {}
+    for node in outputs:
+        parts = module_path(node).split(".")
+        for depth in range(1, len(parts) + 1):
+            members.setdefault(".".join(parts[:depth]), []).append(node)
+    members.pop("", None)
+    for path, nodes in members.items():
+        calls = _calls(nodes)
+        for i, call in enumerate(calls):
+            returned = _returned(call, outputs)
+            add(path, returned)
+            if len(calls) > 1:
+                add(f"{path}@{i}", returned)
+    return names
+
+
+def _calls(nodes: Sequence[onnx_ir.Node]) -> list[list[onnx_ir.Node]]:
+    """Parts of a module that exchange no values and do the same ops are separate calls of it."""
+    group: dict[onnx_ir.Node, onnx_ir.Node] = {node: node for node in nodes}
+
+    def root(node: onnx_ir.Node) -> onnx_ir.Node:
+        while group[node] is not node:
+            group[node] = group[group[node]]
+            node = group[node]
+        return node
+
+    for node in nodes:
+        for value in node.inputs:
+            maker = None if value is None else value.producer()
+            if maker in group and maker is not None:
+                group[root(node)] = root(maker)
+    calls: dict[onnx_ir.Node, list[onnx_ir.Node]] = {}
+    for node in nodes:
+        calls.setdefault(root(node), []).append(node)
+    kinds = {tuple(sorted(node.op_type for node in call)) for call in calls.values()}
+    return list(calls.values()) if len(kinds) == 1 else [list(nodes)]
+
+
+def _returned(call: Sequence[onnx_ir.Node], outputs: dict[onnx_ir.Node, list[str]]) -> list[str]:
+    """The outputs of the last node of a call that anything outside reads."""
+    inside = set(call)
+    for node in reversed(call):
+        left = [
+            value.name or ""
+            for value in node.outputs
+            if value.name in outputs[node]
+            and (value.is_graph_output() or any(use.node not in inside for use in value.uses()))
+        ]
+        if left:
+            return left
+    return outputs[call[-1]]
+
+
+# ---------------------------------------------------------------- bodies
+
+# If, Loop and Scan have graphs inside, which may read values of the graph around them.
+
+
+def subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
+    """The bodies of one node."""
+    bodies: list[onnx_ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.type == onnx_ir.AttributeType.GRAPH:
+            bodies.append(attr.as_graph())
+        elif attr.type == onnx_ir.AttributeType.GRAPHS:
+            bodies.extend(attr.as_graphs())
+    return bodies
+
+
+def inner_nodes(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
+    """Every node inside the bodies of a node, however deep."""
+    for body in subgraphs(node):
+        yield from onnx_ir.traversal.RecursiveGraphIterator(body)
+
+
+def captured_by(node: onnx_ir.Node) -> list[str]:
+    """The values of the main graph that the bodies of a node read, each once."""
+    bodies = subgraphs(node)
+    read = [value for inner in inner_nodes(node) for value in inner.inputs if value is not None]
+    returned = [value for body in bodies for value in body.outputs]
+    return list(dict.fromkeys(value.name for value in (*read, *returned) if value.name and value.graph is node.graph))
+
+
+def is_sorted(graph: onnx_ir.Graph) -> bool:
+    """Whether every node stands behind those that it reads from."""
+    seen: set[onnx_ir.Node] = set()
+    for node in graph:
+        inner = (value for each in inner_nodes(node) for value in each.inputs)
+        for value in (*node.inputs, *inner):
+            maker = None if value is None else value.producer()
+            if maker is not None and maker.graph is graph and maker not in seen:
+                return False
+        seen.add(node)
+    return True
+
+
+# ---------------------------------------------------------------- annotations
+
+# A plan that is written on a model: the do's are metadata of the nodes that make the replaced values.
+
+ANNOTATION = "cmrc.do"
+Entry = dict[str, Any]
+
+
+def read_annotations(model: onnx_ir.Model) -> list[Entry]:
+    """The do's recorded in the model, in the plan's order."""
+    recorded: list[tuple[int, Entry]] = []
+    for owner in (model, *model.graph):
+        text = owner.metadata_props.get(ANNOTATION)
+        if text is None:
+            continue
+        try:
+            recorded.extend(parse_records(text, fields=3))
+        except ValueError as error:
+            where = owner.name or "" if isinstance(owner, onnx_ir.Node) else ""
+            problem = f"the {ANNOTATION} metadata cannot be read: {error}"
+            raise TraceError(problem, node=where, fix="remove it") from error
+    return [entry for _, entry in sorted(recorded, key=lambda item: item[0])]
+
+
+def annotate(model: onnx_ir.Model, entries: Sequence[tuple[str, Entry]]) -> onnx_ir.Model:
+    """A clone with these do's, and no others, recorded on the nodes that make the values."""
+    clone = model.clone()
+    drop_annotations(clone)
+    values = onnx_ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
+    for order, (name, entry) in enumerate(entries):
+        if name not in values:
+            raise HostError("the model has no such value to annotate", node=name, fix="see `cmrc inspect`")
+        owner = values[name].producer() or clone
+        recorded = json.loads(owner.metadata_props.get(ANNOTATION, "[]"))
+        owner.metadata_props[ANNOTATION] = json.dumps([*recorded, [order, name, entry]])
+    return clone
+
+
+def drop_annotations(model: onnx_ir.Model) -> None:
+    """Remove every recorded do."""
+    for node in model.graph:
+        node.metadata_props.pop(ANNOTATION, None)
+    model.metadata_props.pop(ANNOTATION, None)
+
+
+# ---------------------------------------------------------------- details
+
+# What every node is besides its operands, in one line each: the op, the version of its definition, its attributes, and its bodies.
+# Names inside a body are replaced by numbers, because exporters make them up; documentation and metadata are left out.
+
+Kind = onnx_ir.AttributeType
+
+
+def details(model: onnx_ir.Model) -> dict[str, str]:
+    """By the origin of the node in the IR."""
+    versions = model.opset_imports
+    return {name: repr(_node(node, versions)) for node, (name, _) in unique_origins(model.graph).items()}
+
+
+def _node(node: onnx_ir.Node, versions: dict[str, int]) -> tuple[Any, ...]:
+    version = _since(node.domain, node.op_type, versions.get(node.domain, 0))
+    attributes = sorted((a.name, _attribute(a, versions)) for a in node.attributes.values())
+    return node.domain, node.op_type, version, attributes
+
+
+@cache
+def _since(domain: str, op: str, opset: int) -> int:
+    """The opset that an op is defined by: many opsets share a definition."""
+    try:
+        return int(onnx.defs.get_schema(op, opset, domain).since_version)
+    except onnx.defs.SchemaError:
+        return opset
+
+
+def _attribute(attribute: onnx_ir.Attr, versions: dict[str, int]) -> str:
+    if attribute.is_ref():
+        return f"ref {attribute.ref_attr_name}"
+    if attribute.type == Kind.TENSOR:
+        return _tensor(attribute.as_tensor())
+    if attribute.type == Kind.TENSORS:
+        return repr([_tensor(tensor) for tensor in attribute.as_tensors()])
+    if attribute.type == Kind.GRAPH:
+        return _body(attribute.as_graph(), versions)
+    if attribute.type == Kind.GRAPHS:
+        return repr([_body(graph, versions) for graph in attribute.as_graphs()])
+    return repr(attribute.value)
+
+
+def _tensor(tensor: onnx_ir.TensorProtocol) -> str:
+    if tensor.dtype == onnx_ir.DataType.STRING:
+        content = repr(tensor.numpy().tolist()).encode()
+    else:
+        content = tensor.tobytes()
+    return f"{tensor.dtype.name}{list(tensor.shape)}:{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _body(graph: onnx_ir.Graph, versions: dict[str, int]) -> str:
+    """A graph inside a node. Values of its own are numbered; those of the graphs around it keep their names."""
+    numbers: dict[onnx_ir.Value, int] = {}
+    for value in _own_values(graph):
+        numbers.setdefault(value, len(numbers))
+
+    def called(value: onnx_ir.Value | None) -> str:
+        return "" if value is None else f"%{numbers[value]}" if value in numbers else str(value.name)
+
+    parameters = [_tensor(v.const_value) for v in graph.initializers.values() if v.const_value is not None]
+    lines = [
+        (_node(node, versions), [called(v) for v in node.inputs], [called(v) for v in node.outputs]) for node in graph
+    ]
+    return repr((len(graph.inputs), parameters, lines, [called(value) for value in graph.outputs]))
+
+
+def _own_values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
