@@ -41,12 +41,13 @@ def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> i
 def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph | None = None) -> Cost:
     """The cost of a graph. A parameter that several nodes share counts once.
 
-    Expressions over parameters that `since`, the host's own graph, has as well are computed by nodes of the host: their
+    Expressions over parameters that the same node has in `since`, the host's own graph, are computed by nodes of the host: their
     parameters count, as they are stored. Any other expression is stored as the tensor that it is.
     """
     sizes = sizes or {}
     shapes = {name: value.shape for name, value in graph.values().items()}
-    own = {operand for node in since.nodes for operand in node.inputs if isinstance(operand, Apply)} if since else set()
+    there = since.nodes if since is not None else ()
+    own = {(node.name, operand) for node in there for operand in node.inputs if isinstance(operand, Apply)}
     stored: dict[Tensor, None] = {}
     leaves: dict[str, Leaf] = {}
     once = computed_once(graph)
@@ -54,7 +55,7 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
     for node in graph.nodes:
         total += macs(node, shapes, sizes) if node.name not in once else 0
         for operand in node.inputs:
-            if isinstance(operand, Leaf) or (isinstance(operand, Tensor) and operand in own):
+            if isinstance(operand, Leaf) or (isinstance(operand, Apply) and (node.name, operand) in own):
                 leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))
             elif isinstance(operand, Tensor) and operand.shape:
                 stored.setdefault(operand)

@@ -10,6 +10,7 @@ a failure, one that does so while the graph is still being made says something a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import re
@@ -23,6 +24,7 @@ from typing import Any
 from tests.fuzz import worker
 from tests.fuzz.judge import Outcome
 
+ROOT = Path(__file__).parents[2]
 CHUNK = 25
 PATIENCE = 60.0
 MINIMISING = 60.0
@@ -68,18 +70,28 @@ class Process:
         return worker.Told(seed, outcome)
 
 
+def digest_of_code() -> str:
+    """Of all sources of cmrc and of the fuzzer, so that a record says which graphs were judged by the same code."""
+    digest = hashlib.sha256()
+    for folder in ("cmrc", "passes", "tests/fuzz"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 class Record:
-    """Counts, kept in a file."""
+    """Counts, kept in a file. `code` has one entry per start: which code judged how many graphs."""
 
     def __init__(self, path: Path | None, first: int) -> None:
         self.path = path
         self.data: dict[str, Any] = {
             "first": first, "next": first, "seconds": 0.0, "graphs": 0, "folded": 0, "folded_and_seen": 0, "kept": 0,
             "refused": 0, "undecided": 0, "without_site": 0, "no_graph": 0, "grown": 0, "plans_refused": 0, "second_look": 0, "worst": 0.0, "reasons": {},
-            "opsets": {}, "ops": {}, "failures": [], "mended": [],
+            "opsets": {}, "ops": {}, "failures": [], "mended": [], "code": [],
         }  # fmt: skip
         if path is not None and path.is_file():
             self.data.update(json.loads(path.read_text()))
+        self.data["code"].append({"digest": digest_of_code(), "from_seed": self.data["next"], "graphs": 0})
         # What failed before is tried again first: it is mended, or fails still.
         self.again = {int(failure["seed"]): failure for failure in self.data["failures"] if failure["seed"] >= 0}
         self.data["failures"] = []
@@ -97,6 +109,7 @@ class Record:
                 data["mended"].append(former)
         else:
             data["graphs"] += 1
+            data["code"][-1]["graphs"] += 1
         data["second_look"] += outcome.slow
         for table, counts in (("opsets", {str(told.opset): 1}), ("ops", told.ops)):
             for name, count in counts.items():

@@ -29,6 +29,7 @@ from tests.fuzz.session import USUAL, Array, Refused, outputs_of, run, start
 FAILURES = ("wrong", "raw", "fault", "unloadable", "hang", "crash", "grown")
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 AT_ONCE = 24  # units of rounding, of the largest number around, that are equal without a second look
+NARROWING = ("MatMulScaleFusion",)  # onnxruntime keeps the factor as a float32, also in models of float64
 NOISES = 5
 MULTIPLE = 12.0
 
@@ -151,7 +152,7 @@ def _compare(
     if thorough:
         try:
             outputs_of(case.model, feeds, level=USUAL)
-            usual = run(start(saved, level=USUAL), feeds)
+            usual = run(start(saved, level=USUAL, without=NARROWING if _has_float64(expected) else ()), feeds)
         except Refused as error:
             if _loads(case.model, feeds):
                 return Outcome("unloadable", f"with optimisations: {error}")
@@ -159,11 +160,16 @@ def _compare(
             more = close(expected, usual, noise)
             if more.problem and not close(expected, outputs_of(clamped, feeds, level=USUAL), noise).problem:
                 return Outcome("wrong", f"with optimisations: {more.problem}", more.error)
-    before, after = numbers_in(case.model), numbers_in(onnx.load_model_from_string(saved))
-    grown = not kept and after > before
+    result = onnx.load_model_from_string(saved)
+    before, after = numbers_in(case.model), numbers_in(result)
+    grown = not kept and after > before and numbers_in(result, whole=True) > numbers_in(case.model, whole=True)
     if grown and not lowered.report.growth():
         return Outcome("grown", f"the file holds {after} numbers instead of {before}, and the report does not say so")
     return Outcome("kept" if kept else "equal", "", verdict.error, moved, verdict.slow, grown)
+
+
+def _has_float64(arrays: Sequence[Array]) -> bool:
+    return any(array.dtype == np.float64 for array in arrays)
 
 
 def _loads(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> bool:
@@ -353,10 +359,11 @@ def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random
     return noisy
 
 
-def numbers_in(model: onnx.ModelProto) -> int:
+def numbers_in(model: onnx.ModelProto, *, whole: bool = False) -> int:
     """The floating-point numbers and truth values that a model holds, each tensor once, subgraphs included.
 
-    Scalars are left out, and the number that a ConstantOfShape repeats, which is a scalar that ONNX writes as a vector.
+    Tensors of a single number are left out, as a folded scalar may have any rank. With `whole` whole numbers count too: the
+    indices that a fold cuts short weigh as much as what it adds, but those of a Reshape or Gather that it needs are no growth.
     """
     total = 0
     graphs = [model.graph]
@@ -365,12 +372,13 @@ def numbers_in(model: onnx.ModelProto) -> int:
         tensors = list(graph.initializer)
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.type == AttributeProto.TENSOR and node.op_type != "ConstantOfShape":
+                if attribute.type == AttributeProto.TENSOR:
                     tensors.append(attribute.t)
                 graphs.extend([attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs))
         kinds = onnx.TensorProto
         wanted = (kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.BFLOAT16, kinds.BOOL)
-        total += sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.dims and tensor.data_type in wanted)
+        sizes = [int(np.prod(tensor.dims)) for tensor in tensors if whole or tensor.data_type in wanted]
+        total += sum(size for size in sizes if size > 1)
     return total
 
 

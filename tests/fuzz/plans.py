@@ -73,6 +73,10 @@ def _site(
     program: cmrc.Program, sites: list[Site], rng: np.random.Generator, used: set[str], described: dict[str, str]
 ) -> tuple[Site | None, str]:
     kind = "affine" if rng.random() < 0.35 else "constant"
+    for value in program.graph.inputs:  # an input that is an output is rare, and wants a do of its own
+        fixed = [i for i, n in enumerate(value.shape) if isinstance(n, int)]
+        if value.name in program.graph.outputs and value.name not in used and fixed and rng.random() < 0.5:
+            return program.site_of(value.name, int(rng.choice(fixed))), kind
     left = [site for site in sites if site.value not in used]
     if not left or rng.random() < 0.04:  # any value at all, an input too
         values = [v for v in program.values.values() if v.shape and v.name not in program.inside and v.name not in used]

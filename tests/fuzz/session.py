@@ -24,14 +24,17 @@ class Refused(Exception):
     """onnxruntime takes no such model, or not with these inputs."""
 
 
-def start(model: bytes, *, level: Any = PLAIN) -> onnxruntime.InferenceSession:
+def start(model: bytes, *, level: Any = PLAIN, without: Sequence[str] = ()) -> onnxruntime.InferenceSession:
+    """A session; `without` names optimisations of onnxruntime that are left out."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = level
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = False
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
     except Exception as error:  # onnxruntime has a class for each status
         raise Refused(" ".join(str(error).split())) from error
 

@@ -26,7 +26,7 @@ FRESH = 25
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_failed_once(path: Path) -> None:
-    outcome = judge(cases.load(path))
+    outcome = judge(cases.load(path), thorough=True)
     assert not outcome.failed, f"{outcome.kind}: {outcome.detail}"
 
 

@@ -17,7 +17,7 @@ from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
 from cmrc.ir.evaluate import constant
-from cmrc.ir.graph import Array, ArrayLiteral, Node, Tensor, numpy_dtype
+from cmrc.ir.graph import ArrayLiteral, Node, Tensor, Value, numpy_dtype
 
 
 def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:
@@ -32,33 +32,87 @@ def _ints(patch: ModelPatch, *values: int) -> onnx_ir.Value:
 
 def insert_do(patch: ModelPatch, node: Node) -> None:
     x = _source(patch, node)
+    if node.output.dtype != "bfloat16":
+        _insert_literally(patch, node, x, node.output, node.output.dtype)
+        return
+    # onnxruntime computes nothing in bfloat16, and ONNX has no Where of it before opset 16.
+    wide = _cast(patch, x, onnx_ir.DataType.FLOAT, f"{node.name}.wide")
+    chosen = _insert_literally(patch, node, wide, f"{node.name}.chosen", "float32")
+    _cast(patch, chosen, onnx_ir.DataType.BFLOAT16, node.output)
+
+
+def _cast(patch: ModelPatch, x: onnx_ir.Value, to: onnx_ir.DataType, output: Value | str) -> onnx_ir.Value:
+    return patch.insert("Cast", [x], output, [onnx_ir.AttrInt64("to", to)])
+
+
+def _insert_literally(
+    patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Value | str, dtype: str
+) -> onnx_ir.Value:
+    """The replaced units of x, computed in `dtype`."""
     if isinstance(node.inputs[1], str):
-        return _insert_runtime(patch, node, x, node.inputs[1])
+        return _insert_runtime(patch, node, x, output, dtype)
     if len(node.inputs) > 2:
-        return _insert_affine(patch, node, x, clamp.slab(node))
-    if node.output.dtype == "bfloat16":  # ONNX has no Where of it before opset 16
-        wide = patch.insert("Cast", [x], f"{node.name}.wide", [onnx_ir.AttrInt64("to", onnx_ir.DataType.FLOAT)])
-        rounded = clamp.constants(node).astype(numpy_dtype("bfloat16")).astype(np.float32)
-        chosen = patch.insert(
-            "Where", [patch.array(clamp.mask(node)), patch.array(rounded), wide], f"{node.name}.chosen"
-        )
-        patch.insert("Cast", [chosen], node.output, [onnx_ir.AttrInt64("to", onnx_ir.DataType.BFLOAT16)])
-        return None
-    constants = patch.initializer(ArrayLiteral(clamp.constants(node)), dtype=node.output.dtype)
-    if node.output.dtype == "bool":  # onnxruntime has no Where of truth values
-        others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
-        patch.insert("Or", [others, constants], node.output)
-        return None
-    patch.insert("Where", [patch.array(clamp.mask(node)), constants, x], node.output)
-    return None
+        return _insert_affine(patch, node, x, output, dtype)
+    rounded = clamp.constants(node).astype(numpy_dtype(node.output.dtype))
+    constants = patch.initializer(ArrayLiteral(rounded.astype(np.float64)), dtype=dtype)
+    mask = clamp.mask(node)
+    if dtype == "bool":  # onnxruntime has no Where of truth values
+        others = patch.insert("And", [x, patch.array(~mask)], f"{node.name}.others")
+        return patch.insert("Or", [others, constants], output)
+    return patch.insert("Where", [patch.array(mask), constants, x], output)
 
 
-def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, value: str) -> None:
+def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Value | str, dtype: str) -> onnx_ir.Value:
     """Where(mask, value, x), the value's positions spread over the axis."""
+    assert isinstance(node.inputs[1], str)
+    value = patch.values[node.inputs[1]]
+    if dtype != node.output.dtype:
+        value = _cast(patch, value, onnx_ir.DataType.FLOAT, f"{node.name}.value")
     along = [onnx_ir.AttrInt64("axis", node.attrs["axis"])]
-    places = patch.array(clamp.places(node))
-    spread = patch.insert("Gather", [patch.values[value], places], f"{node.name}.spread", along)
-    patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], node.output)
+    spread = patch.insert("Gather", [value, patch.array(clamp.places(node))], f"{node.name}.spread", along)
+    return patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], output)
+
+
+def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Value | str, dtype: str) -> onnx_ir.Value:
+    """Gather(Concat(x, parents · Wᵀ + β), order), the unit axis last in between.
+
+    The gather of the parents stands behind the transposition: onnxruntime fuses a Transpose with the MatMul behind it, and what
+    comes of that refuses a batch of no samples, as does a MatMul with the weight first.
+    """
+    slab, weight = clamp.slab(node), node.inputs[2]
+    axis, rank, name = node.attrs["axis"], slab.ndim, node.name
+    units = list(node.attrs["units"])
+    assert isinstance(weight, Tensor)
+    rows, columns = weight.shape
+    repeat = len(units) // rows  # each row of the weight serves a block of units
+    last = [i for i in range(rank) if i != axis] + [axis]
+    turned = x
+    if axis != rank - 1:
+        turned = patch.insert("Transpose", [x], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
+    blocks = np.asarray(node.attrs["parents"]).reshape(columns, repeat).T.reshape(-1)
+    parents = patch.insert(
+        "Gather", [turned, _ints(patch, *blocks)], f"{name}.parents", [onnx_ir.AttrInt64("axis", rank - 1)]
+    )
+    if repeat > 1:
+        sizes = _ints(patch, *(0,) * (rank - 1), repeat, columns)
+        parents = patch.insert("Reshape", [parents, sizes], f"{name}.blocks")
+    matrix = patch.array(np.ascontiguousarray(constant(weight).T.astype(numpy_dtype(dtype))))
+    rebuilt = patch.insert("MatMul", [parents, matrix], f"{name}.mixed")
+    if repeat > 1:
+        rebuilt = patch.insert("Reshape", [rebuilt, _ints(patch, *(0,) * (rank - 1), len(units))], f"{name}.units")
+    order = np.arange(len(units)).reshape(rows, repeat).T.reshape(-1)  # as the product has them
+    shift = np.transpose(slab, last)
+    shift = shift if shift.shape[-1] == 1 else shift[..., order]
+    rebuilt = patch.insert("Add", [rebuilt, patch.initializer(ArrayLiteral(shift), dtype=dtype)], f"{name}.rebuilt")
+    if axis != rank - 1:
+        back = [onnx_ir.AttrInt64s("perm", [last.index(i) for i in range(rank)])]
+        rebuilt = patch.insert("Transpose", [rebuilt], f"{name}.back", back)
+    along = [onnx_ir.AttrInt64("axis", axis)]
+    joined = patch.insert("Concat", [x, rebuilt], f"{name}.joined", along)
+    size = int(node.output.shape[axis])
+    places = np.arange(size)
+    places[np.asarray(units)[order]] = size + np.arange(len(units))
+    return patch.insert("Gather", [joined, _ints(patch, *places)], output, along)
 
 
 def insert_like(patch: ModelPatch, node: Node) -> None:
@@ -84,38 +138,6 @@ def insert_like(patch: ModelPatch, node: Node) -> None:
         attributes.append(onnx_ir.AttrInt64("group", node.attrs["groups"]))
     among = (patch.values[like].index() or 0, len(onnx_node.outputs))
     patch.insert(onnx_node.op_type, inputs, node.output, attributes, domain=onnx_node.domain, among=among)
-
-
-def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, slab: Array) -> None:
-    axis, rank, name, dtype = node.attrs["axis"], slab.ndim, node.name, node.output.dtype
-    units, weight = list(node.attrs["units"]), node.inputs[2]
-    assert isinstance(weight, Tensor)
-    rows, columns = weight.shape
-    repeat = len(units) // rows
-    along = [onnx_ir.AttrInt64("axis", axis)]
-    parents = patch.insert("Gather", [x, _ints(patch, *node.attrs["parents"])], f"{name}.parents", along)
-    last = [i for i in range(rank) if i != axis] + [axis]
-    if axis != rank - 1:
-        parents = patch.insert("Transpose", [parents], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
-    if repeat == 1:
-        turned = patch.array(np.ascontiguousarray(constant(weight).T.astype(numpy_dtype(dtype))))
-        rebuilt = patch.insert("MatMul", [parents, turned], f"{name}.mixed")
-    else:  # each row of the weight serves a block of units
-        blocks = _ints(patch, *(0,) * (rank - 1), columns, repeat)
-        parents = patch.insert("Reshape", [parents, blocks], f"{name}.blocks")
-        mixed = patch.insert("MatMul", [patch.initializer(weight, dtype=dtype), parents], f"{name}.mixed")
-        rebuilt = patch.insert("Reshape", [mixed, _ints(patch, *(0,) * (rank - 1), len(units))], f"{name}.units")
-    shift = patch.initializer(ArrayLiteral(np.transpose(slab, last)), dtype=dtype)
-    rebuilt = patch.insert("Add", [rebuilt, shift], f"{name}.rebuilt")
-    if axis != rank - 1:
-        back = [onnx_ir.AttrInt64s("perm", [last.index(i) for i in range(rank)])]
-        rebuilt = patch.insert("Transpose", [rebuilt], f"{name}.back", back)
-    joined = patch.insert("Concat", [x, rebuilt], f"{name}.joined", along)
-    size = int(node.output.shape[axis])
-    order = list(range(size))
-    for i, unit in enumerate(units):
-        order[unit] = size + i
-    patch.insert("Gather", [joined, _ints(patch, *order)], node.output, along)
 
 
 def insert_select(patch: ModelPatch, node: Node) -> None:

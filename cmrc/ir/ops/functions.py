@@ -175,15 +175,19 @@ POINTWISE: dict[str, Function] = {
 # ---------------------------------------------------------------- over axes
 
 
+def windows_in_ceil_mode(size: int, pad: tuple[int, int], reach: int, stride: int) -> int:
+    """How many windows of `reach` positions there are; the last may stand out, but not start in the padding after the end."""
+    count = -(-(size + sum(pad) - reach) // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + pad[0] else count
+
+
 def _pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
     """The padding before and after each axis; ceil mode adds what its last window needs."""
     pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
     dilation = attrs.get("dilation", (1,) * len(kernel))
     for i, n in enumerate(spatial if attrs.get("ceil") else ()):
         size, reach = n + sum(pads[i]), dilation[i] * (kernel[i] - 1) + 1
-        count = -(-(size - reach) // stride[i]) + 1
-        if (count - 1) * stride[i] >= n + pads[i][0]:
-            count -= 1  # a window may not start in the padding after the end
+        count = windows_in_ceil_mode(n, pads[i], reach, stride[i])
         pads[i] = (pads[i][0], pads[i][1] + max(0, (count - 1) * stride[i] + reach - size))
     return pads
 

@@ -10,6 +10,7 @@ import onnx_ir
 
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.evaluate import apply, materialise
+from cmrc.ir.functions import windows_in_ceil_mode
 from cmrc.ir.graph import Dim, Marks, Tensor
 from cmrc.ir.ops.affine import ConvAttrs, conv_pads
 
@@ -127,7 +128,9 @@ def _size_after(size: Dim, kernel: int, attrs: Mapping[str, Any], i: int) -> Dim
     if attrs.get("transposed"):
         extra = int(attrs["output_padding"][i])
         return (size - 1) * stride - around + reach + extra if isinstance(size, int) else None
-    if isinstance(size, int):
+    if isinstance(size, int):  # shape inference counts a window in ceil mode that onnxruntime leaves out
+        if attrs.get("ceil"):
+            return windows_in_ceil_mode(size, pad[i], reach, stride)
         return (size + around - reach) // stride + 1
     return size if around == reach - 1 and stride == 1 else None
 
@@ -201,8 +204,6 @@ def read_pool(view: View, fn: str) -> Step:
     _require_whole_windows(shape[2:], attrs["kernel"], attrs)
     if fn == "avg_pool":
         attrs["include_pad"] = bool(view.attr("count_include_pad", 0))
-    if attrs["ceil"]:
-        return Step("along", (0,), attrs, kept(view, axes))
     spatial = [_size_after(n, k, attrs, i) for i, (n, k) in enumerate(zip(shape[2:], attrs["kernel"], strict=True))]
     return Step("along", (0,), attrs, view.out([*shape[:2], *spatial]))
 
