@@ -42,6 +42,19 @@ class Layers(nn.Module):
         return self.head(self.act2(self.second(self.act(self.first(x))))) + 0.3 * self.side(x)
 
 
+class Views(nn.Module):
+    """Its second site is a view of a value that is read beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8)
+        self.fold, self.head = nn.Unflatten(1, (2, 4)), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.second(self.act(self.first(x)))
+        return self.head(self.fold(h).flatten(1) * h)
+
+
 class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +120,7 @@ def tokens(rows: int, seed: int) -> torch.Tensor:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], torch.Tensor]]] = {
     "residual": (Residual, floats(6)),
     "layers": (Layers, floats(6)),
+    "views": (Views, floats(6)),
     "images": (Images, floats(2, 4, 4)),
     "attention": (Attention, tokens),
     "sequence-first": (SequenceFirst, floats(3, 4)),

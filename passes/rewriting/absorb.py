@@ -67,6 +67,8 @@ def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
     """Emit `node`, then `node + addend`, and let everyone read the sum."""
     sweep.emit(node)
     out = node.output
+    if 0 in out.shape:  # nothing to add to, and onnxruntime cannot fuse such a sum with its MatMul
+        return
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
     marks = NO_MARKS if isinstance(addend, str) else ADDEND
     sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=node.path, marks=marks))

@@ -249,9 +249,7 @@ bug(
     "                constants_so_far.clear()  # means follow what is upstream\n                fresh, constants = list(units), _constants(program, r, units, recipe)",
     "                pass",
     "means stay those from before the replacements upstream",
-    *SCHEDULE,
-    "tests/planning/test_planner.py",
-    "tests/planning/test_stream.py",
+    f"{PLANNER}::test_means_of_an_earlier_step_follow_what_is_replaced_upstream",
 )
 bug(
     "certified-on-calibration-data",

@@ -186,10 +186,7 @@ bug(
     "                        value = value.copy()\n",
     "                        pass\n",
     "an intervention changes the memory of a value that it does not name",
-    INTERVENTIONS,
-    "tests/verification/test_known_answers.py",
-    "tests/verification/test_verifier.py",
-    "tests/structures",
+    f"{INTERVENTIONS}::test_a_value_beside_a_view_of_it_stays",
 )
 bug(
     "groups-of-units-tiled",
@@ -275,8 +272,7 @@ bug(
     "    return bool(not left or bounds.refuted(best, [least], delta, weights=full, horizon=horizon)[0])",
     "    return True",
     "a run goes on though its target cannot be shown any more",
-    VERIFIER,
-    BOUNDS,
+    f"{CERTIFICATES}::test_a_target_that_nothing_can_save_is_given_up",
 )
 bug(
     "weights-of-values-ignored",

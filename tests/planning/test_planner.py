@@ -216,6 +216,14 @@ def test_recomputed_statistics_are_those_after_the_replacements_upstream(program
     assert distance(second.constant, activations(program, x, "acts.1").mean(0)[list(second.units)]) > 1e-3
 
 
+def test_means_of_an_earlier_step_follow_what_is_replaced_upstream(program: cmrc.Program) -> None:
+    x, y = data(150, 5)
+    steps = cmrc.plan(program, data=[(x, y)], preset="cmr-logit", keep=0.25, schedule=[0.6], recompute="all")
+    first, second = steps.entries
+    seen = program.clamped(cmrc.Plan(program, [first])).run([x], [program.find("acts.1")[0].value])[-1]
+    assert distance(second.constant, seen.mean(0)[list(second.units)]) < EXACT_F64
+
+
 def test_affine_maps_that_are_fitted_anew_make_up_for_the_drift_upstream(program: cmrc.Program) -> None:
     """The fit against its definition: W a − W_K a'_K by W_S (B a'_K + β), up to the ridges of G and of the drift."""
     x, y = data(300, 5)

@@ -109,6 +109,25 @@ def test_one_site_behind_another(host: str) -> None:
         assert distance(interpreter.intervene((base,), *order)[0], expected) <= ACROSS_F32
 
 
+def test_a_value_beside_a_view_of_it_stays() -> None:
+    """In torch the two share memory. What is written into the view behind the first site is not written into the value that it views."""
+    model, draw = make("views")
+    base = draw(6, 1)
+    values = [
+        np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate([(6, 8), (6, 2, 4)])
+    ]
+    masks = [np.random.default_rng(i).random(v.shape) < 0.5 for i, v in enumerate(values)]
+    patches = [(torch.from_numpy(mask), torch.from_numpy(value)) for mask, value in zip(masks, values, strict=True)]
+    expected = hooked(
+        model,
+        base,
+        {"act": lambda out: torch.where(*patches[0], out), "fold": lambda out: torch.where(*patches[1], out)},
+    )
+    steps = cmrc.Patch("act", values[0], masks[0]), cmrc.Patch("fold", values[1], masks[1], axis=2)
+    found = cmrc.interpret(program_of("views", "fx")).intervene((base,), *steps)
+    assert distance(found[0], expected) <= ACROSS_F32
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_constants_patches_and_affine_maps_at_once(host: str) -> None:
     model, draw = make("residual")
