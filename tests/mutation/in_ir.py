@@ -32,8 +32,8 @@ bug(
 )
 bug(
     "window-beyond-the-end",
-    "        if (count - 1) * stride[i] >= n + pads[i][0]:",
-    "        if False:",
+    "    return count - 1 if (count - 1) * stride >= size + pad[0] else count",
+    "    return count",
     "in ceil mode a window may start in the padding",
     OPS,
 )

@@ -265,21 +265,21 @@ bug(
 
 bug(
     "clamp-takes-the-other",
-    '    patch.insert("Where", [patch.array(clamp.mask(node)), constants, x], node.output)',
-    '    patch.insert("Where", [patch.array(clamp.mask(node)), x, constants], node.output)',
+    '    return patch.insert("Where", [patch.array(mask), constants, x], output)',
+    '    return patch.insert("Where", [patch.array(mask), x, constants], output)',
     "a replacement that stays clamps the units that should stay",
     "tests/hosts/onnx/test_insert.py",
 )
 bug(
     "rebuilt-units-in-the-first-places",
-    "        order[unit] = size + i",
-    "        order[i] = size + i",
+    "    places[np.asarray(units)[order]] = size + np.arange(len(units))",
+    "    places[: len(units)] = size + order",
     "rebuilt units are put in the first places",
     "tests/hosts/onnx/test_insert.py",
 )
 bug(
     "rebuilt-without-its-bias",
-    '    rebuilt = patch.insert("Add", [rebuilt, shift], f"{name}.rebuilt")\n',
+    '    rebuilt = patch.insert("Add", [rebuilt, patch.initializer(ArrayLiteral(shift), dtype=dtype)], f"{name}.rebuilt")\n',
     "",
     "an affine replacement that stays loses its bias",
     "tests/hosts/onnx/test_insert.py",

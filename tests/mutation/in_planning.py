@@ -201,14 +201,14 @@ bug(
 )
 bug(
     "elimination-grows",
-    "        self.diagonal -= u[:, t] ** 2",
-    "        self.diagonal += u[:, t] ** 2",
+    "        self.diagonal -= u[t] ** 2",
+    "        self.diagonal += u[t] ** 2",
     "what is left is explained better by fewer units",
     OBJECTIVES,
 )
 bug(
     "elimination-forgets-folds",
-    "        self.norms += -2 * u[:, t] * product / root + u[:, t] ** 2 * vv[t, t]",
+    "        self.norms += -2 * u[t] * product / root + u[t] ** 2 * vv[t, t]",
     "        pass",
     "the output weights after a fold are those before it",
     OBJECTIVES,

@@ -10,9 +10,9 @@ import onnx_ir
 
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.evaluate import apply, materialise
-from cmrc.ir.functions import windows_in_ceil_mode
 from cmrc.ir.graph import Dim, Marks, Tensor
 from cmrc.ir.ops.affine import ConvAttrs, conv_pads
+from cmrc.ir.ops.functions import windows_in_ceil_mode
 
 TAKES_BIAS = Marks(takes_bias=True)
 
