@@ -67,6 +67,30 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which appears as `path` when all is done; nothing appears after a failure."""
+    require_new_folder(path)
+    with writing(path), staging(path.parent) as place:
+        filled = place / path.name
+        filled.mkdir()
+        yield filled
+        for file in filled.iterdir():
+            _sync(file)
+        os.replace(filled, path)
+        _sync(path.parent)
+
+
+def require_new_folder(path: Path) -> None:
+    """That a folder can appear there."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileError(f"cannot write {path}: it exists already", fix="give the name of a new folder")
+    if not path.parent.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}", fix=f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise FileError(f"cannot write {path}: the folder {path.parent} is read-only", fix="write somewhere else")
+
+
+@contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Report what the system refuses as an error about `path`."""
     try:

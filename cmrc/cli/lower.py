@@ -13,6 +13,7 @@ from cmrc.cli.options import AsJson, Force, Model, Output, Quiet, Verbose, examp
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.errors import CmrcError
+from cmrc.files import require_new_folder
 from cmrc.ir.graph import Graph
 from cmrc.ir.text import to_text
 from cmrc.program.lower import lower
@@ -23,7 +24,9 @@ app = new_app()
 @app.command(
     "lower",
     epilog=examples(
-        "cmrc lower model.onnx plan.json -o small.onnx", "cmrc lower annotated.onnx -o small.onnx --residue keep"
+        "cmrc lower model.onnx plan.json -o small.onnx",
+        "cmrc lower annotated.onnx -o small.onnx --residue keep",
+        "cmrc lower checkpoint/ plan.json -o smaller",
     ),
 )
 def lower_command(
@@ -47,11 +50,17 @@ def lower_command(
     """Lower a model by a plan and write the smaller one.
 
     The result computes exactly what the model computes with those units replaced. Check it with `cmrc check`.
+
+    A checkpoint folder becomes another folder, which `from_pretrained` loads, or an .onnx file. No weight is in memory
+    before it is written.
     """
     with reported(as_json):
         if residue not in ("error", "keep"):
             raise CmrcError(f"--residue is {residue!r}", fix="write --residue error or --residue keep")
-        require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
+        if model.is_dir() and not output.suffix:
+            require_new_folder(output)
+        else:
+            require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
 
         def show(name: str, graph: Graph) -> None:
             if print_passes:
@@ -66,4 +75,5 @@ def lower_command(
         if terminal.verbose:
             stages = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in lowered.report.seconds.items())
             terminal.out.print(f"\n{stages}")
-        terminal.out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)")
+        written = sum(path.stat().st_size for path in (output.iterdir() if output.is_dir() else [output]))
+        terminal.out.print(f"\nwrote {output} ({written:,} bytes)")

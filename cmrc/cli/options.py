@@ -13,7 +13,10 @@ from cmrc.errors import InputError
 
 NPY = "a .npy file, a .npz file with one array per input name, or a folder of them; `labels` beside the inputs"
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
+Model = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", help="An ONNX model, or a Hugging Face checkpoint folder.", show_default=False),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 Output = Annotated[
     Path,

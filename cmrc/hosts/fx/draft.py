@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -22,11 +22,21 @@ from cmrc.hosts.fx.read import LiftedReading, add_with_owners
 from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Operand, Tensor, Value
 
 
+class Fold(Protocol):
+    """Makes the tensor of an expression."""
+
+    def __call__(self, expression: Tensor, dtype: str, *, name: str, node: Node | None = None) -> torch.Tensor: ...
+
+
+def fold_now(expression: Tensor, dtype: str, *, name: str, node: Node | None = None) -> torch.Tensor:
+    return from_numpy(fold(expression, dtype, name=name, node=node))
+
+
 class NewParameters:
     """`state` has the tensors by name; `forms` what each changed parameter holds; `untied` what became different."""
 
-    def __init__(self, reading: LiftedReading, graph: Graph, changed: Sequence[Node]) -> None:
-        self.reading = reading
+    def __init__(self, reading: LiftedReading, graph: Graph, changed: Sequence[Node], fold: Fold) -> None:
+        self.reading, self.fold = reading, fold
         self.state = dict(reading.program.state)
         self.forms: dict[str, Tensor] = {}
         self.untied: list[str] = []
@@ -86,7 +96,7 @@ class NewParameters:
             if owner in tied and tied[owner][0] == plain:
                 tensor = tied[owner][1]
             else:
-                tensor = _tensor(form, name, like=self.reading.program.state[name])
+                tensor = self._tensor(form, name, like=self.reading.program.state[name])
             if owner is not None:
                 tied.setdefault(owner, (plain, tensor))
             self.state[name], self.forms[name] = tensor, form
@@ -95,6 +105,13 @@ class NewParameters:
             if self.state[owner] is not self.state[name]:
                 self.untied.append(f"{name} and {owner} became different")
 
+    def _tensor(self, expression: Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The value of an expression as a tensor of the same kind as the one it replaces."""
+        tensor = self.fold(expression, str(like.dtype).removeprefix("torch."), name=name).to(like.device)
+        if not isinstance(like, torch.nn.Parameter):
+            return tensor
+        return torch.nn.Parameter(tensor, requires_grad=like.requires_grad)
+
     def _follow(self, owners: Mapping[str, str]) -> None:
         """A name of a shared parameter under which no node reads it stays tied to the names under which one does."""
         for owner in dict.fromkeys(owners.values()):
@@ -102,14 +119,6 @@ class NewParameters:
             read = {id(self.state[name]): self.state[name] for name in names if self.reading.users.get(name)}
             if len(read) == 1:
                 self.state.update(dict.fromkeys(names, *read.values()))
-
-
-def _tensor(expression: Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
-    """The value of an expression as a tensor of the same kind as the one it replaces."""
-    tensor = from_numpy(fold(expression, str(like.dtype).removeprefix("torch."), name=name)).to(like.device)
-    if not isinstance(like, torch.nn.Parameter):
-        return tensor
-    return torch.nn.Parameter(tensor, requires_grad=like.requires_grad)
 
 
 def _renamed(tensor: Tensor, old: str, new: str) -> Tensor:
@@ -147,6 +156,11 @@ class Draft:
         self.specs = list(program.specs)
         self.placeholders = {target: self.nodes[name] for name, target in program.tensor_names().items()}
         self._taken = set(self.reading.taken)
+
+    def expressions(self) -> dict[str, Tensor]:
+        """What every changed and every new parameter holds."""
+        new = {name: tensor for tensor, names in self.tensors.items() for name in names}
+        return {name: tensor for name, tensor in {**self.parameters.forms, **new}.items() if name in self.state}
 
     # ------------------------------------------------------------ nodes
 
@@ -216,7 +230,7 @@ class Draft:
         """A new parameter, or a buffer where nothing that was trained is in it."""
         base, trained = self._naming(operand, node, position)
         kind = str(dtype).removeprefix("torch.") if dtype.is_floating_point else operand.dtype
-        tensor = from_numpy(fold(operand, kind, name=base, node=node))
+        tensor = self.parameters.fold(operand, kind, name=base, node=node)
         name = self._add(tensor, base, parameter=trained)
         self.tensors.setdefault(operand, []).append(name)
         return self.placeholders[name]

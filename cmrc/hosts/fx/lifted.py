@@ -50,8 +50,11 @@ class LiftedProgram:
         return operator.attrgetter(path)(self.exported.graph_module)
 
 
-def lift(exported: ExportedProgram, *, in_eval_mode: bool) -> LiftedProgram:
-    """The program with tensors of its own: what is written to the user's afterwards does not show."""
+def lift(exported: ExportedProgram, *, in_eval_mode: bool, owned: bool = False) -> LiftedProgram:
+    """The program with tensors of its own: what is written to the user's afterwards does not show.
+
+    With `owned`, the tensors of the program are nobody else's, and stay where they are.
+    """
     signature = exported.graph_signature
     if any(spec.kind == OutputKind.BUFFER_MUTATION for spec in signature.output_specs):
         raise TraceError("the model changes its buffers while it runs", fix="trace the model in eval mode")
@@ -63,7 +66,7 @@ def lift(exported: ExportedProgram, *, in_eval_mode: bool) -> LiftedProgram:
             assert isinstance(tensor, torch.Tensor)
             state[spec.target] = tensor
     graph = clean(exported.graph, in_eval_mode=in_eval_mode)
-    return LiftedProgram(exported, graph, tuple(signature.input_specs), own_all(state))
+    return LiftedProgram(exported, graph, tuple(signature.input_specs), state if owned else own_all(state))
 
 
 def refreshed(program: LiftedProgram) -> LiftedProgram:

@@ -165,21 +165,9 @@ def update_configs(model: torch.nn.Module, before: Mapping[str, torch.Size]) -> 
 def _update(
     module: torch.nn.Module, config: Any, now: Shapes, pairs: set[tuple[int, int]]
 ) -> Iterator[tuple[Any, str, Any]]:
-    """Attribute by attribute: one is kept if the model that the config makes then has more of the shapes."""
-    best, trial = _misfits(module, config, now), copy.deepcopy(config)
-    changes: dict[str, Any] = {}
-    for name, value in _candidates(config, pairs):
-        if not best:
-            break
-        kept = getattr(trial, name)
-        setattr(trial, name, value)
-        misfits = _misfits(module, trial, now)
-        if len(misfits) < len(best):
-            best, changes[name] = misfits, value
-        else:
-            setattr(trial, name, kept)
-    if best:
-        name = best[0]
+    changes, misfits = express(type(module), config, now, pairs)
+    if misfits:
+        name = misfits[0]
         warnings.warn(
             f"no attribute of {type(config).__name__} can express the new widths: {name} is {list(now[name])} now. "
             "from_pretrained will refuse what save_pretrained writes. Keep as many units in every layer, or store the "
@@ -192,10 +180,36 @@ def _update(
         setattr(config, name, value)
 
 
+def express(
+    kind: type[torch.nn.Module], config: Any, now: Shapes, pairs: set[tuple[int, int]]
+) -> tuple[dict[str, Any], list[str]]:
+    """The attributes of a config that express these shapes, and the tensors that still do not fit.
+
+    Attribute by attribute: one is kept if the model that the config makes then has more of the shapes.
+    """
+    best, trial = _misfits(kind, config, now), copy.deepcopy(config)
+    changes: dict[str, Any] = {}
+    for name, value in _candidates(config, pairs):
+        if not best:
+            break
+        kept = getattr(trial, name)
+        setattr(trial, name, value)
+        misfits = _misfits(kind, trial, now)
+        if len(misfits) < len(best):
+            best, changes[name] = misfits, value
+        else:
+            setattr(trial, name, kept)
+    return changes, best
+
+
 def _candidates(config: Any, pairs: set[tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Attributes that were such a size, or a number of heads in it, with what they would be."""
+    """Attributes that were such a size, or a number of heads in it, with what they would be; and biases that were off."""
     for name, value in config.to_dict().items():
-        if not hasattr(config, name) or isinstance(value, bool):
+        if not hasattr(config, name):
+            continue
+        if isinstance(value, bool):
+            if "bias" in name and not value:
+                yield name, True
             continue
         for old, new in sorted(pairs):
             if value == old or (value is None and name in DERIVED):
@@ -210,11 +224,11 @@ def _shapes(module: torch.nn.Module) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _misfits(module: torch.nn.Module, config: Any, now: Shapes) -> list[str]:
+def _misfits(kind: type[torch.nn.Module], config: Any, now: Shapes) -> list[str]:
     """The tensors that a model of this config would have in another shape, or not at all."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            theirs = _shapes(type(module)(copy.deepcopy(config)))
+            theirs = _shapes(kind(copy.deepcopy(config)))
     except Exception:  # whatever an architecture says to widths that do not fit together
         return sorted(now)
     return [name for name in now if theirs.get(name) != now[name]]

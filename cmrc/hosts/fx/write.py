@@ -9,29 +9,34 @@ draft        the copy while it is patched                     insert   nodes tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cmrc.errors import HostError
 from cmrc.hosts.fx.annotations import drop_annotations
-from cmrc.hosts.fx.draft import Draft, NewParameters
+from cmrc.hosts.fx.draft import Draft, Fold, NewParameters, fold_now
 from cmrc.hosts.fx.insert import insert_nodes
 from cmrc.hosts.fx.lifted import LiftedProgram
 from cmrc.hosts.fx.patch import new_sizes, patch_node, patch_parts
 from cmrc.hosts.fx.read import SHAPED, LiftedReading
 from cmrc.hosts.fx.schema import Arguments
-from cmrc.ir.graph import Graph, Leaf, Node
+from cmrc.ir.graph import Graph, Leaf, Node, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """A patched program. Without a `new_graph`, it shares the graph of the program it was made from."""
+    """A patched program. Without a `new_graph`, it shares the graph of the program it was made from.
+
+    `expressions` say what its changed and new parameters hold.
+    """
 
     program: LiftedProgram
     new_graph: bool
+    expressions: Mapping[str, Tensor]
     untied: tuple[str, ...] = ()
 
 
-def write(reading: LiftedReading, graph: Graph, *, annotated: bool) -> Written:
+def write(reading: LiftedReading, graph: Graph, *, annotated: bool, fold: Fold = fold_now) -> Written:
     """The program of `reading`, so that it computes `graph`. Annotations go: the do's were carried out."""
     before = {node.name: node for node in reading.graph.nodes}
     changed: list[tuple[Node, Node]] = []
@@ -43,11 +48,11 @@ def write(reading: LiftedReading, graph: Graph, *, annotated: bool) -> Written:
         if was is not None and was is not node:
             changed.append((was, node))
         inserted = inserted or not node.origin
-    parameters = NewParameters(reading, graph, [node for _, node in changed])
+    parameters = NewParameters(reading, graph, [node for _, node in changed], fold)
     patched = [(was, node) for was, node in changed if _differs(was, node, parameters, reading)]
     same = len(graph.nodes) == len(before) and graph.outputs == reading.graph.outputs
     if same and not (patched or inserted or parameters.untied or annotated):
-        return Written(replace(reading.program, state=parameters.state), new_graph=False)
+        return Written(replace(reading.program, state=parameters.state), new_graph=False, expressions=parameters.forms)
     draft = Draft(reading, parameters)
     if inserted:
         insert_nodes(draft, graph)
@@ -58,7 +63,7 @@ def write(reading: LiftedReading, graph: Graph, *, annotated: bool) -> Written:
     _drop_unread(draft, set(before) - {node.name for node in graph.nodes})
     drop_annotations(draft.lifted)
     program = replace(reading.program, graph=draft.lifted, specs=tuple(draft.specs), state=draft.state)
-    return Written(program, new_graph=True, untied=tuple(parameters.untied))
+    return Written(program, new_graph=True, expressions=draft.expressions(), untied=tuple(parameters.untied))
 
 
 def _differs(was: Node, now: Node, parameters: NewParameters, reading: LiftedReading) -> bool:

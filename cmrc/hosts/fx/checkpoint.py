@@ -1,0 +1,370 @@
+"""A Hugging Face checkpoint folder as a model: `cmrc lower FOLDER plan.json -o SMALLER`.
+
+    config.json ────> the architecture, without numbers ──> torch.export ──> IR
+    *.safetensors ──> tensors over the mapped files          passes          │
+                                                                             ▼
+    OUT/*.safetensors <── one tensor after the other: copied, or folded and written      OUT/config.json with the new widths
+
+No weight is in memory before somebody reads it, and a folded one only while it is written. The new folder is traced again before it
+gets its name: it must run the lowered graph, node by node. Where no config can express the widths, the loader that opens such
+a folder (`modeling_cmrc.py`) is written beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import fx
+from torch.export import Dim, ExportedProgram
+
+from cmrc.errors import HostError, TraceError
+from cmrc.files import new_folder
+from cmrc.hosts.folded import fold
+from cmrc.hosts.fx import modeling_cmrc
+from cmrc.hosts.fx.details import details
+from cmrc.hosts.fx.host import FxHost
+from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed
+from cmrc.hosts.fx.load import Shapes, express
+from cmrc.hosts.fx.memory import to_numpy, torch_dtype
+from cmrc.hosts.fx.module import Kind, LoweredModule, make_template
+from cmrc.hosts.fx.read import LiftedReading
+from cmrc.hosts.fx.write import Written, write
+from cmrc.ir.graph import Array, Graph, Leaf, Node, Operand, Tensor
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+DTYPES = {  # names in a safetensors header
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+CHUNK = 1 << 24  # bytes that are copied at a time
+SEQUENCE = 16  # tokens of the example that a text model is traced with; batch and length stay dynamic
+
+
+def is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and (path / CONFIG).is_file()
+
+
+def trace_checkpoint(
+    folder: Path, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[FxHost, tuple[Any, ...], dict[str, Any]]:
+    """Read a folder; without example inputs, with those that the kind of model suggests. Gives these back too."""
+    model = _opened(folder)
+    if not args and not options.get("kwargs"):
+        options = {**options, **example_inputs(model, folder)}
+    return CheckpointHost(_lifted(model, folder, args, options), folder, args, options), args, dict(options)
+
+
+def _opened(folder: Path) -> torch.nn.Module:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise TraceError(
+            f"{folder} has no safetensors files",
+            fix="save the model with model.save_pretrained(folder), which writes them",
+        )
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise TraceError("a checkpoint folder needs transformers", fix="pip install 'transformers>=5'") from error
+    if "quantization_config" in json.loads((folder / CONFIG).read_text(encoding="utf-8")):
+        raise TraceError(f"{folder} holds quantised weights", fix="reduce the model first, then quantise the result")
+    try:
+        return modeling_cmrc.load(folder)
+    except Exception as error:  # whatever transformers and safetensors say to a broken folder
+        reason = str(error).strip().splitlines()[0]
+        raise TraceError(
+            f"{folder} cannot be opened: {reason}", fix="see that from_pretrained(folder) works"
+        ) from error
+
+
+def example_inputs(model: Any, folder: Path) -> dict[str, Any]:
+    """Options for torch.export: what the model takes by keyword, and which axes are dynamic."""
+    config, kwargs = model.config, {}
+    name = str(getattr(model, "main_input_name", ""))
+    if name == "input_ids":
+        config.use_cache = False
+        kwargs["input_ids"] = torch.zeros((2, SEQUENCE), dtype=torch.int64)
+        if not type(model).__name__.endswith("ForCausalLM"):
+            kwargs["attention_mask"] = torch.ones((2, SEQUENCE), dtype=torch.int64)
+        axes: dict[int, Any] = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        kwargs[name] = torch.zeros((2, getattr(config, "num_channels", 3), config.image_size, config.image_size))
+        axes = {0: Dim.DYNAMIC}
+    else:
+        raise TraceError(
+            f"there is no example input for {type(model).__name__} ({folder})",
+            fix="give one: cmrc.trace(folder, (x,)), or load the model and trace that",
+        )
+    return {"kwargs": kwargs, "dynamic_shapes": dict.fromkeys(kwargs, axes)}
+
+
+def _lifted(model: torch.nn.Module, folder: Path, args: tuple[Any, ...], options: Mapping[str, Any]) -> LiftedProgram:
+    try:
+        exported: ExportedProgram = torch.export.export(model, args, **options)
+    except Exception as error:
+        raise TraceError(
+            f"torch.export cannot trace {type(model).__name__} of {folder}: {str(error).strip().splitlines()[0]}",
+            fix="give example inputs: cmrc.trace(folder, (x,), dynamic_shapes=...)",
+        ) from error
+    return lift(exported, in_eval_mode=True, owned=True)
+
+
+class CheckpointHost(FxHost):
+    """A folder's model. It computes from the mapped files; `build` folds nothing before somebody asks for a number."""
+
+    def __init__(self, program: LiftedProgram, folder: Path, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        super().__init__(program, template=make_template(program))
+        self.folder, self.args, self.options = folder, args, options
+
+    def build(self, graph: Graph) -> LoweredCheckpoint:
+        return LoweredCheckpoint(self, graph)
+
+    def built_whole(self, graph: Graph) -> FxHost:
+        """With every new weight in memory: to run, train or export it."""
+        return super().build(graph)
+
+
+class LoweredCheckpoint(FxHost):
+    """A lowered checkpoint. It is written from one tensor to the next; for anything else it becomes a torch program first."""
+
+    def __init__(self, origin: CheckpointHost, graph: Graph) -> None:
+        self._origin, self._lowered = origin, graph
+        self._stale = True
+        self._module: LoweredModule | None = None
+        self._kinds: dict[str, Kind] = {}
+
+    @cached_property
+    def _whole(self) -> FxHost:
+        return self._origin.built_whole(self._lowered)
+
+    @cached_property
+    def _program(self) -> LiftedProgram:  # type: ignore[override]
+        return self._whole._program
+
+    @cached_property
+    def _template(self) -> fx.GraphModule | None:  # type: ignore[override]
+        return self._whole._template
+
+    @cached_property
+    def _fresh(self) -> frozenset[str]:  # type: ignore[override]
+        return self._whole._fresh
+
+    @cached_property
+    def _changed(self) -> frozenset[str]:  # type: ignore[override]
+        return self._whole._changed
+
+    @cached_property
+    def _written(self) -> Written:
+        """The patched program with room for the new weights, which are not computed. Nobody touches that room."""
+        return write(self._origin._reading, self._lowered, annotated=False, fold=_room)
+
+    @cached_property
+    def untied(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._written.untied
+
+    def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+        """A folder, or ONNX if the path says so."""
+        if path.suffix.lower() == ".onnx":
+            super().save(path, metadata, overwrite=overwrite)
+            return
+        if self._module is not None:
+            raise HostError(
+                "lowered.module was made from this checkpoint, and may have been trained since",
+                fix="save the module by load_into and save_pretrained, or write ONNX",
+            )
+        with new_folder(path) as folder:
+            _Writing(self._origin, self._written).write(folder, metadata)
+
+
+def _room(expression: Tensor, dtype: str, *, name: str, node: Node | None = None) -> torch.Tensor:
+    return torch.empty(expression.shape, dtype=torch_dtype(dtype))
+
+
+class _Writing:
+    """One folder in the making."""
+
+    def __init__(self, origin: CheckpointHost, written: Written) -> None:
+        self.origin, self.written = origin, written
+        self.source = origin.folder
+        self.tensors = modeling_cmrc.tensors(self.source)
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        self.shapes |= {name: expression.shape for name, expression in written.expressions.items()}
+        self.zeros: dict[str, tuple[torch.Size, torch.dtype]] = {}  # biases that the new config brings along
+
+    def write(self, folder: Path, metadata: Mapping[str, str]) -> None:
+        for path in sorted(self.source.iterdir()):
+            if path.is_file() and path.suffix != ".safetensors" and path.name not in (CONFIG, INDEX):
+                shutil.copy2(path, folder / path.name)
+        where = self._places()
+        misfits = self._write_config(folder)
+        if misfits:
+            shutil.copyfile(modeling_cmrc.__file__, folder / "modeling_cmrc.py")
+        self._write_tensors(folder, where, metadata)
+        self._require_same_graph(folder)
+        if misfits:
+            name = misfits[0]
+            warnings.warn(
+                f"config.json cannot express the new widths: {name} is {list(self.shapes[name])} now. from_pretrained will refuse "
+                "the folder; load it with modeling_cmrc.py, which lies in it. Keep as many units in every layer to avoid this",
+                stacklevel=4,
+            )
+
+    def _places(self) -> dict[str, str]:
+        """The file of every tensor: that of the checkpoint, and for a new bias that of its weight."""
+        where: dict[str, str] = {}
+        for path in sorted(self.source.glob("*.safetensors")):
+            where |= dict.fromkeys(_names(path), path.name)
+        for name in self.written.expressions:
+            if name not in where:
+                where[name] = self._place_of_bias(name, where)
+        return where
+
+    def _place_of_bias(self, name: str, where: Mapping[str, str]) -> str:
+        sibling = f"{name.rpartition('.')[0]}.weight"
+        if not name.endswith(".bias") or sibling not in where:
+            raise HostError(
+                f"the lowered graph has a new tensor {name}, which the model's code does not read",
+                fix="write ONNX: -o small.onnx",
+            )
+        return where[sibling]
+
+    def _write_config(self, folder: Path) -> list[str]:
+        """config.json with the new widths where it can express them; otherwise as it was, and the tensors that do not fit."""
+        model = modeling_cmrc.build(self.source)
+        pairs = {
+            (was, now)
+            for name, tensor in self.tensors.items()
+            for was, now in zip(tensor.shape, self.shapes[name], strict=False)
+            if was != now
+        }
+        changes, misfits = express(type(model), model.config, self.shapes, pairs)
+        text = (self.source / CONFIG).read_text(encoding="utf-8")
+        if changes and not misfits:
+            changed = {**json.loads(text), **changes}
+            (folder / CONFIG).write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
+            try:
+                known = modeling_cmrc.build(folder).state_dict()
+            except Exception:  # the config's own rules: a hidden size that is no multiple of the heads
+                misfits = [name for name, tensor in self.tensors.items() if tuple(tensor.shape) != self.shapes[name]]
+            else:
+                before, dtype = model.state_dict(), next(iter(self.tensors.values())).dtype
+                extra = [name for name in known if name not in self.shapes and name not in before]
+                self.zeros = {name: (known[name].shape, dtype) for name in extra if name.endswith(".bias")}
+                return []
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+        return misfits
+
+    # ------------------------------------------------------------ tensors
+
+    def _write_tensors(self, folder: Path, where: dict[str, str], metadata: Mapping[str, str]) -> None:
+        where |= {name: self._place_of_bias(name, where) for name in self.zeros}
+        files: dict[str, list[str]] = {}
+        for name, file in sorted(where.items()):
+            files.setdefault(file, []).append(name)
+        for file, names in files.items():
+            self._write_file(folder / file, names, metadata)
+        if (self.source / INDEX).is_file():
+            index = {
+                "metadata": {"total_size": sum(map(self._bytes, where))},
+                "weight_map": dict(sorted(where.items())),
+            }
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _kind(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name in self.zeros:
+            shape, dtype = self.zeros[name]
+            return tuple(shape), dtype
+        if name in self.written.expressions:
+            return self.shapes[name], self.written.program.state[name].dtype
+        return self.shapes[name], self.tensors[name].dtype
+
+    def _bytes(self, name: str) -> int:
+        shape, dtype = self._kind(name)
+        return torch.Size(shape).numel() * dtype.itemsize
+
+    def _write_file(self, path: Path, names: list[str], metadata: Mapping[str, str]) -> None:
+        """A safetensors file, without ever holding more than one tensor: lengths are known beforehand."""
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+        start = 0
+        for name in names:
+            shape, dtype = self._kind(name)
+            end = start + self._bytes(name)
+            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+            start = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in names:
+                _write_array(file, self._array(name))
+
+    def _array(self, name: str) -> Array:
+        shape, dtype = self._kind(name)
+        if name in self.zeros:
+            return to_numpy(torch.zeros(shape, dtype=dtype))
+        expression = self.written.expressions.get(name)
+        if expression is None:
+            return to_numpy(self.tensors[name])
+        return fold(expression, str(dtype).removeprefix("torch."), name=name)
+
+    # ------------------------------------------------------------ the proof
+
+    def _require_same_graph(self, folder: Path) -> None:
+        """The folder, opened and traced like the first one, runs the lowered graph."""
+        model: Any = _opened(folder)
+        model.config.use_cache = False
+        traced = _lifted(model, folder, self.origin.args, self.origin.options)
+        wanted = refreshed(self.written.program)
+        problem = next(_differences(wanted, traced, set(self.zeros)), "")
+        if problem:
+            raise HostError(
+                f"the model's own code does not compute the lowered graph: {problem}", fix="write ONNX: -o small.onnx"
+            )
+
+
+def _names(path: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+def _write_array(file: BinaryIO, array: Array) -> None:
+    flat = array.reshape(-1).view("uint8")
+    for start in range(0, len(flat), CHUNK):
+        file.write(flat[start : start + CHUNK].data)
+
+
+def _differences(wanted: LiftedProgram, traced: LiftedProgram, zeros: set[str]) -> Iterator[str]:
+    """Where two programs differ in their nodes, sizes, arguments or the names of their parameters."""
+    one, other = LiftedReading(wanted).graph, LiftedReading(traced).graph
+    if len(one.nodes) != len(other.nodes):
+        yield f"it has {len(other.nodes)} nodes, not {len(one.nodes)}"
+        return
+    calls = details(wanted), details(traced)
+
+    def operand(given: Operand) -> Any:
+        if isinstance(given, Leaf):
+            return None if given.name in zeros else (given.name, given.shape)
+        return given
+
+    def sizes(node: Node) -> list[Any]:
+        return [[n if isinstance(n, int) else "?" for n in value.shape] for value in node.outputs]
+
+    for mine, theirs in zip(one.nodes, other.nodes, strict=True):
+        added = any(isinstance(given, Leaf) and given.name in zeros for given in theirs.inputs)
+        inputs = [[operand(given) for given in node.inputs] for node in (mine, theirs)]
+        for side in inputs:
+            while side and side[-1] is None:
+                side.pop()
+        same = mine.op == theirs.op and inputs[0] == inputs[1] and sizes(mine) == sizes(theirs)
+        if same and not added:
+            same = calls[0].get(mine.origin) == calls[1].get(theirs.origin)
+        if not same:
+            yield f"{mine.label} ({mine.kind}) reads or makes other sizes there"
