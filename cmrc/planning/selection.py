@@ -110,7 +110,8 @@ def eliminate_groups(
     G̃ ← G̃ − G̃_:J A − AᵀG̃_J: + AᵀG̃_JJ A. `ridge` is relative to each column's own variance.
     """
     count = len(covariance) // features
-    inverse, weights = _in_deviations(gram, covariance, ridge)
+    triangle, weights = _in_deviations(gram, covariance, ridge)
+    inverse = np.tril(triangle) + np.tril(triangle, -1).T
     alive = np.arange(count)
     units, added = np.empty(count, dtype=np.int64), np.empty(count)
     for step in range(count):
