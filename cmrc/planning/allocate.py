@@ -1,16 +1,18 @@
 """One budget spread over all sites: a unit goes where it adds the least loss for what it saves.
 
 Σ risk_i(k_i) is minimised over the numbers k_i of units that go. The risks are in units of the model's output (`probe`), so those of
-different sites may be added. For a price λ every site takes the k with the least risk(k) − λ · k · saving; the price is searched for
-by bisection, and what a choice really costs is found by lowering it, so that sites that share an op are counted right. What is then
+different sites may be added. For a price λ every site takes the k with the least risk(k) − λ · k · saving, and the price is searched for
+by bisection. What a choice costs is foretold from a few lowered models (`Costs`) and then found by lowering that choice itself. What is
 left of the budget goes where it helps most, one site after the other. Which of a few candidates is best together is measured.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -22,136 +24,130 @@ from cmrc.passes import pipeline as passes
 from cmrc.planning.recipe import Budget
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
+from cmrc.program.reach import ops_around
 from cmrc.program.sites import Site
 
-ROUNDS = 4  # for each site, in which what is left of a budget is spent
+ROUNDS = 16  # for each site, in which what is left of a budget is spent
+NEARLY = 0.9  # of the best worth: how much is taken back at once
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)  # of the same part of every site, in further candidates
 STEPS = 40  # bisections of the price
-TIMED_STEPS = 8  # the same where every choice is run and timed
+TRIES = 8  # choices that are lowered until one meets the budget
+SLACK = 0.005  # of the budget, that a choice may leave
 RUNS = 30  # of which the median is the latency
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The risk of replacing the first k units of a site, k = 0, 1, ...; what stays is a multiple, and at least `least`."""
+    """The risk of replacing the first k units of a site, k = 0, 1, ...; what stays is a multiple, and at least `least`.
+
+    A site that `may_vanish` may also lose all its units: the rest of the model passes by it.
+    """
 
     site: Site
     risk: Array
     multiple: int
     least: int
+    may_vanish: bool = False
 
     def choices(self) -> Array:
         """The numbers of units that may go."""
         kept = np.arange(self.site.units + 1)
         fits = (kept % self.multiple == 0) & (kept >= self.least) | (kept == self.site.units)
+        fits[0] |= self.may_vanish
         return np.asarray(self.site.units - kept[fits][::-1])
 
 
-def allocate(program: Program, curves: Sequence[Curve], budget: Budget) -> list[list[int]]:
+def allocate(curves: Sequence[Curve], budget: Budget, costs: Costs) -> list[list[int]]:
     """How many units of each site to replace so that the lowered model is within the budget.
 
     The first candidate has the least sum of risks. Others lie on the way to the same part of every site, since risks that were
     measured one by one do not quite add up: what is cut most suffers most from the rest.
     """
-    measure = _measure(program, budget)
-    whole = measure([0] * len(curves), curves)
+    whole = costs.measure([0] * len(curves))
     allowed = budget.amount * whole if budget.amount <= 1 else budget.amount
     choices = [curve.choices() for curve in curves]
     most = [int(c.max()) for c in choices]
-    least = measure(most, curves)
+    least = costs.measure(most)
     if least > allowed:
         raise OutOfReachError(
             f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all that may go it is {least:,.6g}",
             least=least / whole,
             fix="allow more, lower `minimum`, or give more sites",
         )
-    savings = [_saving(measure, curves, i, m, whole) for i, m in enumerate(most)]
-
-    def at(price: float) -> list[int]:
-        counts = []
-        for curve, options, saving in zip(curves, choices, savings, strict=True):
-            worth = curve.risk[options] - price * saving * options
-            counts.append(int(options[worth.argmin()]))
-        return counts
-
-    steps = TIMED_STEPS if budget.of == "latency" else STEPS
-    low, high = 0.0, 1.0
-    while at(high) != most and high < 1e30:
-        high *= 10
-    best = most
-    for _ in range(steps):
-        middle = (low * high) ** 0.5 if low else high * 1e-3
-        counts = at(middle)
-        if measure(counts, curves) <= allowed:
-            best, high = counts, middle
-        else:
-            low = middle
-    if budget.of == "latency":
-        return [best]
-    costs = _Costs(measure, curves, choices, savings, allowed)
-    candidates = [costs.spend(best)]
-    uniform = costs.least_part()
-    for weight in WEIGHTS:
+    sharing = _Sharing(costs, curves, choices)
+    best = sharing.within(allowed, sharing.cheapest)
+    candidates = [most if best is None else best]
+    uniform = sharing.least_part(allowed)
+    for weight in () if costs.timed else WEIGHTS:
         blend = [weight * a + (1 - weight) * b for a, b in zip(uniform, candidates[0], strict=True)]
-        candidate = costs.spend(costs.within(blend))
-        if candidate not in candidates:
+        candidate = sharing.within(allowed, lambda below, blend=blend: sharing.towards_most(blend, below))
+        if candidate is not None and candidate not in candidates:
             candidates.append(candidate)
     return candidates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Costs:
-    """Choices within a budget."""
+class _Sharing:
+    """Choices whose foretold cost is below an amount."""
 
-    measure: Measure
+    costs: Costs
     curves: Sequence[Curve]
     choices: Sequence[Array]
-    savings: Sequence[float]
-    allowed: float
 
-    def least_part(self) -> list[float]:
-        """The same part of every site, as little as the budget allows."""
-        low, high = 0.0, 1.0
-        for _ in range(STEPS // 4):
-            middle = (low + high) / 2
-            counts = self._nearest([middle * curve.site.units for curve in self.curves])
-            low, high = (low, middle) if self._fits(counts) else (middle, high)
-        return [high * curve.site.units for curve in self.curves]
-
-    def within(self, wanted: Sequence[float]) -> list[int]:
-        """The choices next to these numbers, moved towards all that may go until the budget is met."""
-        most = [float(options.max()) for options in self.choices]
-        low, high = 0.0, 1.0
-        counts = self._nearest(wanted)
-        if self._fits(counts):
-            return counts
-        for _ in range(STEPS // 4):
-            middle = (low + high) / 2
-            counts = self._nearest([w + middle * (m - w) for w, m in zip(wanted, most, strict=True)])
-            low, high = (low, middle) if self._fits(counts) else (middle, high)
-        return self._nearest([w + high * (m - w) for w, m in zip(wanted, most, strict=True)])
-
-    def spend(self, counts: list[int]) -> list[int]:
-        """Take back cuts while the budget lasts: always the one that lowers the risk most for what it costs."""
-        closed = set[int]()
-        for _ in range(ROUNDS * len(self.curves)):
-            left = self.allowed - self.measure(counts, self.curves)
-            options = []
-            for i, (curve, saving) in enumerate(zip(self.curves, self.savings, strict=True)):
-                fewer = self.choices[i][self.choices[i] < counts[i]]
-                fewer = fewer[(counts[i] - fewer) * saving <= left]
-                if len(fewer) and i not in closed:
-                    worth = (curve.risk[counts[i]] - curve.risk[fewer]) / ((counts[i] - fewer) * saving)
-                    options.append((float(worth.max()), i, int(fewer[worth.argmax()])))
-            if not options:
+    def within(self, allowed: float, choose: Callable[[float], list[int]]) -> list[int] | None:
+        """What `choose` takes and `spend` gives back, so that the lowered model meets the budget, close to it; None if it never does."""
+        below, best, nearest = allowed, None, -np.inf
+        for _ in range(TRIES):
+            counts = self.spend(choose(below), below)
+            cost = self.costs.measure(counts)
+            if nearest < cost <= allowed:
+                best, nearest = counts, cost
+            if allowed * (1 - SLACK) <= cost <= allowed:
                 break
-            _, i, units = max(options)
-            trial = [units if k == i else count for k, count in enumerate(counts)]
-            if self._fits(trial):
-                counts = trial
+            foretold = self.costs.foretell(counts)
+            if cost <= allowed and below - foretold >= allowed - cost:
+                break  # what is left is too little for any further unit
+            below += 0.9 * (allowed - cost) if cost <= allowed else 1.05 * (allowed - cost)
+        return best
+
+    def cheapest(self, below: float) -> list[int]:
+        """The least sum of risks: the same price for what every site saves."""
+        low, high, best = 0.0, 1.0, [int(options.max()) for options in self.choices]
+        while self._at(high) != best and high < 1e30:
+            high *= 10
+        for _ in range(STEPS):
+            middle = (low * high) ** 0.5 if low else high * 1e-3
+            counts = self._at(middle)
+            if self.costs.foretell(counts) <= below:
+                best, high = counts, middle
             else:
-                closed.add(i)  # it costs more than the average says
+                low = middle
+        return best
+
+    def _at(self, price: float) -> list[int]:
+        counts = []
+        for curve, options, saving in zip(self.curves, self.choices, self.costs.savings, strict=True):
+            worth = curve.risk[options] - price * saving * options
+            counts.append(int(options[worth.argmin()]))
         return counts
+
+    def least_part(self, below: float) -> list[float]:
+        """The same part of every site, as little as the budget allows."""
+        return self._bisect([0.0] * len(self.curves), [float(curve.site.units) for curve in self.curves], below)
+
+    def towards_most(self, wanted: Sequence[float], below: float) -> list[int]:
+        """The choices next to these numbers, moved towards all that may go until the budget is met."""
+        if self.costs.foretell(self._nearest(wanted)) <= below:
+            return self._nearest(wanted)
+        return self._nearest(self._bisect(wanted, [float(options.max()) for options in self.choices], below))
+
+    def _bisect(self, start: Sequence[float], end: Sequence[float], below: float) -> list[float]:
+        low, high = 0.0, 1.0
+        for _ in range(STEPS // 4):
+            middle = (low + high) / 2
+            counts = self._nearest([a + middle * (b - a) for a, b in zip(start, end, strict=True)])
+            low, high = (low, middle) if self.costs.foretell(counts) <= below else (middle, high)
+        return [a + high * (b - a) for a, b in zip(start, end, strict=True)]
 
     def _nearest(self, wanted: Sequence[float]) -> list[int]:
         return [
@@ -159,47 +155,111 @@ class _Costs:
             for options, number in zip(self.choices, wanted, strict=True)
         ]
 
-    def _fits(self, counts: Sequence[int]) -> bool:
-        return self.measure(counts, self.curves) <= self.allowed
+    def spend(self, counts: list[int], below: float) -> list[int]:
+        """Take back cuts while the budget lasts: always the one that lowers the risk most for what it costs."""
+        closed = set[int]()
+        for _ in range(ROUNDS * len(self.curves)):
+            left = below - self.costs.foretell(counts)
+            options = []
+            for i, (curve, saving) in enumerate(zip(self.curves, self.costs.savings, strict=True)):
+                fewer = self.choices[i][self.choices[i] < counts[i]]
+                fewer = fewer[(counts[i] - fewer) * saving <= left]
+                if len(fewer) and i not in closed:
+                    worth = (curve.risk[counts[i]] - curve.risk[fewer]) / ((counts[i] - fewer) * saving)
+                    options.append((float(worth.max()), i, int(fewer[worth >= NEARLY * worth.max()].min())))
+            if not options:
+                break
+            _, i, units = max(options)
+            trial = [units if k == i else count for k, count in enumerate(counts)]
+            if self.costs.foretell(trial) <= below:
+                counts = trial
+            else:
+                closed.add(i)  # it costs more than the average says
+        return counts
 
 
-def _saving(measure: Measure, curves: Sequence[Curve], i: int, most: int, whole: float) -> float:
-    """What one unit of a site saves, on average over half of those that may go."""
-    half = max(most // 2, 1)
-    counts = [half if k == i else 0 for k in range(len(curves))] if most else [0] * len(curves)
-    return max((whole - measure(counts, curves)) / half, 1e-12)
+@dataclass(eq=False)
+class Costs:
+    """What the model costs with so many units of each site gone: by lowering it, once for each choice, and foretold.
 
+    A linear map between two sites costs the product of the units that both keep. So with k units gone the cost is
+    whole − Σ s_i k_i + Σ x_ij k_i k_j, where only pairs that share an op have an x. Both are found by lowering each site, and each
+    such pair, at half. Nothing is lowered twice, whatever the number of budgets.
+    """
 
-Measure = Callable[[Sequence[int], Sequence[Curve]], float]
+    program: Program
+    sites: Sequence[Site]
+    of: str
+    measured: dict[tuple[int, ...], float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.timed and self.program.host.kind != "onnx":
+            raise HostError("latency is measured under onnxruntime", fix="trace the exported ONNX model")
 
-def _measure(program: Program, budget: Budget) -> Measure:
-    measured: dict[tuple[int, ...], float] = {}
-    timed = budget.of == "latency"
-    if timed and program.host.kind != "onnx":
-        raise HostError("latency is measured under onnxruntime", fix="trace the exported ONNX model")
+    @property
+    def timed(self) -> bool:
+        return self.of == "latency"
 
-    def measure(counts: Sequence[int], curves: Sequence[Curve]) -> float:
+    def measure(self, counts: Sequence[int]) -> float:
+        """The cost of a choice, by lowering it."""
         key = tuple(counts)
-        if key not in measured and budget.of == "units":
-            measured[key] = float(sum(curve.site.units for curve in curves) - sum(counts))
-        elif key not in measured:
-            graph = _lowered(program, counts, curves)
-            measured[key] = (
-                _latency(program, graph) if timed else float(getattr(cost(graph, since=program.graph), budget.of))
-            )
-        return measured[key]
+        if key not in self.measured:
+            if self.of == "units":
+                self.measured[key] = float(sum(site.units for site in self.sites) - sum(counts))
+            else:
+                graph = self._lowered(counts)
+                self.measured[key] = (
+                    _latency(self.program, graph)
+                    if self.timed
+                    else float(getattr(cost(graph, since=self.program.graph), self.of))
+                )
+        return self.measured[key]
 
-    return measure
+    def foretell(self, counts: Sequence[int]) -> float:
+        """The same without lowering."""
+        gone = np.asarray(counts, dtype=np.float64)
+        return self.measure([0] * len(counts)) - float(gone @ self.savings) + float(gone @ self._shared @ gone) / 2
 
+    @cached_property
+    def savings(self) -> Array:
+        """What one unit of each site saves while the others are whole; never nothing."""
+        whole = self.measure([0] * len(self.sites))
+        alone = [self.measure(self._half(i)) for i in range(len(self.sites))]
+        return np.array([
+            max((whole - cost) / max(half, 1), 1e-12) for cost, half in zip(alone, self._halves, strict=True)
+        ])  # fmt: skip
 
-def _lowered(program: Program, counts: Sequence[int], curves: Sequence[Curve]) -> Graph:
-    """The model with so many units of each site gone: which ones makes no difference to its cost."""
-    plan = Plan(program)
-    for curve, count in zip(curves, counts, strict=True):
-        if count:
-            plan.do(curve.site.value, units=range(count), constant=0.5, axis=curve.site.axis)
-    return passes.run(program.with_dos(plan), since=program.graph).graph if len(plan) else program.graph
+    @cached_property
+    def _shared(self) -> Array:
+        """x_ij: what two units of two sites save less together than one by one."""
+        count = len(self.sites)
+        shared, whole = np.zeros((count, count)), self.measure([0] * count)
+        if self.of == "units" or self.timed:  # the one adds up, the other is not known so well
+            return shared
+        around = [{node.name for node in ops_around(self.program, site)} for site in self.sites]
+        for i, j in itertools.combinations(range(count), 2):
+            if around[i] & around[j] and self._halves[i] and self._halves[j]:
+                both = whole - self.measure(self._half(i, j))
+                apart = 2 * whole - self.measure(self._half(i)) - self.measure(self._half(j))
+                shared[i, j] = shared[j, i] = (apart - both) / (self._halves[i] * self._halves[j])
+        return shared
+
+    @cached_property
+    def _halves(self) -> list[int]:
+        return [site.units // 2 for site in self.sites]
+
+    def _half(self, *chosen: int) -> list[int]:
+        return [half if i in chosen else 0 for i, half in enumerate(self._halves)]
+
+    def _lowered(self, counts: Sequence[int]) -> Graph:
+        """The model with so many units of each site gone: which ones makes no difference to its cost."""
+        plan = Plan(self.program)
+        for site, count in zip(self.sites, counts, strict=True):
+            if count:
+                plan.do(site.value, units=range(count), constant=0.5, axis=site.axis)
+        return (
+            passes.run(self.program.with_dos(plan), since=self.program.graph).graph if len(plan) else self.program.graph
+        )
 
 
 def _latency(program: Program, graph: Graph) -> float:

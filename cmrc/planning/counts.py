@@ -15,9 +15,11 @@ from cmrc.planning.probe import KEPT, LossProbe
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import KEEP, Recipe
 from cmrc.program.program import Program
+from cmrc.program.reach import passed_by
 from cmrc.program.sites import Site
 
 POWERS = (0.5, 2.0)  # of a risk, as losses grow with it
+ALIKE = 1.05  # times the least loss of a candidate: of those up to here the one with the fewest parameters is taken
 NOTHING = 1e-12  # the loss of a site whose units do not reach the output
 CHANNELS = 8  # conv widths that are no multiple of 8 were measured to be slower than the next one that is
 
@@ -60,17 +62,26 @@ def _kept(program: Program, site: Site, recipe: Recipe, keep: float) -> int:
 def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> list[int]:
     """How many units of each site are replaced in the end."""
     if recipe.budget is not None:
-        sizes = [(_multiple(program, r.site, recipe), _least(r.site, recipe)) for r in ranked]
-        probed = [_probed(r.site) for r in ranked]
+        vanishing = [_may_vanish(program, r, recipe) for r in ranked]
+        probed = [_probed(r.site, vanishes) for r, vanishes in zip(ranked, vanishing, strict=True)]
         losses = probe.of_sites(ranked, probed)
         curves = [
-            Curve(r.site, measured_risk(_risk(r), counts, measured), multiple, least)
-            for r, counts, measured, (multiple, least) in zip(ranked, probed, losses, sizes, strict=True)
+            Curve(
+                r.site,
+                measured_risk(_risk(r), counts, measured),
+                _multiple(program, r.site, recipe),
+                _least(r.site, recipe),
+                vanishes,
+            )
+            for r, counts, measured, vanishes in zip(ranked, probed, losses, vanishing, strict=True)
         ]
-        candidates = allocate(program, curves, recipe.budget)
+        candidates = allocate(curves, recipe.budget, probe.costs_of(recipe.budget.of, [r.site for r in ranked]))
         if len(candidates) == 1:
             return candidates[0]
-        return candidates[int(np.argmin(probe.together(ranked, candidates)))]
+        together = probe.together(ranked, candidates)
+        alike = [counts for counts, loss in zip(candidates, together, strict=True) if loss <= ALIKE * min(together)]
+        stored = probe.costs_of("parameters", [r.site for r in ranked])
+        return min(alike, key=stored.measure)
     counts = []
     for r in ranked:
         keep = KEEP if recipe.keep is None else recipe.keep
@@ -85,9 +96,15 @@ def counts_of_steps(recipe: Recipe, ranked: Sequence[Ranked]) -> list[list[int]]
     return [[r.site.units - max(1, _part(keep, r.site.units)) for r in ranked] for keep in recipe.schedule]
 
 
-def _probed(site: Site) -> list[int]:
-    """The numbers of units whose loss is measured, each at least 1 and less than all."""
-    return sorted({min(max(site.units - round(part * site.units), 1), site.units - 1) for part in KEPT})
+def _probed(site: Site, vanishes: bool) -> list[int]:
+    """The numbers of units whose loss is measured, each at least 1 and less than all, or all of a site that may vanish."""
+    some = {min(max(site.units - round(part * site.units), 1), site.units - 1) for part in KEPT}
+    return sorted(some | ({site.units} if vanishes else set()))
+
+
+def _may_vanish(program: Program, r: Ranked, recipe: Recipe) -> bool:
+    """Whether a site may lose all its units: the recipe asks for no more than one, and every output is reached without it."""
+    return _least(r.site, recipe) == 1 and r.stats.columns.slots == 1 and passed_by(program, r.site)
 
 
 def _risk(r: Ranked) -> Array:

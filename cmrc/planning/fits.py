@@ -25,6 +25,10 @@ from cmrc.planning.selection import root_of
 from cmrc.statistics.site_stats import SiteStats
 
 RIDGES = tuple(10.0**e for e in range(-8, 2))  # what leave-one-out chooses from
+DRIFT_RIDGES = (
+    *(10.0**e for e in range(-4, 2)),
+    np.inf,
+)  # what held-out error chooses from; with the last nothing is corrected
 GRAM_RIDGE = 1e-2  # of G_SS, which is singular where there are fewer outputs than units
 FLOOR = 1e-4  # of the largest reach of a replaced unit: the least by which G_SS is damped
 CHUNK = 32  # units whose weighted systems are formed at a time
@@ -77,6 +81,7 @@ def affine(
     gram: Array | None = None,
     output: Array | None = None,
     drift_ridge: float | None = None,
+    halves: Sequence[SiteStats] = (),
 ) -> Fit:
     """Every unit from all that stay: B = C_SK (C_KK + λ diag C_KK)⁻¹, one Cholesky factorisation for all.
 
@@ -85,69 +90,111 @@ def affine(
     d = a_S − a'_S + G_SS⁻¹ G_SK (a_K − a'_K): the replaced units also correct the drift of the units that stay. With
     `output` = W, d has the term G_SS⁻¹ W_Sᵀ e as well, which corrects what the stream of a residual block has lost.
     Little of d follows from a'_K, so this part overfits more easily, and the error is carried on from site to site. It
-    has its own regularisation, `drift_ridge`; by default |K|/n for n rows (Hoerl, Kennard and Baldwin).
+    has its own regularisation, `drift_ridge`. By default each of two `halves` of the statistics is fitted, and the ridge
+    with the least error on the other half is taken; without halves |K|/n for n rows (Hoerl, Kennard and Baldwin).
     `interchange=p` fits for swaps of each kept unit with probability p: see `swapped`. `ridge="loo"` takes the λ with the
     least leave-one-out error of the sampled rows, weighed by `gram`.
     """
     replaced = stats.columns.of_units(units)
     keep = complement(replaced, stats.columns.count)
-    if not len(keep):
-        raise ObjectiveError(
-            "no unit stays to rebuild the others from", node=stats.columns.name, fix="keep at least one"
-        )
+    if output is not None and "lost" in stats.arrays:
+        gram = output.T @ output
     covariance = stats.covariance
     chosen = leave_one_out(stats, replaced, keep, gram) if ridge == "loo" else float(ridge)
     among, cross = covariance[np.ix_(keep, keep)], covariance[np.ix_(keep, replaced)]
     mean = stats.mean[replaced]
+    if not len(keep):  # constants: the mean, and what makes up for the drift on average
+        if "cross" in stats.arrays:
+            mean = mean + _drift(stats, replaced, keep, _makeup(stats, replaced, keep, gram, output))[1]
+        return Fit(mean)
     if interchange is not None:
         among, cross = swapped(among, cross, interchange)
     weight = solve_ridge(among, cross, chosen).T
     if "cross" in stats.arrays:
-        drift, moved = _drift(stats, replaced, keep, gram, output)
+        makeup = _makeup(stats, replaced, keep, gram, output)
+        drift, moved = _drift(stats, replaced, keep, makeup)
         if interchange is not None:
             drift = (1 - interchange) * drift
+        elif drift_ridge is None and len(halves) > 1:
+            drift_ridge = _held_out(halves, replaced, keep, makeup, gram, chosen)
         stiff = len(keep) / stats.count if drift_ridge is None else drift_ridge
-        weight = weight + solve_ridge(among, drift, max(chosen, stiff)).T
+        if np.isfinite(stiff):
+            weight = weight + solve_ridge(among, drift, max(chosen, stiff)).T
         mean = mean + moved
     bias = mean - weight @ stats.mean[keep]
     return Fit(bias, tuple(int(k) for k in keep), weight, chosen)
 
 
-def _drift(
-    stats: SiteStats, replaced: Array, keep: Array, gram: Array | None, output: Array | None
-) -> tuple[Array, Array]:
-    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K) + P e, M = G_SS⁻¹ G_SK, P = G_SS⁻¹ W_Sᵀ (0 without G or W).
+Makeup = tuple[Array, Array | None]  # M and P of `_drift`
+
+
+def _makeup(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None, output: Array | None) -> Makeup | None:
+    """M = G_SS⁻¹ G_SK and P = G_SS⁻¹ W_Sᵀ: how the replaced units would have to move for what else has moved.
 
     G_SS is damped: it is singular where there are fewer outputs than units. A unit that hardly reaches the next op would have to
     move without bound to correct anything, so that its damping is at least that of a unit with the part `FLOOR` of the
     largest G_ss Var a_s. That product, and so all of this, does not change when a unit is rescaled.
     """
-    moved = stats.arrays["cross"] / stats.count - stats.covariance
-    apart = stats.arrays["origin"] - stats.mean
-    cross, mean = moved[np.ix_(keep, replaced)], apart[replaced]
-    if output is not None and "lost" in stats.arrays:
-        gram = output.T @ output
     if gram is None:
-        return cross, mean
+        return None
     deviation = np.sqrt(np.maximum(stats.variance[replaced], 0.0))
     own = gram[np.ix_(replaced, replaced)] * np.outer(deviation, deviation)
     reach = own.diagonal()
     if float(reach.max()) < VANISHING:
-        return cross, mean  # nothing of these units arrives, so they cannot correct anything
+        return None  # nothing of these units arrives, so they cannot correct anything
     every = float((gram.diagonal() * stats.variance).max())
     least = max(FLOOR * float(reach.max()), FLOOR**2 * every, np.finfo(np.float64).tiny)
     damped = own + np.diag(GRAM_RIDGE * np.maximum(reach, least))
 
-    def makeup(right: Array) -> Array:
-        solved = scipy.linalg.solve(damped, deviation[:, None] * right, assume_a="pos")
-        return np.asarray(deviation[:, None] * solved)
+    def solved(right: Array) -> Array:
+        units = scipy.linalg.solve(damped, deviation[:, None] * right, assume_a="pos")
+        return np.asarray(deviation[:, None] * units)
 
-    m = makeup(gram[np.ix_(replaced, keep)])
+    lost = output is not None and "lost" in stats.arrays
+    return solved(gram[np.ix_(replaced, keep)]), solved(output[:, replaced].T) if output is not None and lost else None
+
+
+def _drift(stats: SiteStats, replaced: Array, keep: Array, makeup: Makeup | None) -> tuple[Array, Array]:
+    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K) + P e (without M and P where there is no make-up)."""
+    moved = stats.arrays["cross"] / stats.count - stats.covariance
+    apart = stats.arrays["origin"] - stats.mean
+    cross, mean = moved[np.ix_(keep, replaced)], apart[replaced]
+    if makeup is None:
+        return cross, mean
+    m, p = makeup
     cross, mean = cross + moved[np.ix_(keep, keep)] @ m.T, mean + m @ apart[keep]
-    if output is not None and "lost" in stats.arrays:
-        p = makeup(output[:, replaced].T)
+    if p is not None:
         cross, mean = cross + stats.arrays["lost_cross"][keep] / stats.count @ p.T, mean + p @ stats.arrays["lost"]
     return cross, mean
+
+
+def _held_out(
+    halves: Sequence[SiteStats], replaced: Array, keep: Array, makeup: Makeup | None, gram: Array | None, ridge: float
+) -> float:
+    """The ridge of the drift's part with the least error on one half of the data of what was fitted on the other.
+
+    The error of a weight B is tr(G_SS (B C_KK Bᵀ − 2 B Cov(a_K, a_S + d))) and a constant, with moments of the other half.
+    Along the eigenvectors of the scaled C_KK a ridge is a factor, so one decomposition serves all of them.
+    """
+    weigh = np.eye(len(replaced)) if gram is None else gram[np.ix_(replaced, replaced)]
+    parts = []
+    for half in halves:
+        among, cross = half.covariance[np.ix_(keep, keep)], half.covariance[np.ix_(keep, replaced)]
+        parts.append((among, cross, _drift(half, replaced, keep, makeup)[0]))
+    errors = np.zeros(len(DRIFT_RIDGES))
+    for (among, cross, drift), (other, other_cross, other_drift) in (parts, parts[::-1]):
+        deviation = np.sqrt(np.maximum(among.diagonal(), 0.0))
+        deviation = np.where(deviation > 0, deviation, 1.0)
+        values, vectors = np.linalg.eigh(among / np.outer(deviation, deviation))
+        basis = vectors / deviation[:, None]
+        plain = solve_ridge(among, cross, ridge)  # fitted without the drift
+        inside, aim = basis.T @ other @ basis, basis.T @ (other_cross + other_drift - other @ plain)
+        right = basis.T @ drift
+        for i, stiff in enumerate(DRIFT_RIDGES):
+            if np.isfinite(stiff):
+                drifting = right / (np.maximum(values, 0.0) + max(stiff, ridge))[:, None]
+                errors[i] += float(np.sum((inside @ drifting - 2 * aim) * (drifting @ weigh)))
+    return float(DRIFT_RIDGES[int(errors.argmin())])
 
 
 def swapped(among: Array, cross: Array, p: float) -> tuple[Array, Array]:

@@ -209,15 +209,24 @@ class _Planning:
                 stream.restore(batches(self.data, self.program.host.inputs, size=self.recipe.batch), done.let_go)
                 done = None
             if i and stream is not None:
-                moved = self._calibrate([site], stream=stream)[site.value]
+                moved, halves = self._moved(site, stream)
                 if self.recipe.recompute == "all":
                     ranked[i] = self._rank_site(site, moved)
-                ranked[i] = dataclasses.replace(ranked[i], stats=moved)
+                ranked[i] = dataclasses.replace(ranked[i], stats=moved, halves=halves)
             own = self.constants[site.value]
             with _moments_of_data(site):
                 self.result = replace_units(self.program, ranked[i], counts[i], self.result, own)
             if self.progress is not None:
                 self.progress.save_site(step, i, ranked[i], self._result_of(ranked[i], stream))
+
+    def _moved(self, site: Site, stream: Stream) -> tuple[SiteStats, tuple[SiteStats, ...]]:
+        """The statistics of a site after the replacements before it: of all data, and of every other batch where a fit needs both."""
+        if "drift" not in self._needs(stream) or self.recipe.method.drift_ridge is not None:
+            return self._calibrate([site], stream=stream)[site.value], ()
+        halves = [self._calibrate([site], stream=stream, shard=(i, 2))[site.value] for i in range(2)]
+        if not all(half.count for half in halves):
+            return halves[0], ()
+        return halves[0].merge(halves[1]), tuple(halves)
 
     def _take(self, ranked: Ranked, result: SiteResult) -> None:
         others = [entry for entry in self.result.entries if entry.value not in ranked.values]
@@ -250,7 +259,12 @@ class _Planning:
         return stream.at(site.value, host or self._host() or self.program.host)
 
     def _calibrate(
-        self, sites: Sequence[Site], *, stream: Stream | None = None, checkpoint: Path | None = None
+        self,
+        sites: Sequence[Site],
+        *,
+        stream: Stream | None = None,
+        checkpoint: Path | None = None,
+        shard: tuple[int, int] = (0, 1),
     ) -> Stats:
         """The statistics of sites with what is replaced so far."""
         if self.data is None:
@@ -269,6 +283,7 @@ class _Planning:
             taps=None if stream is None else self._taps(stream, sites[0], host),
             watch=self.watch,
             checkpoint=checkpoint,
+            shard=shard,
         )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from cmrc.errors import StatsError
 from cmrc.ir.graph import Array
+from cmrc.planning.allocate import Costs
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import Recipe
 from cmrc.planning.replacements import replace_units
@@ -47,6 +48,14 @@ class LossProbe:
     data: Any
     watch: Watch
     known: dict[tuple[Any, ...], list[list[float]]] = field(default_factory=dict)  # what was measured before
+    costs: dict[tuple[str, ...], Costs] = field(default_factory=dict)
+
+    def costs_of(self, of: str, sites: Sequence[Site]) -> Costs:
+        """What choices cost. Kept as well: several budgets share what was lowered for the first."""
+        key = (of, *(site.value for site in sites))
+        if key not in self.costs:
+            self.costs[key] = Costs(self.program, sites, of)
+        return self.costs[key]
 
     def of_sites(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
         """For each site the mean loss with so many of its units replaced, for several numbers, and nothing else. Measured once."""

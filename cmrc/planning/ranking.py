@@ -29,6 +29,7 @@ class Ranked:
     gram: Array | None  # for what affine maps are fitted
     recipe: Recipe  # with the preset for this site
     elements: Elements | None  # where affine maps are put
+    halves: tuple[SiteStats, ...] = ()  # the statistics of two halves of the data, where they were gathered apart
 
     @property
     def values(self) -> frozenset[str]:

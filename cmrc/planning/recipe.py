@@ -50,7 +50,7 @@ class Method:
     select: SelectName = "bottom"
     replace: ReplaceName = "mean"
     ridge: float | Literal["loo"] = 1e-6
-    drift_ridge: float | None = None  # of the correction for earlier replacements; None: kept units over rows
+    drift_ridge: float | None = None  # of the correction for earlier replacements; None: by held-out error
     interchange: float | None = None  # the probability of a swap that affine maps are fitted for
     parents: int = 16
     parent_rule: ParentRule = "pearson"

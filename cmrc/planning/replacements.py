@@ -41,8 +41,10 @@ def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constan
         return result.do(name, units=units, constant=shape_constants(stats, slab, r.site), axis=r.site.axis)
     constants_so_far.update(dict.fromkeys(units, np.zeros(0)))
     fit, place = _affine(program, r, units, recipe), r.elements
-    assert fit.weight is not None and place is not None
+    assert place is not None
     replaced = place.unit[stats.columns.of_units(units)]
+    if fit.weight is None:  # no unit stays to rebuild others from
+        return result.do(place.value, units=replaced, constant=fit.bias, axis=place.axis)
     mapped = Affine(place.unit[list(fit.parents)].tolist(), fit.weight, fit.bias)
     return result.do(
         name if place.value == r.site.value else place.value, units=replaced, affine=mapped, axis=place.axis
@@ -63,18 +65,20 @@ def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe
 
 def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> fits.Fit:
     method, stats = recipe.method, r.stats
+    output = outgoing(program, stats.columns) if "lost" in stats.arrays else None
+    if len(units) == stats.columns.units:
+        return fits.affine(stats, units, gram=r.gram, output=output)
     if method.replace == "merge":
         return fits.merge(stats, units)
     if method.replace == "wls":
-        output = outgoing(program, stats.columns) if method.parent_rule == "output-pearson" else None
+        weights = outgoing(program, stats.columns) if method.parent_rule == "output-pearson" else None
         ridge = 1e-2 if method.ridge == "loo" else float(method.ridge)
         return fits.wls(
-            stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, output=output, seed=recipe.seed
+            stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, output=weights, seed=recipe.seed
         )
-    output = outgoing(program, stats.columns) if "lost" in stats.arrays else None
     return fits.affine(
         stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram, output=output,
-        drift_ridge=method.drift_ridge,
+        drift_ridge=method.drift_ridge, halves=r.halves,
     )  # fmt: skip
 
 

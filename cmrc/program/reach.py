@@ -67,6 +67,15 @@ def _walk(program: Program, start: Sequence[Node], *, back: bool = False) -> lis
     return list(seen.values())
 
 
+def passed_by(program: Program, site: Site) -> bool:
+    """Whether the inputs reach every output without this site, as a residual stream reaches the next block."""
+    reached = {value.name for value in program.graph.inputs} - {site.value}
+    for node in program.graph.nodes:
+        if node.marks.shape_only is None and not reached.isdisjoint(node.values()):
+            reached |= {value.name for value in node.outputs} - {site.value}
+    return reached.issuperset(program.graph.outputs)
+
+
 def last_of_each_run(program: Program, sites: Sequence[Site]) -> list[Site]:
     """Of sites with the same units, between one affine op and the next, the last: it is what the next op reads."""
     values = {site.value for site in sites}

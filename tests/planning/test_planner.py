@@ -248,9 +248,33 @@ def test_affine_maps_that_are_fitted_anew_make_up_for_the_drift_upstream(program
         normal = parents.T @ parents / 300 + ridge * np.eye(4)
         return target.mean(0) + parents @ np.linalg.solve(normal, parents.T @ target / 300)
 
+    def slopes(rows: slice, target: np.ndarray, ridge: float) -> np.ndarray:
+        """Of some rows alone, by the parents themselves."""
+        own = moved[rows][:, keep] - moved[rows][:, keep].mean(0)
+        normal = own.T @ own / len(own) + ridge * np.diag(own.var(0))
+        return np.linalg.solve(normal, own.T @ target[rows] / len(own))
+
+    def held_out(ridge: float) -> float:
+        error, halves = 0.0, (slice(0, 100), slice(100, 300))
+        for rows, other in (halves, halves[::-1]):
+            chosen = slopes(rows, moved[:, units], 1e-6)
+            if np.isfinite(ridge):
+                chosen = chosen + slopes(rows, drift, ridge)
+            left = (moved[:, units] + drift)[other] - moved[other][:, keep] @ chosen
+            error += float((((left - left.mean(0)) @ weight[:, units].T) ** 2).sum(1).mean())
+        return error
+
+    best = min(fits.DRIFT_RIDGES, key=held_out)
+    assert np.isfinite(best)
     rebuilt = moved[:, keep] @ second.weight.T + second.constant
+    assert distance(rebuilt, fitted(moved[:, units], 1e-6) + fitted(drift, best)) < EXACT_F64
+    others = [ridge for ridge in fits.DRIFT_RIDGES if np.isfinite(ridge) and ridge != best]
+    assert all(distance(fitted(drift, best), fitted(drift, ridge)) > 1e-6 for ridge in others)
+    one = cmrc.plan(program, data=[(x, y)], preset="joint", keep=4, recompute="fits").entries[
+        1
+    ]  # a batch has no halves
+    rebuilt = moved[:, keep] @ one.weight.T + one.constant
     assert distance(rebuilt, fitted(moved[:, units], 1e-6) + fitted(drift, 4 / 300)) < EXACT_F64
-    assert distance(fitted(drift, 4 / 300), fitted(drift, 0.0)) > 1e-3
     stiff = cmrc.plan(program, data=[(x, y)], preset="joint", keep=4, recompute="fits", drift_ridge=3.0).entries[1]
     rebuilt = moved[:, keep] @ stiff.weight.T + stiff.constant
     assert distance(rebuilt, fitted(moved[:, units], 1e-6) + fitted(drift, 3.0)) < EXACT_F64
