@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def allocate(curves: Sequence[Curve], budget: Budget, costs: Costs) -> list[list
     uniform = sharing.least_part(allowed)
     for weight in () if costs.timed else WEIGHTS:
         blend = [weight * a + (1 - weight) * b for a, b in zip(uniform, candidates[0], strict=True)]
-        candidate = sharing.within(allowed, lambda below, blend=blend: sharing.towards_most(blend, below))
+        candidate = sharing.within(allowed, partial(sharing.towards_most, blend))
         if candidate is not None and candidate not in candidates:
             candidates.append(candidate)
     return candidates
