@@ -103,7 +103,7 @@ def affine(
     chosen = leave_one_out(stats, replaced, keep, gram) if ridge == "loo" else float(ridge)
     among, cross = covariance[np.ix_(keep, keep)], covariance[np.ix_(keep, replaced)]
     mean = stats.mean[replaced]
-    if not len(keep):  # constants: the mean, and what makes up for the drift on average
+    if not len(keep):  # constants: the mean, corrected for the mean drift
         if "cross" in stats.arrays:
             mean = mean + _drift(stats, replaced, keep, _makeup(stats, replaced, keep, gram, output))[1]
         return Fit(mean)
