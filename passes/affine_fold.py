@@ -106,7 +106,8 @@ def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> RuleOutc
     if relation.axis != attributes(node, LinearAttrs)["axis"]:
         return Declined("it acts along another axis than the replacement")
     mix = (relation.parents, literal(relation.weight))
-    return _with_weight(fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix))
+    outcome = fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix)
+    return outcome if isinstance(outcome, Declined) else _with_weight(outcome)
 
 
 def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:

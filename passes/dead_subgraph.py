@@ -26,6 +26,7 @@ from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
+from cmrc.passes.rewriting.integers import blocks_cut
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
     Declined,
@@ -174,6 +175,9 @@ def drop_rows_of_linear(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
         return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
     if isinstance(weight, str) or isinstance(bias, str) or weight is None:
         return Declined("its weight is computed at run time")
+    problem = blocks_cut(weight, attrs["w_out"], keep)
+    if problem:
+        return Declined(problem)
     if bias is not None and bias.shape and bias.shape[-1] != 1:
         bias = take(bias, len(bias.shape) - 1, keep)
     return _shrunk(node, (x, take(weight, attrs["w_out"], keep), bias), axis, keep)

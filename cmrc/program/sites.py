@@ -144,6 +144,12 @@ class Sites:
 
     @cached_property
     def axes(self) -> dict[str, int]:
+        """The axis of the units of every site. A value that was quantised has its units before that, where constants are free."""
+        steps = {node.name for node in self.graph.nodes if node.attrs.get("fn") in ("quantize", "dequantize")}
+        return {name: axis for name, axis in self._unit_axes.items() if name not in steps}
+
+    @cached_property
+    def _unit_axes(self) -> dict[str, int]:
         return unit_axes(self.graph)
 
     @cached_property
@@ -205,6 +211,9 @@ class Sites:
         single = len(values) == 1 and pattern in names
         return [self.site_of(value, None, pattern if single else "", at=at) for value in values]
 
+    def _is_stored(self, node: Node | None) -> bool:
+        return node is not None and node.attrs.get("fn") == "quantize"
+
     def _values_called(self, pattern: str) -> list[str]:
         """The values of this name; of a glob, those that have units, in the order of the graph."""
         names = self.host.names
@@ -235,7 +244,7 @@ class Sites:
                 f"the model has no value {value!r}", at=at, fix=f"near matches: {', '.join(near)}" if near else ""
             )
         if axis is None and value not in self.axes:
-            axis = len(known.shape) - 1
+            axis = self._unit_axes.get(value, len(known.shape) - 1)
         if not known.shape or not known.dtype.startswith(("float", "bfloat")):
             node = self.producers.get(value)
             raise SiteError(
@@ -243,7 +252,9 @@ class Sites:
                 node=name or value,
                 op=node.kind if node else "input",
                 at=at,
-                fix="name a floating-point value with at least one axis",
+                fix="its units are integers: lower the float model, then quantise"
+                if self._is_stored(node)
+                else "name a floating-point value with at least one axis",
             )
         return self._site(value, axis=axis, name=name)
 
@@ -255,7 +266,8 @@ def unit_axes(graph: Graph) -> dict[str, int]:
     tables = {node.name for node in graph.nodes if node.op == "embedding"}
     for node in graph.nodes:
         out = node.output
-        if not out.dtype.startswith(("float", "bfloat")) or not out.shape:
+        stored = node.attrs.get("fn") == "quantize"
+        if not (stored or out.dtype.startswith(("float", "bfloat"))) or not out.shape:
             continue
         axis = _unit_axis(node, shapes, axes, tables)
         if axis is not None and isinstance(out.shape[axis], int):

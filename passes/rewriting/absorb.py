@@ -23,7 +23,7 @@ follows. Neither adds an op; the second lets runtimes join a convolution and its
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,8 @@ from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, attributes, literal
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, conv_pads
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
+from cmrc.ir.quantised import quantised
+from cmrc.passes.rewriting.integers import NOT_AFFINE, blocks_cut, integer_bias
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
     Declined,
@@ -77,18 +79,21 @@ def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
 
 def fold_into_linear(
     sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: Mix | None = None
-) -> Rewritten:
+) -> RuleOutcome:
     """y = W x + b with units of x replaced: see the module."""
     attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
     keep = complement(units, weight.shape[attrs["w_in"]])
+    problem = NOT_AFFINE if mix is not None and quantised(weight) else blocks_cut(weight, attrs["w_in"], keep)
+    if problem:
+        return Declined(problem)
     columns = take(mixed_columns(weight, attrs["w_in"], units, mix), attrs["w_in"], keep)
     smaller = node.with_inputs((sweep.select(x, attrs["axis"], keep), columns, bias_of(node)))
     if not slab.any():
         sweep.emit(smaller)
         return NOTHING_TO_ADD
     if position_free(slab, attrs["axis"]):
-        return _add_to_linear(sweep, node, smaller, units, slab)
+        return _add_to_linear(sweep, node, smaller, x, units, slab)
     return _add_buffer_to_linear(sweep, node, smaller, units, slab)
 
 
@@ -105,15 +110,23 @@ def mixed_columns(weight: Tensor, axis: int, units: Sequence[int], mix: Mix | No
     return apply("fold_columns", (weight, matrix), attrs, weight.shape, weight.dtype)
 
 
-def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequence[int], slab: Array) -> Rewritten:
+def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, x: str, units: Sequence[int], slab: Array) -> Rewritten:
     """b += W_S c, in the bias where the host's op has a place for one, else in an op behind it."""
     attrs, weight, bias = attributes(node, LinearAttrs), node.inputs[1], bias_of(node)
     assert isinstance(weight, Tensor)
     outs, alpha, beta = weight.shape[attrs["w_out"]], attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
-    values = literal(np.broadcast_to(slab.reshape(-1), len(units)))
-    columns = {"axis": attrs["w_in"], "units": tuple(units)}
-    vector = apply("weigh_columns", (weight, values), columns, (outs,), weight.dtype)
+
+    def add_up(of: Node, values: Array) -> Tensor:
+        columns = {"axis": attrs["w_in"], "units": tuple(units)}
+        return apply("weigh_columns", (of.inputs[1], literal(values)), columns, (outs,), weight.dtype)  # type: ignore[arg-type]
+
+    values = np.broadcast_to(slab.reshape(-1), len(units))
+    vector = add_up(node, values)
     if node.marks.takes_bias and not isinstance(bias, str) and beta:
+        whole = integer_bias(sweep, node, x, values, out=attrs["w_out"], add_up=add_up)
+        if whole is not None:
+            sweep.emit(smaller.with_inputs((*smaller.inputs[:2], whole)))
+            return folded("constants into the bias, as whole numbers")
         total = add_tensors(bias, vector, alpha / beta, weight.dtype)
         sweep.emit(smaller.with_inputs((*smaller.inputs[:2], total)))
         return folded("constants into the bias")
@@ -246,6 +259,8 @@ def fold_into_conv(
         return Declined("the constants differ by position, and the number of positions is not fixed")
     keep = complement(units, int(sweep.values[x].shape[axis]))
     w_in, groups = (0, 1) if attrs.get("transposed") else (1, attrs["groups"])
+    if mix is not None and quantised(weight):
+        return Declined(NOT_AFFINE)
     columns = conv_columns(mixed_columns(weight, w_in, units, mix, groups=groups), node, keep)
     smaller = node.with_inputs((sweep.select(x, axis, keep), columns, bias))
     if not slab.any():
@@ -253,11 +268,15 @@ def fold_into_conv(
         return NOTHING_TO_ADD
     if by_position:
         return _add_buffer_to_conv(sweep, node, smaller, x, units, slab)
-    values = np.broadcast_to(slab.reshape(-1), len(units))
-    bundle = kernel_of_constants(node, units, values, int(node.output.shape[axis]))
+    values, outs = np.broadcast_to(slab.reshape(-1), len(units)), int(node.output.shape[axis])
     if has_border(node):
+        bundle = kernel_of_constants(node, units, values, outs)
         return _add_plane(sweep, node, smaller, x, bundle, removed_by(weight, smaller))
-    return _add_to_bias_of_conv(sweep, node, smaller, bundle)
+
+    def add_up(of: Node, some: Array) -> Tensor:
+        return _over_the_kernel(kernel_of_constants(of, units, some, outs), outs)
+
+    return _add_to_bias_of_conv(sweep, node, smaller, x, values, add_up)
 
 
 def _add_buffer_to_conv(
@@ -274,16 +293,27 @@ def _add_buffer_to_conv(
     return folded(f"constants that differ by position into an added {list(shape)} buffer")
 
 
-def _add_to_bias_of_conv(sweep: Sweep, node: Node, smaller: Node, bundle: Tensor) -> Rewritten:
-    """Without padding every window sees all of the constants: b += Σ over the kernel."""
-    outs, *kernel = int(node.output.shape[attributes(node, ConvAttrs)["axis"]]), *bundle.shape[2:]
+def _over_the_kernel(bundle: Tensor, outs: int) -> Tensor:
+    """One number per output: the sum over the kernel."""
+    kernel = bundle.shape[2:]
     if math.prod(kernel) > 1:
         over = tuple(range(2, 2 + len(kernel)))
         bundle = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), bundle.dtype)
-    vector = apply("reshape", (bundle,), {"shape": (outs,)}, (outs,), bundle.dtype)
-    bias = bias_of(node)
-    assert not isinstance(bias, str)
-    sweep.emit(smaller.with_inputs((*smaller.inputs[:2], add_tensors(bias, vector, dtype=bundle.dtype))))
+    return apply("reshape", (bundle,), {"shape": (outs,)}, (outs,), bundle.dtype)
+
+
+def _add_to_bias_of_conv(
+    sweep: Sweep, node: Node, smaller: Node, x: str, values: Array, add_up: Callable[[Node, Array], Tensor]
+) -> Rewritten:
+    """Without padding every window sees all of the constants: b += Σ over the kernel."""
+    bias, weight = bias_of(node), node.inputs[1]
+    assert not isinstance(bias, str) and isinstance(weight, Tensor)
+    whole = integer_bias(sweep, node, x, values, out=0, add_up=add_up)
+    if whole is not None:
+        sweep.emit(smaller.with_inputs((*smaller.inputs[:2], whole)))
+        return folded("constants into the bias, as whole numbers")
+    total = add_tensors(bias, add_up(node, values), dtype=weight.dtype)
+    sweep.emit(smaller.with_inputs((*smaller.inputs[:2], total)))
     return folded("constants into the bias")
 
 

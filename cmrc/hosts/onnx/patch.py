@@ -36,6 +36,7 @@ from cmrc.ir.graph import (
     as_dtype,
     outer_values,
 )
+from cmrc.ir.quantised import Quantised, quantised
 
 INSERTED_KEY = "cmrc.inserted"
 
@@ -68,6 +69,7 @@ class ModelPatch:
     retired: set[onnx_ir.Node] = field(default_factory=set)
     """Nodes that others stand for now."""
     initializers: dict[tuple[Tensor, str], NewInitializer] = field(default_factory=dict)
+    dequantised: dict[Tensor, onnx_ir.Value] = field(default_factory=dict)
     cursor: onnx_ir.Node | None = None
     reason: str = ""
 
@@ -145,6 +147,9 @@ class ModelPatch:
         key = tensor, dtype
         if isinstance(tensor, Apply) and _is_filled(tensor):
             return self._filled(tensor)
+        parts = quantised(tensor)
+        if parts is not None:
+            return self._dequantised(tensor, parts)
         if key not in self.initializers:
             origin = base or parameter(tensor)
             name = self._numbered(origin) if origin else self.fresh("cmrc.constant")
@@ -156,6 +161,20 @@ class ModelPatch:
         sizes = self.array(np.asarray(tensor.shape, dtype=np.int64))
         number = onnx_ir.tensor(as_dtype(materialise(tensor.inputs[0]), tensor.dtype).reshape(1))
         return self.insert("ConstantOfShape", [sizes], "cmrc.filled", [onnx_ir.AttrTensor("value", number)])
+
+    def _dequantised(self, tensor: Tensor, parts: Quantised) -> onnx_ir.Value:
+        """A quantised weight keeps its integers: a DequantizeLinear of those that stay, as runtimes look for it."""
+        value = self.dequantised.get(tensor)
+        if value is None:
+            operands = [parts.numbers, parts.scale, *([] if parts.zero is None else [parts.zero])]
+            attributes = [] if parts.axis is None else [onnx_ir.AttrInt64("axis", parts.axis)]
+            if parts.block:
+                attributes.append(onnx_ir.AttrInt64("block_size", parts.block))
+            inputs = [self.initializer(part) for part in operands]
+            value = self.insert("DequantizeLinear", inputs, f"{inputs[0].name}.dequantised", attributes)
+            value.type, value.shape = onnx_ir.TensorType(data_type(parts.scale.dtype)), onnx_ir.Shape(tensor.shape)
+            self.dequantised[tensor] = value
+        return value
 
     def array(self, array: Array, base: str = "") -> onnx_ir.Value:
         return self.initializer(ArrayLiteral(array), base=base)
@@ -288,7 +307,9 @@ def rewire(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, before: Node,
         onnx_node.replace_input_with(slot, value)
 
 
-def rewire_fused(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+def rewire_fused(
+    patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node], *, but: Collection[int] = ()
+) -> None:
     """A node that is read as several: each part's operands; or, taken as a whole, the values that it reads."""
     if nodes[0].op == "opaque":
         for old, new in zip(outer_values(before), nodes[0].values(), strict=True):
@@ -305,7 +326,7 @@ def rewire_fused(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], 
     shared = [slot for slot, count in read.items() if count > 1 and slot in tensors]
     for node, was in zip(nodes, before, strict=True):
         # A parameter of which several parts read a share is its writer's.
-        rewire(patch, onnx_node, node, was, but=shared)
+        rewire(patch, onnx_node, node, was, but=(*shared, *but))
 
 
 def _rewire_captured(patch: ModelPatch, onnx_node: onnx_ir.Node, old: Operand, new: Operand) -> None:

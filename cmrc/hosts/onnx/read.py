@@ -273,7 +273,7 @@ class _Reader:
         )
         first = operands[1 if step.attrs.get("fn") == "where" else 0]  # not the condition
         like = self.dtypes.get(first, "unknown") if isinstance(first, str) else first.dtype if first else "unknown"
-        value = self._value(name, step.shape, like)
+        value = self._value(name, step.shape, step.attrs.get("dtype", like))
         if all(not isinstance(o, str) for o in operands):
             folded = _fold(step, [o for o in operands if o is not None and not isinstance(o, str)], value)
             if folded is not None:

@@ -76,9 +76,9 @@ def _insert(patch: ModelPatch, node: Node) -> None:
 
 def _write_changed(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     is_fused = any(node.marks.inside for node in before)
-    if is_fused:
-        rewire_fused(patch, onnx_node, nodes, before)
     row = ROWS.get(row_name(onnx_node))
+    if is_fused:
+        rewire_fused(patch, onnx_node, nodes, before, but=() if row is None else row.own)
     writer = WRITERS.get(row.write) if row is not None and nodes[0].op != "opaque" else None
     if writer is not None:
         writer(patch, onnx_node, nodes, before)

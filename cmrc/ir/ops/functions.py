@@ -91,6 +91,31 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, mean: Array,
     return y if bias is None else y + bias
 
 
+def _integers(dtype: str) -> tuple[int, int]:
+    """The smallest and the largest number of an integer type."""
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _quantize(x: Array, scale: Array, zero: Array | None = None, *, dtype: str) -> Array:
+    """Runtimes divide in float32, and round to even."""
+    steps = np.rint(x.astype(np.float32) / scale.astype(np.float32)).astype(np.float64)
+    shifted = steps if zero is None else steps + zero.astype(np.float64)
+    return np.clip(shifted, *_integers(dtype))
+
+
+def _dequantize(
+    x: Array, scale: Array, zero: Array | None = None, *, dtype: str, axis: int = 0, block: int = 0
+) -> Array:
+    """(x − zero) · scale; with a block, as many positions of an axis share a scale."""
+    if block:
+        size = x.shape[axis]
+        scale = np.repeat(scale, block, axis=axis).take(range(size), axis=axis)
+        zero = None if zero is None else np.repeat(zero, block, axis=axis).take(range(size), axis=axis)
+    centred = x.astype(np.float64) if zero is None else x.astype(np.float64) - zero.astype(np.float64)
+    return np.asarray(centred * scale.astype(np.float64))
+
+
 def _elu(x: Array, alpha: float = 1.0, gamma: float = 1.0, input_scale: float = 1.0) -> Array:
     return gamma * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0) * input_scale))
 
@@ -98,6 +123,8 @@ def _elu(x: Array, alpha: float = 1.0, gamma: float = 1.0, input_scale: float = 
 POINTWISE: dict[str, Function] = {
     "identity": Function(lambda x: x, affine_in=(0,)),
     "cast": Function(lambda x, *, dtype: as_dtype(x, dtype), needs=("dtype",), affine_in=(0,)),
+    "quantize": Function(_quantize, needs=("dtype",)),
+    "dequantize": Function(_dequantize, needs=("dtype",), options=("axis", "block"), affine_in=(0,)),
     "neg": Function(np.negative, affine_in=(0,)),
     "abs": Function(np.abs),
     "exp": Function(np.exp),
@@ -336,8 +363,10 @@ class PointwiseAttrs(TypedDict):
     align: NotRequired[Alignment]
     rank: NotRequired[int]
     alpha: NotRequired[float]
+    axis: NotRequired[int]
     beta: NotRequired[float]
     bias: NotRequired[float]
+    block: NotRequired[int]
     dtype: NotRequired[str]
     eps: NotRequired[float]
     gamma: NotRequired[float]

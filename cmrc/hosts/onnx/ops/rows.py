@@ -70,19 +70,20 @@ def _linear(view: View, slots: tuple[int, ...], attrs: dict[str, Any]) -> Step:
     return Step("linear", slots, attrs, (*shape[:axis], weight.shape[attrs["w_out"]], *shape[axis + 1 :]))
 
 
-def read_conv(view: View) -> Step:
-    return _conv(view, transposed=False)
+def read_conv(view: View, weight: Tensor | None = None) -> Step:
+    """A convolution; `weight` is given where it is not the second input as it stands."""
+    return _conv(view, weight, transposed=False)
 
 
 def read_conv_transpose(view: View) -> Step:
-    return _conv(view, transposed=True)
+    return _conv(view, None, transposed=True)
 
 
-def _conv(view: View, *, transposed: bool) -> Step:
-    weight = view.tensor(1, "weight")
+def _conv(view: View, given: Tensor | None, *, transposed: bool) -> Step:
+    weight = view.tensor(1, "weight") if given is None else given
     if not isinstance(view.operand(0), str):
         raise LeftWhole("its input is a constant")
-    if view.operand(2) is not None:
+    if given is None and view.operand(2) is not None:
         view.tensor(2, "bias")
     rank = len(weight.shape) - 2
     groups = view.attr("group", 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir
 
-from cmrc.hosts.onnx.ops import attention, fused, layout, rows
+from cmrc.hosts.onnx.ops import attention, fused, layout, quantised, rows
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.graph import Shape, Tensor
 
@@ -23,12 +23,14 @@ Reader = Callable[[View], "Step | list[Step]"]
 class Row:
     """How to read an op, and which kind of writing it needs besides its inputs (a key of `writers.WRITERS`).
 
-    A fused op is `separable` from the opset on that has an op for each of its steps, which `insert.py` writes.
+    A fused op is `separable` from the opset on that has an op for each of its steps, which `insert.py` writes. Its inputs
+    `own` are written by its writer alone.
     """
 
     read: Reader
     write: str = ""
     separable: int | None = None
+    own: tuple[int, ...] = ()
 
 
 def row_name(node: onnx_ir.Node) -> str:
@@ -283,6 +285,19 @@ ROWS: dict[str, Row] = {
     "Tile": Row(layout.read_tile),
     "Transpose": Row(layout.read_transpose),
     "Unsqueeze": Row(layout.read_unsqueeze),
+    # small integers
+    "ConvInteger": Row(quantised.leave_integers),
+    "DequantizeLinear": Row(quantised.read_dequantize),
+    "DynamicQuantizeLinear": Row(quantised.leave_dynamic),
+    "MatMulInteger": Row(quantised.leave_integers),
+    "QLinearConv": Row(quantised.read_q_linear_conv, write="integers", own=(3, 8)),
+    "QLinearMatMul": Row(quantised.read_q_linear_matmul, write="integers", own=(3,)),
+    "QuantizeLinear": Row(quantised.read_quantize),
+    "com.microsoft::DequantizeLinear": Row(quantised.read_dequantize),
+    "com.microsoft::DynamicQuantizeMatMul": Row(quantised.leave_dynamic),
+    "com.microsoft::MatMulIntegerToFloat": Row(quantised.leave_integers),
+    "com.microsoft::MatMulNBits": Row(quantised.read_matmul_n_bits, write="blocks"),
+    "com.microsoft::QuantizeLinear": Row(quantised.read_quantize),
     # onnxruntime's own
     "com.microsoft::Attention": Row(attention.read_packed_attention, write="heads"),
     "com.microsoft::BiasGelu": Row(lambda view: fused.read_bias_gelu(view, "gelu")),

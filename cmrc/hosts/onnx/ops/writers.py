@@ -16,6 +16,7 @@ from cmrc.hosts.onnx.patch import ModelPatch, rewire, set_inputs
 from cmrc.ir.axes import product
 from cmrc.ir.evaluate import apply, materialise
 from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor
+from cmrc.ir.quantised import packed_numbers, packed_zeros, quantised
 
 NodeWriter = Callable[[ModelPatch, onnx_ir.Node, list[Node], list[Node]], None]
 
@@ -366,10 +367,62 @@ def selection(patch: ModelPatch, node: Node) -> Selection:
     return "Gather", [x, patch.array(np.asarray(keep, dtype=np.int64))], [onnx_ir.AttrInt64("axis", axis)]
 
 
+# ---------------------------------------------------------------- integers
+
+
+def write_integers(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """QLinearConv and QLinearMatMul: weight, scale, zero point and bias are inputs of their own."""
+    now, was = (next(node for node in some if node.op in ("conv", "linear")) for some in (nodes, before))
+    for slot, position in ((3, 1), (8, 2)):
+        operand, old = ((*node.inputs, None)[position] for node in (now, was))
+        parts = quantised(operand) if isinstance(operand, Tensor) else None
+        if operand == old or parts is None:
+            continue
+        if slot >= len(onnx_node.inputs):
+            onnx_node.resize_inputs(slot + 1)
+        for i, piece in enumerate((parts.numbers, parts.scale, parts.zero) if slot == 3 else (parts.numbers,)):
+            onnx_node.replace_input_with(slot + i, None if piece is None else patch.initializer(piece))
+    if now.op == "conv" and now.attrs["groups"] != was.attrs["groups"]:
+        onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", now.attrs["groups"])
+
+
+def write_blocks(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """MatMulNBits: integers packed into bytes, with the scales and zero points of whole blocks."""
+    rewire(patch, onnx_node, nodes[0], before[0], but=(1,))
+    weight = nodes[0].inputs[1]
+    if weight == before[0].inputs[1]:
+        return
+    parts = quantised(weight) if isinstance(weight, Tensor) else None
+    if parts is None:
+        raise HostError("its weights cannot be laid out in blocks again", node=nodes[0].label, op=onnx_node.op_type)
+    bits = onnx_node.attributes["bits"].as_int() if "bits" in onnx_node.attributes else 4
+    (outs, ins), blocks = parts.numbers.shape, parts.scale.shape[1]
+    names = [value.name if value is not None else "" for value in onnx_node.inputs]
+    packed = packed_numbers(parts.numbers, bits, parts.block, blocks)
+    onnx_node.replace_input_with(1, patch.initializer(packed, base=names[1] or ""))
+    flat = (
+        onnx_node.inputs[2] is not None
+        and onnx_node.inputs[2].shape is not None
+        and len(onnx_node.inputs[2].shape) == 1
+    )
+    onnx_node.replace_input_with(2, patch.initializer(_flattened(parts.scale, flat), base=names[2] or ""))
+    if len(names) > 3 and names[3] and parts.zero is not None:
+        zero = parts.zero if not parts.zero.dtype.startswith("uint") else packed_zeros(parts.zero, bits)
+        onnx_node.replace_input_with(3, patch.initializer(_flattened(zero, flat), base=names[3] or ""))
+    _set_ints(onnx_node, N=outs, K=ins)
+
+
+def _flattened(tensor: Tensor, flat: bool) -> Tensor:
+    size = int(np.prod(tensor.shape))
+    return apply("reshape", (tensor,), {"shape": (size,)}, (size,), tensor.dtype) if flat else tensor
+
+
 WRITERS: dict[str, NodeWriter] = {
+    "blocks": write_blocks,
     "concat": write_concat,
     "conv": write_conv,
     "heads": write_heads,
+    "integers": write_integers,
     "norm": write_norm,
     "resize": write_resize,
     "select": write_select,

@@ -1,0 +1,95 @@
+"""Affine ops whose weights are stored as integers (`ir/quantised.py`): what folding may do without rounding.
+
+    x_S := k · t,  W = Q · s,  b = B · s t      ->      b' = (B + Q_S k) · s t,  a sum of whole numbers
+
+The activation must lie on a grid of its own (its model quantises it), and the constants lie on it once they have gone through
+that quantisation. Elsewhere the bias is folded as a floating-point number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cmrc.ir.evaluate import apply, constant
+from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
+from cmrc.ir.quantised import Quantised, cuts_blocks, fits_in_int32, is_nothing, on_grid, quantised
+from cmrc.passes.rewriting.rewriter import Sweep
+
+NOT_AFFINE = (
+    "its weights are integers on a grid, which an affine map would have to be rounded to; replace the units by constants, "
+    "or lower the float model, then quantise"
+)
+MOVING = ("reshape", "transpose", "select", "expand")
+WIDTH = 256  # weights of 8 bits
+
+
+def blocks_cut(weight: Operand, axis: int, keep: Sequence[int]) -> str:
+    """Why these positions of a weight cannot stay alone, if they cannot."""
+    parts = quantised(weight) if isinstance(weight, Tensor) else None
+    if parts is None or not parts.block or parts.axis != axis or not len(keep):
+        return ""
+    if not cuts_blocks(keep, parts.block, parts.numbers.shape[axis]):
+        return ""
+    return (
+        f"its weights share scales in blocks of {parts.block} units, and only whole blocks can go: "
+        f"units 0 to {parts.block - 1}, {parts.block} to {2 * parts.block - 1}, and so on"
+    )
+
+
+def integer_bias(
+    sweep: Sweep, node: Node, x: str, slab: Array, *, out: int, add_up: Callable[[Node, Array], Tensor]
+) -> Tensor | None:
+    """The bias after a fold of whole numbers; `None` where the numbers are not whole.
+
+    `out` is the axis of the weight's outputs; `add_up` gives Σ W_s c_s, of a node with other weights and of other constants.
+    """
+    weight, bias = quantised(_tensor(node.inputs[1])), node.inputs[2] if len(node.inputs) > 2 else None
+    step = _step_of(sweep, x)
+    if weight is None or step is None or weight.block or weight.axis not in (None, out):
+        return None
+    if node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0:
+        return None
+    steps = on_grid(slab.reshape(-1), step)
+    kernel = int(np.prod(weight.numbers.shape[2:], dtype=np.int64))
+    if steps is None or not fits_in_int32(steps, WIDTH * kernel):
+        return None
+    held = _bias_on_grid(weight, bias, step)
+    if held is None:
+        return None
+    added = add_up(node.with_inputs((x, weight.whole_numbers(), None)), steps)
+    numbers = apply("pointwise", (held.numbers, added), {"fn": "add", "rank": 1}, added.shape, "int32")
+    return Quantised(numbers, held.scale, held.zero, held.axis).tensor()
+
+
+def _tensor(operand: Operand) -> Tensor | None:
+    return operand if isinstance(operand, Tensor) else None
+
+
+def _step_of(sweep: Sweep, x: str) -> float | None:
+    """The distance of neighbours on the grid of an activation that was quantised, by one scale for all."""
+    maker = sweep.producers.get(x)
+    while maker is not None and maker.op in MOVING and isinstance(maker.inputs[0], str):
+        maker = sweep.producers.get(maker.inputs[0])
+    if maker is None or maker.op != "pointwise" or maker.attrs["fn"] != "dequantize":
+        return None
+    scale = _tensor(maker.inputs[1])
+    if scale is None or int(np.prod(scale.shape, dtype=np.int64)) != 1:
+        return None
+    return float(constant(scale).reshape(()))
+
+
+def _bias_on_grid(weight: Quantised, bias: Operand, step: float) -> Quantised | None:
+    """The bias that is there, on the grid of weight and activation; a bias of 0 where there is none."""
+    scale = constant(weight.scale).reshape(-1) * step
+    if bias is None:
+        grid = literal(scale if weight.axis is not None else scale.reshape(()), "float32")
+        outs = weight.numbers.shape[weight.axis] if weight.axis is not None else 1
+        nothing = literal(np.zeros(outs if weight.axis is not None else (1,)), "int32")
+        return Quantised(nothing, grid, None, None if weight.axis is None else 0)
+    held = quantised(_tensor(bias))
+    if held is None or held.numbers.dtype != "int32" or not is_nothing(held.zero):
+        return None
+    own = constant(held.scale).reshape(-1)
+    return held if own.size in (1, scale.size) and np.allclose(own, scale, rtol=1e-5, atol=0.0) else None
