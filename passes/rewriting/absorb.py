@@ -33,8 +33,7 @@ from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, attributes, literal
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, conv_pads
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
-from cmrc.ir.quantised import quantised
-from cmrc.passes.rewriting.integers import NOT_AFFINE, blocks_cut, integer_bias
+from cmrc.passes.rewriting.integers import integer_bias, rounding_needed
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
     Declined,
@@ -84,7 +83,7 @@ def fold_into_linear(
     attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
     keep = complement(units, weight.shape[attrs["w_in"]])
-    problem = NOT_AFFINE if mix is not None and quantised(weight) else blocks_cut(weight, attrs["w_in"], keep)
+    problem = rounding_needed(weight, attrs["w_in"], keep, mixed=mix is not None)
     if problem:
         return Declined(problem)
     columns = take(mixed_columns(weight, attrs["w_in"], units, mix), attrs["w_in"], keep)
@@ -259,8 +258,9 @@ def fold_into_conv(
         return Declined("the constants differ by position, and the number of positions is not fixed")
     keep = complement(units, int(sweep.values[x].shape[axis]))
     w_in, groups = (0, 1) if attrs.get("transposed") else (1, attrs["groups"])
-    if mix is not None and quantised(weight):
-        return Declined(NOT_AFFINE)
+    problem = rounding_needed(weight, w_in, keep, mixed=mix is not None)
+    if problem:
+        return Declined(problem)
     columns = conv_columns(mixed_columns(weight, w_in, units, mix, groups=groups), node, keep)
     smaller = node.with_inputs((sweep.select(x, axis, keep), columns, bias))
     if not slab.any():

@@ -38,6 +38,11 @@ def blocks_cut(weight: Operand, axis: int, keep: Sequence[int]) -> str:
     )
 
 
+def rounding_needed(weight: Tensor, axis: int, keep: Sequence[int], *, mixed: bool) -> str:
+    """Why a fold into a weight would have to round its integers, if it would: `mixed`, columns are added to others."""
+    return NOT_AFFINE if mixed and quantised(weight) else blocks_cut(weight, axis, keep)
+
+
 def integer_bias(
     sweep: Sweep, node: Node, x: str, slab: Array, *, out: int, add_up: Callable[[Node, Array], Tensor]
 ) -> Tensor | None:

@@ -234,8 +234,26 @@ def test_pair(fn: str) -> None:
 
 
 def test_every_function_is_compared() -> None:
-    others = {"where", "batch_norm", "addcmul"}
+    others = {"where", "batch_norm", "addcmul", "quantize", "dequantize"}
     assert set(POINTWISE) == set(ACTIVATIONS) | set(PAIRS) | others
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_quantize_and_dequantize(dtype: str) -> None:
+    x, scale = normal(4, 3).astype(np.float32), np.asarray([0.01, 0.02, 0.005], np.float32)
+    zero = np.asarray([3, 0, 100], dtype)
+    low, high = (-128, 127) if dtype == "int8" else (0, 255)
+    rounded = torch.fake_quantize_per_channel_affine(
+        torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero.astype(np.int32)), 1, low, high
+    )
+    align = (None, (1,), (1,))
+    numbers = evaluate_op("pointwise", {"fn": "quantize", "dtype": dtype, "align": align}, x, scale, zero)
+    back = evaluate_op("pointwise", {"fn": "dequantize", "dtype": "float32", "align": align}, numbers, scale, zero)
+    assert low <= numbers.min() < numbers.max() <= high
+    np.testing.assert_allclose(back, rounded.numpy(), rtol=1e-6)
+    blocks = {"fn": "dequantize", "dtype": "float32", "axis": 0, "block": 2}
+    wide = np.asarray([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]])
+    np.testing.assert_allclose(evaluate_op("pointwise", blocks, numbers, wide), numbers * np.repeat(wide, 2, axis=0))
 
 
 def test_where_and_clip_by_operands() -> None:
@@ -460,8 +478,8 @@ def affine_operands(fn: str) -> tuple[int, ...]:
     assert function.meaning is not None
     if fn == "cast":
         return (0,)
-    count = {"where": 3, "batch_norm": 5, "addcmul": 3}.get(fn, 2 if fn in PAIRS else 1)
-    options = {"eps": 0.1, "threshold": 0.3, "value": 0.7}
+    count = {"where": 3, "batch_norm": 5, "addcmul": 3, "quantize": 2, "dequantize": 2}.get(fn, 2 if fn in PAIRS else 1)
+    options: dict[str, Any] = {"eps": 0.1, "threshold": 0.3, "value": 0.7, "dtype": "int8"}
     chosen = {name: options.get(name, 0.5) for name in function.needs} | ({"min": -0.5} if fn == "clip" else {})
     base = [np.float64(0.83 - 0.11 * i) for i in range(count)]
     affine = []

@@ -124,7 +124,7 @@ POINTWISE: dict[str, Function] = {
     "identity": Function(lambda x: x, affine_in=(0,)),
     "cast": Function(lambda x, *, dtype: as_dtype(x, dtype), needs=("dtype",), affine_in=(0,)),
     "quantize": Function(_quantize, needs=("dtype",)),
-    "dequantize": Function(_dequantize, needs=("dtype",), options=("axis", "block"), affine_in=(0,)),
+    "dequantize": Function(_dequantize, needs=("dtype",), options=("axis", "block"), affine_in=(0, 1)),
     "neg": Function(np.negative, affine_in=(0,)),
     "abs": Function(np.abs),
     "exp": Function(np.exp),
