@@ -122,7 +122,7 @@ def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, x: str, units: Seque
     values = np.broadcast_to(slab.reshape(-1), len(units))
     vector = add_up(node, values)
     if node.marks.takes_bias and not isinstance(bias, str) and beta:
-        whole = integer_bias(sweep, node, x, values, out=attrs["w_out"], add_up=add_up)
+        whole = integer_bias(sweep, node, x, values, outputs=attrs["w_out"], add_up=add_up)
         if whole is not None:
             sweep.emit(smaller.with_inputs((*smaller.inputs[:2], whole)))
             return folded("constants into the bias, as whole numbers")
@@ -308,7 +308,7 @@ def _add_to_bias_of_conv(
     """Without padding every window sees all of the constants: b += Σ over the kernel."""
     bias, weight = bias_of(node), node.inputs[1]
     assert not isinstance(bias, str) and isinstance(weight, Tensor)
-    whole = integer_bias(sweep, node, x, values, out=0, add_up=add_up)
+    whole = integer_bias(sweep, node, x, values, outputs=0, add_up=add_up)
     if whole is not None:
         sweep.emit(smaller.with_inputs((*smaller.inputs[:2], whole)))
         return folded("constants into the bias, as whole numbers")

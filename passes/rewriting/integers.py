@@ -44,15 +44,15 @@ def rounding_needed(weight: Tensor, axis: int, keep: Sequence[int], *, mixed: bo
 
 
 def integer_bias(
-    sweep: Sweep, node: Node, x: str, slab: Array, *, out: int, add_up: Callable[[Node, Array], Tensor]
+    sweep: Sweep, node: Node, x: str, slab: Array, *, outputs: int, add_up: Callable[[Node, Array], Tensor]
 ) -> Tensor | None:
     """The bias after a fold of whole numbers; `None` where the numbers are not whole.
 
-    `out` is the axis of the weight's outputs; `add_up` gives Σ W_s c_s, of a node with other weights and of other constants.
+    `outputs` is the axis of the weight's outputs; `add_up` gives Σ W_s c_s, of a node with other weights and of other constants.
     """
     weight, bias = quantised(_tensor(node.inputs[1])), node.inputs[2] if len(node.inputs) > 2 else None
     step = _step_of(sweep, x)
-    if weight is None or step is None or weight.block or weight.axis not in (None, out):
+    if weight is None or step is None or weight.block or weight.axis not in (None, outputs):
         return None
     if node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0:
         return None
@@ -60,12 +60,12 @@ def integer_bias(
     kernel = int(np.prod(weight.numbers.shape[2:], dtype=np.int64))
     if steps is None or not fits_in_int32(steps, WIDTH * kernel):
         return None
-    held = _bias_on_grid(weight, bias, step)
-    if held is None:
+    integers = _bias_on_grid(weight, bias, step)
+    if integers is None:
         return None
     added = add_up(node.with_inputs((x, weight.whole_numbers(), None)), steps)
-    numbers = apply("pointwise", (held.numbers, added), {"fn": "add", "rank": 1}, added.shape, "int32")
-    return Quantised(numbers, held.scale, held.zero, held.axis).tensor()
+    numbers = apply("pointwise", (integers.numbers, added), {"fn": "add", "rank": 1}, added.shape, "int32")
+    return Quantised(numbers, integers.scale, integers.zero, integers.axis).tensor()
 
 
 def _tensor(operand: Operand) -> Tensor | None:
@@ -93,8 +93,8 @@ def _bias_on_grid(weight: Quantised, bias: Operand, step: float) -> Quantised | 
         outs = weight.numbers.shape[weight.axis] if weight.axis is not None else 1
         nothing = literal(np.zeros(outs if weight.axis is not None else (1,)), "int32")
         return Quantised(nothing, grid, None, None if weight.axis is None else 0)
-    held = quantised(_tensor(bias))
-    if held is None or held.numbers.dtype != "int32" or not is_nothing(held.zero):
+    integers = quantised(_tensor(bias))
+    if integers is None or integers.numbers.dtype != "int32" or not is_nothing(integers.zero):
         return None
-    own = constant(held.scale).reshape(-1)
-    return held if own.size in (1, scale.size) and np.allclose(own, scale, rtol=1e-5, atol=0.0) else None
+    own = constant(integers.scale).reshape(-1)
+    return integers if own.size in (1, scale.size) and np.allclose(own, scale, rtol=1e-5, atol=0.0) else None
