@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks import headlines
 from benchmarks.measure import RECORDS, ROOT
 from benchmarks.section import Record, Section, sections
 
@@ -91,6 +92,8 @@ def write(folder: Path = RECORDS, out: Path = PAGE) -> None:
             if (record := section.read(folder)) is not None:
                 section.picture(record, out.parent / "pictures")
     out.write_text(page(folder))
+    if out == PAGE:
+        headlines.PAGE.write_text(headlines.page(folder))
 
 
 def main() -> None:

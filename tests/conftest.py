@@ -23,6 +23,7 @@ GOLDEN = HERE / "golden"
 LONG = (
     "benchmarks/",
     "differential/",
+    "docs/",
     "faults/",
     "fuzz/",
     "hosts/onnx/test_memory.py",
@@ -33,7 +34,6 @@ LONG = (
     "passes/test_runtime.py",
     "planning/",
     "structures/",
-    "test_docs.py",
     "verification/test_known_answers.py",
     "zoo/",
 )

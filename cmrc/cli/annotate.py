@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Force, Model, Output, PlanFile, Quiet, Verbose, examples, new_app
-from cmrc.cli.outputs import require_output
+from cmrc.cli.options import AsJson, Force, Model, OutputOrStream, PlanFile, Quiet, Verbose, examples, new_app
+from cmrc.cli.outputs import writable
 from cmrc.cli.terminal import reported
 from cmrc.program.plan import Plan
 from cmrc.program.trace import trace
@@ -20,7 +20,7 @@ app = new_app()
 def annotate(
     model: Model,
     plan: PlanFile,
-    output: Output,
+    output: OutputOrStream,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -30,7 +30,9 @@ def annotate(
 
     `cmrc lower` takes such a file as it is.
     """
-    with reported(as_json):
-        require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
-        trace(model).annotate(Plan.load(plan)).save(output, overwrite=force)
+    with (
+        reported(as_json),
+        writable(output, "a model", ".onnx", reads=[model, plan], force=force, as_json=as_json) as path,
+    ):
+        trace(model).annotate(Plan.load(plan)).save(path, overwrite=force)
         print(json.dumps({"output": str(output)})) if as_json else terminal.out.print(f"wrote {output}")

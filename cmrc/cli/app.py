@@ -19,6 +19,7 @@ class Commands(LazyGroup):
 
     entries: ClassVar = {
         "reduce": Entry("cmrc.cli.reduce", "From a model and a goal to a small, verified model, in one go."),
+        "demo": Entry("cmrc.cli.demo", "Run the whole story offline, with a small model that comes with cmrc."),
         "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, and the units that can be replaced."),
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
@@ -28,13 +29,13 @@ class Commands(LazyGroup):
         "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
         "annotate": Entry("cmrc.cli.annotate", "Write a plan onto the nodes of a model, without lowering it."),
+        "schema": Entry("cmrc.cli.schema", "Print the JSON schema of what a command prints with --json."),
     }
 
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help=(
@@ -42,6 +43,7 @@ app = typer.Typer(
         "weights. The result is a plain, dense ONNX file."
     ),
     epilog=examples(
+        "cmrc demo",
         "cmrc reduce model.onnx --data images/ -o small.onnx --speedup 1.5",
         "cmrc inspect model.onnx",
         "cmrc plan model.onnx --data train.npz --preset joint --keep 0.5 -o plan.json",

@@ -14,7 +14,7 @@ from cmrc.cli import terminal
 from cmrc.cli.options import NPY, AsJson, Model, PlanFile, Quiet, Seed, Sizes, Verbose, examples, new_app, parse_sizes
 from cmrc.cli.terminal import fail, progress, reported
 from cmrc.hosts.inputs import require_known
-from cmrc.program.check import check_batches, nudged_host, random_batches
+from cmrc.program.check import Check, check_batches, nudged_host, random_batches
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.trace import trace
@@ -52,7 +52,8 @@ def check(
 ) -> None:
     """Check a lowered model against the original with units replaced.
 
-    The exit code is 0 only if they are equal, up to rounding.
+    The exit code is 0 only if they are equal, up to rounding. Beside it stands how often the lowered model has the top class
+    of the original: equal to the plan is not the same as good.
     """
     with reported(as_json):
         program, small = trace(model), trace(lowered)
@@ -78,14 +79,27 @@ def check(
                         "rounding": result.rounding,
                         "moved": result.moved,
                         "batches": result.batches,
+                        "agreement": result.agreement,
+                        "answers": result.answers,
+                        "random": data is None,
                     },
                     indent=1,
                 )
             )
         else:
             terminal.out.print(str(result))
+            terminal.out.print(beside_the_original(result, data is None))
     if not result.holds:
         fail(1)
+
+
+def beside_the_original(result: Check, is_random: bool) -> str:
+    """How good the lowered model is, in the same breath as how exact it is."""
+    if result.agreement is None:
+        return "agreement with the original: no output has an axis of classes; `cmrc verify` compares values"
+    share = f"the same top class in {100 * result.agreement:.1f} % of {result.answers} answers"
+    remark = " on random inputs, which say little: give --data" if is_random else ""
+    return f"agreement with the original: {share}{remark}"
 
 
 def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> list[dict[str, Any]]:

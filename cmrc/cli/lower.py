@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Force, Model, Output, Quiet, Verbose, examples, new_app
-from cmrc.cli.outputs import require_output
+from cmrc.cli.options import AsJson, Force, Model, OutputOrStream, Quiet, Verbose, examples, new_app
+from cmrc.cli.outputs import STREAM, readable, writable
 from cmrc.cli.terminal import reported
 from cmrc.errors import CmrcError
 from cmrc.files import require_new_folder
@@ -31,9 +32,15 @@ app = new_app()
 )
 def lower_command(
     model: Model,
-    output: Output,
+    output: OutputOrStream,
     plan: Annotated[
-        Path | None, typer.Argument(metavar="PLAN", help="A plan file.", show_default="the plan on the model")
+        Path | None,
+        typer.Argument(
+            metavar="PLAN",
+            help="A plan file; - for standard input.",
+            show_default="the plan on the model",
+            callback=readable(".json"),
+        ),
     ] = None,
     residue: Annotated[
         str,
@@ -54,20 +61,23 @@ def lower_command(
     A checkpoint folder becomes another folder, which `from_pretrained` loads, or an .onnx file. No weight is in memory
     before it is written.
     """
-    with reported(as_json):
+    with reported(as_json), ExitStack() as outputs:
         if residue not in ("error", "keep"):
             raise CmrcError(f"--residue is {residue!r}", fix="write --residue error or --residue keep")
-        if model.is_dir() and not output.suffix:
+        path = output
+        if model.is_dir() and not output.suffix and str(output) != STREAM:
             require_new_folder(output)
         else:
-            require_output(output, "a model", ".onnx", reads=[model, plan], force=force)
+            reads = [model, plan]
+            place = writable(output, "a model", ".onnx", reads=reads, force=force, as_json=as_json)
+            path = outputs.enter_context(place)
 
         def show(name: str, graph: Graph) -> None:
             if print_passes:
                 terminal.err.print(f"; {name}\n{to_text(graph)}", soft_wrap=True)
 
         lowered = lower(model, plan, residue=residue, watch=show)  # type: ignore[arg-type]
-        lowered.save(output, overwrite=force)
+        lowered.save(path, overwrite=force)
         if as_json:
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))
             return
@@ -75,5 +85,5 @@ def lower_command(
         if terminal.verbose:
             stages = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in lowered.report.seconds.items())
             terminal.out.print(f"\n{stages}")
-        written = sum(path.stat().st_size for path in (output.iterdir() if output.is_dir() else [output]))
+        written = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
         terminal.out.print(f"\nwrote {output} ({written:,} bytes)")

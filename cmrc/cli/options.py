@@ -9,15 +9,26 @@ from typing import Annotated
 import typer
 
 from cmrc.cli import terminal
+from cmrc.cli.outputs import readable
 from cmrc.errors import InputError
 
 NPY = "a .npy file, a .npz file with one array per input name, or a folder of them; `labels` beside the inputs"
 
 Model = Annotated[
     Path,
-    typer.Argument(metavar="MODEL", help="An ONNX model, or a Hugging Face checkpoint folder.", show_default=False),
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX model, or a Hugging Face checkpoint folder; - for standard input.",
+        show_default=False,
+        callback=readable(".onnx"),
+    ),
 ]
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+PlanFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PLAN", help="A plan file; - for standard input.", show_default=False, callback=readable(".json")
+    ),
+]
 Output = Annotated[
     Path,
     typer.Option(
@@ -25,6 +36,16 @@ Output = Annotated[
         "--output",
         metavar="FILE",
         help="Where to write. The file appears whole or not at all.",
+        show_default=False,
+    ),
+]
+OutputOrStream = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Where to write; - for standard output. The file appears whole or not at all.",
         show_default=False,
     ),
 ]

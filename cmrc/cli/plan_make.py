@@ -16,7 +16,7 @@ from cmrc.cli.options import (
     Delta,
     Force,
     Model,
-    Output,
+    OutputOrStream,
     Quiet,
     SiteNames,
     Verbose,
@@ -24,7 +24,7 @@ from cmrc.cli.options import (
     examples,
     new_app,
 )
-from cmrc.cli.outputs import require_output
+from cmrc.cli.outputs import writable
 from cmrc.cli.plan_show import show_made
 from cmrc.cli.terminal import progress, reported
 from cmrc.errors import RecipeError
@@ -51,7 +51,7 @@ DEFAULTS = Recipe()
 )
 def plan_make(
     model: Model,
-    output: Output,
+    output: OutputOrStream,
     data: Annotated[Path | None, typer.Option(metavar="DATA", help=f"Calibration data: {NPY}.")] = None,
     stats: Annotated[
         Path | None,
@@ -128,8 +128,11 @@ def plan_make(
 
     The plan says which units are replaced, and by what. The word `make` may be left out.
     """
-    with reported(as_json):
-        require_output(output, "a plan", ".json", reads=[model, data, stats, recipe, held_out], force=force)
+    reads = [model, data, stats, recipe, held_out]
+    with (
+        reported(as_json),
+        writable(output, "a plan", ".json", reads=reads, force=force, as_json=as_json) as path,
+    ):
         if plot is not None:
             require_picture(plot)
         options: dict[str, Any] = {
@@ -150,7 +153,7 @@ def plan_make(
             program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
             checkpoint=checkpoint, **options,
         )  # fmt: skip
-        plan.save(output)
+        plan.save(path, one_file=path is not output)
         if plot is not None:
             plot_scores(plan, plot)
         if as_json:

@@ -13,7 +13,7 @@ from cmrc.cli.options import AsJson, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import columns, fail, reported
 from cmrc.errors import CmrcError
 from cmrc.program.plan import Plan
-from cmrc.program.provenance import SAME, Link, read_provenance, verify_provenance
+from cmrc.program.provenance import EXACT, SAME, Link, read_provenance, verify_provenance
 from cmrc.program.trace import trace
 
 app = new_app()
@@ -24,7 +24,12 @@ WHAT = {
     "plan": "plan",
     "recipe": "recipe of the plan",
     "data": "calibration data",
+    "versions": "made with",
     SAME: "lowered again",
+    EXACT: "exact",
+    "quality": "on held-out data",
+    "verification": "under interventions",
+    "retrained": "changed by training",
 }
 
 

@@ -43,6 +43,8 @@ class OutputCheck:
     tolerance: float
     moved: float
     rounding: float
+    same: int = 0  # answers with the top class of the original
+    answers: int = 0  # 0 where the output has no axis of classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,20 @@ class Check:
     def moved(self) -> float:
         """How far the replacement itself moved the outputs, on the same scale."""
         return max(output.moved for output in self.outputs)
+
+    @property
+    def answers(self) -> int:
+        """How many answers were compared with the original: rows of the first output that can be read as classes."""
+        return self._classes.answers if self._classes else 0
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of answers that have the top class of the *original*: quality, beside the exactness of all the rest."""
+        return self._classes.same / self._classes.answers if self._classes else None
+
+    @property
+    def _classes(self) -> OutputCheck | None:
+        return next((output for output in self.outputs if output.answers), None)
 
     @property
     def holds(self) -> bool:
@@ -133,7 +149,9 @@ def check_batches(
         usual = USUAL.get(measures[0][3], 0.0)
         allowed = min(max(ROUNDINGS * rounding, usual / 10), usual * 10) if rounding else usual
         name = names[i] if len(names) == len(rows[0]) else f"output {i}"
-        outputs.append(OutputCheck(name, error, allowed if tolerance is None else tolerance, moved, rounding))
+        same, answers = np.sum([m[4:] for m in measures], axis=0).tolist()
+        allowed = allowed if tolerance is None else tolerance
+        outputs.append(OutputCheck(name, error, allowed, moved, rounding, same, answers))
     return Check(tuple(outputs), len(rows))
 
 
@@ -147,14 +165,18 @@ def _require_alike(expected: Sequence[Array], results: Sequence[Array]) -> None:
             raise CheckError(f"the lowered model gives {got.dtype.name}, the clamped one {want.dtype.name}")
 
 
-def _measure(want: Array, got: Array, before: Array, others: Sequence[Array]) -> tuple[float, float, float, str]:
-    """Error, movement and rounding of one output for one batch, and its precision."""
+def _measure(
+    want: Array, got: Array, before: Array, others: Sequence[Array]
+) -> tuple[float, float, float, str, int, int]:
+    """Error, movement and rounding of one output for one batch, its precision, and how many answers are the original's."""
     if want.dtype.kind in "biu" or not want.size:
         return (
             float(np.any(want != got)),
             float(want.shape != before.shape or np.any(want != before)),
             max((float(np.any(want != other)) for other in others), default=0.0),
             want.dtype.name,
+            0,
+            0,
         )
     reference = want.astype(np.float64)
     if not np.isfinite(reference).all():
@@ -167,7 +189,16 @@ def _measure(want: Array, got: Array, before: Array, others: Sequence[Array]) ->
         """The largest deviation; NaN counts as infinitely far."""
         return float(np.nan_to_num(np.abs(array.astype(np.float64) - reference), nan=np.inf).max()) / scale
 
-    return apart(got), apart(before), max((apart(other) for other in others), default=0.0), want.dtype.name
+    rounding = max((apart(other) for other in others), default=0.0)
+    return apart(got), apart(before), rounding, want.dtype.name, *_same_classes(got, before)
+
+
+def _same_classes(got: Array, before: Array) -> tuple[int, int]:
+    """Answers with the same top class along the last axis, and how many there are."""
+    if got.ndim < 2 or got.shape[-1] < 2 or got.shape != before.shape:
+        return 0, 0
+    same = got.argmax(-1) == before.argmax(-1)
+    return int(same.sum()), same.size
 
 
 # ---------------------------------------------------------------- rounding

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 KEY = "cmrc."  # of our entries in the metadata of a file
+MADE_WITH = ("numpy", "onnx", "onnx-ir")  # what computes and writes the weights
 
 
 @dataclass(eq=False, repr=False)
@@ -85,13 +87,17 @@ class Lowered:
         kwargs = self.program.options.get("kwargs") or {}
         self.host.load_into(model, graph=self.graph, original=self.program.host, args=self.program.args, kwargs=kwargs)
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+    def save(self, path: str | Path, *, overwrite: bool = False, results: Mapping[str, Any] | None = None) -> None:
         """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from.
+
+        `results` are findings about it that travel with the file, each a mapping that JSON can hold: `check`, `quality`.
 
         The file that the model was loaded from is replaced only with `overwrite=True`; a symbolic link stays one, and the
         file that it points to is replaced.
         """
         metadata = dict(provenance_of(self.program, self.plan))
+        for name, result in (results or {}).items():
+            metadata[KEY + name] = json.dumps(result, sort_keys=True, allow_nan=False)
         if retrained := self._retrained():  # the file no longer computes what the plan says
             metadata["cmrc.retrained"] = ", ".join(retrained)
         with blaming_contradictions(self.program.host):
@@ -139,6 +145,7 @@ class Lowered:
 def provenance_of(program: Program, plan: Plan) -> dict[str, str]:
     """What a lowered file says about itself: see `provenance.py`."""
     origin = {"version": __version__, "source": program.fingerprint.digest, "plan": plan_digest(plan)}
+    origin["versions"] = ", ".join(f"{name} {version(name)}" for name in MADE_WITH)
     recipe, data = plan.made.get("recipe"), plan.made.get("data")
     if recipe is not None:
         origin["recipe"] = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]

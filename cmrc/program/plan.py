@@ -130,9 +130,12 @@ class Plan:
             )
         self.entries[:] = seen
 
-    def save(self, path: str | Path) -> None:
-        """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all."""
-        write_plan(Path(path), Contents(self.entries, self.fingerprint, self.made, self.scores))
+    def save(self, path: str | Path, *, one_file: bool = False) -> None:
+        """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all.
+
+        With `one_file` there is no second file: every array is written as text.
+        """
+        write_plan(Path(path), Contents(self.entries, self.fingerprint, self.made, self.scores), one_file=one_file)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

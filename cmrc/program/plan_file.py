@@ -48,15 +48,21 @@ class Contents:
 # ---------------------------------------------------------------- writing
 
 
-def write_plan(path: Path, contents: Contents) -> None:
-    """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all."""
+def write_plan(path: Path, contents: Contents, *, one_file: bool = False) -> None:
+    """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all.
+
+    With `one_file` every array is written as text: longer, and for a stream.
+    """
     require_writable(path)
     path = target(path)
     large: dict[str, Array] = {}
 
     def pack(name: str, array: Array) -> Any:
-        if array.size <= INLINE and np.isfinite(array).all():  # JSON has no infinity
+        finite = np.isfinite(array).all()  # JSON has no infinity
+        if finite and (one_file or array.size <= INLINE):
             return array.tolist()
+        if one_file:
+            raise PlanError(f"{name} is not finite, and one file of JSON cannot hold it", fix="save the plan to a file")
         large[name] = np.ascontiguousarray(array, dtype=np.float64)
         return {"tensor": name, "shape": list(array.shape)}
 

@@ -5,12 +5,16 @@ cmrc.source    fingerprint of the model that was lowered
 cmrc.plan      digest of the do's
 cmrc.recipe    digest of the recipe that made the plan, where one did
 cmrc.data      digest of its calibration data
+cmrc.versions  of the libraries that computed and wrote the weights
+cmrc.check     whether it is the model with its units replaced, as JSON, where that was asked
+cmrc.quality, cmrc.verification    how it answered on held-out data, as JSON, where it was judged
 
 Lowering is deterministic. So the whole is checked by doing it again: the same model and plan give the same model.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +28,7 @@ from cmrc.program.program import Program
 from cmrc.program.trace import trace
 
 SAME = "result"  # the link that is checked by lowering again
+EXACT = "check"  # the one that is checked by comparing with the clamped model again
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,24 @@ def verify_provenance(small: Program, program: Program, plan: Plan) -> list[Link
     if all(link.holds for link in links):
         with tempfile.TemporaryDirectory(prefix="cmrc-") as folder:
             again = Path(folder) / "again.onnx"
-            lower(program, plan, residue="keep").save(again)
+            lowered = lower(program, plan, residue="keep")
+            lowered.save(again)
             links.append(Link(SAME, small.fingerprint.digest, trace(again).fingerprint.digest))
+        if EXACT in recorded:
+            links.append(Link(EXACT, _exact(_holds(recorded[EXACT])), _exact(lowered.check().holds)))
     return links
+
+
+def _holds(text: str) -> bool:
+    """What a recorded check says; a text that is none says that it does not hold."""
+    try:
+        return json.loads(text)["holds"] is True
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _exact(holds: bool) -> str:
+    return "exact" if holds else "not exact"
 
 
 def _compared(recorded: Mapping[str, str], actual: Mapping[str, str]) -> list[Link]:

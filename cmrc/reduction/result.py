@@ -82,8 +82,24 @@ class Reduction:
         return self.size.measures
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the small model as ONNX, whole or not at all."""
-        self.lowered.save(path, overwrite=overwrite)
+        """Write the small model as ONNX, whole or not at all. What was found about it stands in its metadata."""
+        self.lowered.save(path, overwrite=overwrite, results=self._findings())
+
+    def _findings(self) -> dict[str, Any]:
+        """What travels with the file: nothing that depends on the machine's speed or on file names."""
+        q, check = self.measures.quality, self.check
+        quality = {"agreement": q.agreement.to_json(), "at_least": q.bound, "probability": 1 - self.goals.delta,
+                   "held_out": self.data.judged, "random": self.data.is_random, "accuracy": q.accuracy, "metric": q.metric}  # fmt: skip
+        findings: dict[str, Any] = {
+            "check": {"holds": check.holds, "error": check.error if check.holds else None, "allowed": check.tolerance},
+            "quality": quality,
+        }
+        if self.verification is not None and self.verification.swapped is not None:
+            findings["verification"] = {
+                "iia": self.verification.iia.to_json(),
+                **{key: self.verification.setting[key] for key in ("swaps", "p", "seed", "inputs")},
+            }
+        return findings
 
     # ------------------------------------------------------------ the verdict
 

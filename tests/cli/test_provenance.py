@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,3 +86,39 @@ def test_the_file_name_does_not_change_the_bytes(tmp_path: Path) -> None:
     lowered.save(tmp_path / "a.onnx")
     lowered.save(tmp_path / "another-name.onnx")
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "another-name.onnx").read_bytes()
+
+
+def test_findings_travel_with_the_file_and_bytes_do_not_depend_on_its_name(
+    files: tuple[str, str, str], tmp_path: Path
+) -> None:
+    _, model, plan = files
+    lowered = cmrc.lower(model, plan)
+    results = {"check": {"holds": True}, "quality": {"agreement": [0.99, 0.98, 1.0]}}
+    for name in ("a.onnx", "another name.onnx"):
+        lowered.save(tmp_path / name, results=results)
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "another name.onnx").read_bytes()
+    again = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import cmrc; cmrc.lower({model!r}, {plan!r}).save({str(tmp_path / 'b.onnx')!r}, results={results!r})",
+        ],
+        check=True,
+    )
+    assert again.returncode == 0
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    small = str(tmp_path / "a.onnx")
+    shown = cli("provenance", small, "--model", model, "--plan", plan)
+    assert shown.exit_code == 0, shown.output
+    assert "numpy" in shown.output
+    assert "0.99" in shown.output
+    document = json.loads(cli("provenance", small, "--model", model, "--plan", plan, "--json").stdout)
+    assert document["links"]["check"] == {"recorded": "exact", "actual": "exact", "holds": True}
+
+
+def test_a_recorded_check_that_is_not_true(files: tuple[str, str, str], tmp_path: Path) -> None:
+    _, model, plan = files
+    cmrc.lower(model, plan).save(tmp_path / "a.onnx", results={"check": {"holds": False}})
+    shown = cli("provenance", str(tmp_path / "a.onnx"), "--model", model, "--plan", plan)
+    assert shown.exit_code == 1
+    assert "NOT verified: exact" in shown.output

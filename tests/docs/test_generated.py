@@ -6,11 +6,12 @@ import ast
 import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_table_of_ops_is_not_stale() -> None:
@@ -20,6 +21,13 @@ def test_the_table_of_ops_is_not_stale() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "ops.md").read_text() == module.page(), "run: python docs/ops_table.py"
+
+
+def test_the_animation_is_not_stale() -> None:
+    animation = runpy.run_path(str(ROOT / "docs" / "site" / "animation.py"))
+    assert animation["PICTURE"].read_text(encoding="utf-8") == animation["picture"](), (
+        "run: python docs/site/animation.py"
+    )
 
 
 def test_the_examples_of_the_page_on_verification_run(
@@ -49,10 +57,11 @@ def test_the_first_op_of_the_page_on_contributing_works() -> None:
 def test_the_page_of_results_and_its_pictures_are_not_stale() -> None:
     from PIL import Image
 
-    from benchmarks import report, section
+    from benchmarks import headlines, report, section
 
     told = "run: python -m benchmarks.report"
     assert (ROOT / "docs" / "results.md").read_text() == report.page(), told
+    assert headlines.PAGE.read_text() == headlines.page(), told
     shown = set()
     for modules in report.CHAPTERS.values():
         for _, each in section.sections(modules):
@@ -143,6 +152,6 @@ def test_the_graphs_of_the_design_page_are_what_the_passes_print() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
