@@ -37,6 +37,7 @@ from cmrc.passes.rewriting.rewriter import (
     RuleOutcome,
     Sinking,
     Sweep,
+    combines_nothing,
     folded,
     is_affine_do,
     operand_axis,
@@ -214,6 +215,8 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleO
         return Declined("it mixes the units with each other")
     if not ALONG[fn].linear or (fn == "pad" and attrs["value"] != 0):
         return Declined("it is not affine in the replaced units")
+    if combines_nothing(sweep, node, relation.source):
+        return Declined("it combines an axis of no elements")
     axis = relation.axis - sum(a < relation.axis for a in axes) if attrs.get("drop") else relation.axis
     slab = compress(relation.slab, relation.axis)
     if not np.any(slab) or (ALONG[fn].maps_constants_to_themselves(attrs) and all(slab.shape[a] == 1 for a in axes)):

@@ -53,6 +53,7 @@ from cmrc.passes.rewriting.rewriter import (
     Sinking,
     Sweep,
     bare,
+    combines_nothing,
     is_constant_do,
     known_of,
     operand_axis,
@@ -210,6 +211,8 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     fn, axes = attrs["fn"], attrs["axes"]
     if fact.axis in axes:
         return _fold_across_units(sweep, node, fact)
+    if combines_nothing(sweep, node, fact.source):
+        return Declined("it combines an axis of no elements")
     axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)

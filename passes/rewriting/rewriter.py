@@ -273,6 +273,11 @@ def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int
     return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
 
 
+def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:
+    """Whether an `along` op makes elements out of an axis without any: what those are is up to the runtime."""
+    return 0 in [sweep.shape(source)[axis] for axis in node.attrs["axes"]] and 0 not in node.output.shape
+
+
 def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     """The axis of the result along which an axis of a pointwise operand runs."""
     align = node.attrs.get("align")
