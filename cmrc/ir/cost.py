@@ -56,7 +56,7 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
         total += macs(node, shapes, sizes) if node.name not in once else 0
         for operand in node.inputs:
             if isinstance(operand, Leaf) or (isinstance(operand, Apply) and (node.name, operand) in own):
-                leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))
+                leaves.update((part.name, part) for leaf in leaves_of(operand) for part in leaf.parts or (leaf,))
             elif isinstance(operand, Tensor) and operand.shape:
                 stored.setdefault(operand)
     tensors = [*leaves.values(), *stored]

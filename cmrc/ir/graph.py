@@ -53,6 +53,8 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: str
     load: Callable[[], Array] = field(compare=False, repr=False)
+    parts: tuple[Leaf, ...] = field(default=(), compare=False, repr=False)
+    """What the host stores, where it computes this from other parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -360,13 +360,13 @@ def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random
 
 
 def numbers_in(model: onnx.ModelProto, *, whole: bool = False) -> int:
-    """The floating-point numbers and truth values that a model holds, each tensor once, subgraphs included.
+    """The floating-point numbers and truth values that the outputs of a model need, each tensor once, subgraphs included.
 
     Tensors of a single number are left out, as a folded scalar may have any rank. With `whole` whole numbers count too: the
     indices that a fold cuts short weigh as much as what it adds, but those of a Reshape or Gather that it needs are no growth.
     """
     total = 0
-    graphs = [model.graph]
+    graphs = [_needed(model.graph)]
     while graphs:
         graph = graphs.pop()
         tensors = list(graph.initializer)
@@ -380,6 +380,26 @@ def numbers_in(model: onnx.ModelProto, *, whole: bool = False) -> int:
         sizes = [int(np.prod(tensor.dims)) for tensor in tensors if whole or tensor.data_type in wanted]
         total += sum(size for size in sizes if size > 1)
     return total
+
+
+def _needed(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """A graph without what no output reads: a runtime leaves it out as well."""
+    read, nodes = {output.name for output in graph.output}, []
+    for node in reversed(graph.node):
+        if read & set(node.output):
+            nodes.append(node)
+            read |= _reads(node)
+    return onnx.GraphProto(node=nodes, initializer=[tensor for tensor in graph.initializer if tensor.name in read])
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """The names that a node and the bodies of its subgraphs read."""
+    bodies = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+    return (
+        set(node.input)
+        .union(*({o.name for o in body.output} for body in bodies))
+        .union(*(_reads(inner) for body in bodies for inner in body.node))
+    )
 
 
 def raw(error: BaseException) -> Outcome:

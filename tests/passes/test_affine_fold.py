@@ -186,6 +186,12 @@ def block_by_position() -> Graph:
     return affine(net, h)
 
 
+def no_positions() -> Graph:
+    net, h = sequence(steps=0)
+    net.along("mean", h, (1,))
+    return affine(net, h)
+
+
 def mixed_units() -> Graph:
     net, h = vector()
     net.along("mean", h, (1,))
@@ -352,6 +358,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (vanishing_parent, "it scales a parent by (almost) 0"),
     (operand_by_position, "its other operand differs by position"),
     (mixed_units, "it mixes the units with each other"),
+    (no_positions, "it combines an axis of no elements"),
     (largest, "it is not affine in the replaced units"),
     (padded_by_something, "it is not affine in the replaced units"),
     (unknown_function_by_position, "its constant part differs by position"),

@@ -128,6 +128,12 @@ def norm_of_constants() -> Graph:
     return on(h, net)
 
 
+def no_positions() -> Graph:
+    net, h = sequence(steps=0)
+    net.along("mean", h, (1,))
+    return on(h, net)
+
+
 def mixed_units() -> Graph:
     net, h = vector()
     net.along("softmax", h, (1,))
@@ -332,6 +338,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (known_operand_that_gives_the_shape, "operand %linear_1 is replaced in these units, operand %mean_1 is not"),
     (replaced_parameter, "one of its parameters is replaced"),
     (mixed_units, "it mixes the units with each other"),
+    (no_positions, "it combines an axis of no elements"),
     (norm_of_constants, "it mixes the units with each other"),
     (norm_of_zeros_with_weight_of_run_time, "one of its parameters is computed at run time"),
     (tiled_units, "it repeats the units"),

@@ -169,7 +169,8 @@ class LiftedReading:
         if not isinstance(node.meta["val"], torch.Tensor):
             return  # its results are read one by one
         value = _value(node)
-        leaf = Leaf(node.name, tuple(int(n) for n in value.shape), value.dtype, cache(partial(self._run, node)))
+        shape, load = tuple(int(n) for n in value.shape), cache(partial(self._run, node))
+        leaf = Leaf(node.name, shape, value.dtype, load, self.sources[node.name])
         self.leaves[node.name] = leaf
         self.computed.setdefault(leaf, node.name)
 

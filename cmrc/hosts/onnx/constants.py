@@ -26,19 +26,21 @@ class Constants:
     """The values that depend on no input of a model; nodes are shown to it in their order."""
 
     model: onnx_ir.Model
-    names: set[str] = field(default_factory=set)
+    sources: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)  # the parameters that each is made of, by name
 
     def covers(self, node: onnx_ir.Node) -> bool:
         """Whether all that a node reads is known before the model runs. Its results are, from here on."""
+        read = [value.name for value in node.inputs if value is not None and value.name]
         known = (
-            all(value is None or not value.name or value.name in self.names for value in node.inputs)
+            all(name in self.sources for name in read)
             and bool(node.inputs)
             and node.domain in DOMAINS
             and node.op_type not in DRAWS
             and not subgraphs(node)
         )
         if known:
-            self.names.update(value.name for value in node.outputs if value.name)
+            parts = tuple(dict.fromkeys(leaf for name in read for leaf in self.sources[name]))
+            self.sources.update((value.name, parts) for value in node.outputs if value.name)
         return known
 
     def leaf(self, name: str, shape: Shape | None, dtype: str) -> Leaf | None:
@@ -46,12 +48,12 @@ class Constants:
         load = cache(partial(_compute, self.model, name))
         sizes = tuple(n for n in shape or () if isinstance(n, int))
         if shape is not None and len(sizes) == len(shape) and dtype != "unknown":
-            return Leaf(name, sizes, dtype, load)
+            return Leaf(name, sizes, dtype, load, self.sources[name])
         try:
             array = load()
         except CmrcError:
             return None
-        return Leaf(name, tuple(array.shape), array.dtype.name, load)
+        return Leaf(name, tuple(array.shape), array.dtype.name, load, self.sources[name])
 
 
 def _compute(model: onnx_ir.Model, name: str) -> Array:

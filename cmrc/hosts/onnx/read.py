@@ -137,7 +137,7 @@ class _Reader:
     def _add_default(self, name: str, value: onnx_ir.Value) -> None:
         """A value that is known only at run time, whose default is a tensor."""
         self._add_leaf(name, value.const_value)
-        self.constants.names.discard(name)
+        self.constants.sources.pop(name, None)
         tensor = self.tensors.pop(name)
         output = self._value(name, self.known[name][0], tensor.dtype)
         self.nodes.append(Node("opaque", (tensor,), (output,), origin=name, marks=Marks(host_op="default")))
@@ -146,8 +146,8 @@ class _Reader:
         if tensor is not None and tensor.dtype != onnx_ir.DataType.STRING:
             shape = tuple(tensor.shape.numpy())
             load = partial(_mapped, tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor.numpy
-            self.tensors[name] = Leaf(name, shape, dtype_name(tensor.dtype), load)
-            self.constants.names.add(name)
+            leaf = Leaf(name, shape, dtype_name(tensor.dtype), load)
+            self.tensors[name], self.constants.sources[name] = leaf, (leaf,)
 
     def _value(self, name: str, shape: Shape | None, like: str = "unknown") -> Value:
         dtype = self.known.get(name, (None, "unknown"))[1]
@@ -279,7 +279,7 @@ class _Reader:
             if folded is not None:
                 self.tensors[name] = folded
                 return
-            computable = not step.key and step.op != "embedding" and name in self.constants.names
+            computable = not step.key and step.op != "embedding" and name in self.constants.sources
             if computable and self._add_computed(view.node):
                 return
         self.slots[name] = step.slots
