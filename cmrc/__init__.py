@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from cmrc.program.check import Check
     from cmrc.program.do import Affine
     from cmrc.program.groups import Group
-    from cmrc.program.lower import Lowered, lower
+    from cmrc.program.lower import Lowered, Recovery, lower
     from cmrc.program.plan import Plan
     from cmrc.program.program import Program
     from cmrc.program.report import Report
     from cmrc.program.sites import Site
     from cmrc.program.trace import trace
+    from cmrc.recovery.recover import recover
     from cmrc.reduction.reducer import reduce
     from cmrc.reduction.result import Reduction
     from cmrc.statistics.calibrate import calibrate
@@ -50,6 +51,7 @@ __all__ = [
     "Plan",
     "Program",
     "Recipe",
+    "Recovery",
     "Reduction",
     "Report",
     "Site",
@@ -65,6 +67,7 @@ __all__ = [
     "interpret",
     "lower",
     "plan",
+    "recover",
     "reduce",
     "smallest_certified",
     "trace",
@@ -82,6 +85,7 @@ _HOMES = {
     "Plan": "cmrc.program.plan:Plan",
     "Program": "cmrc.program.program:Program",
     "Recipe": "cmrc.planning.recipe:Recipe",
+    "Recovery": "cmrc.program.lower:Recovery",
     "Reduction": "cmrc.reduction.result:Reduction",
     "Report": "cmrc.program.report:Report",
     "Site": "cmrc.program.sites:Site",
@@ -96,6 +100,7 @@ _HOMES = {
     "interpret": "cmrc.verification.interpreter:interpret",
     "lower": "cmrc.program.lower:lower",
     "plan": "cmrc.planning.planner:plan",
+    "recover": "cmrc.recovery.recover:recover",
     "reduce": "cmrc.reduction.reducer:reduce",
     "smallest_certified": "cmrc.verification.protocol:smallest_certified",
     "trace": "cmrc.program.trace:trace",

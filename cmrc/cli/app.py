@@ -24,6 +24,7 @@ class Commands(LazyGroup):
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
+        "recover": Entry("cmrc.cli.recover", "Lower a model, then train the result towards the original for a while."),
         "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
         "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from cmrc.hosts.inputs import require_known
 from cmrc.program.check import Check, check_batches, nudged_host, random_batches
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
+from cmrc.program.provenance import provenance_notes
 from cmrc.program.trace import trace
 from cmrc.statistics.batches import SIZE, batches
 
@@ -54,6 +56,8 @@ def check(
 
     The exit code is 0 only if they are equal, up to rounding. Beside it stands how often the lowered model has the top class
     of the original: equal to the plan is not the same as good.
+
+    A model that was recovered (`cmrc recover`) is not equal to the plan, and this is said: judge it with `cmrc verify`.
     """
     with reported(as_json):
         program, small = trace(model), trace(lowered)
@@ -69,6 +73,7 @@ def check(
             nudged=lambda: nudged_host(program, loaded.entries),
             seed=seed,
         )
+        result = replace(result, recovered="recovered" in provenance_notes(small))
         if as_json:
             print(
                 json.dumps(
@@ -82,6 +87,7 @@ def check(
                         "agreement": result.agreement,
                         "answers": result.answers,
                         "random": data is None,
+                        "recovered": result.recovered,
                     },
                     indent=1,
                 )

@@ -13,7 +13,7 @@ from cmrc.cli.options import AsJson, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import columns, fail, reported
 from cmrc.errors import CmrcError
 from cmrc.program.plan import Plan
-from cmrc.program.provenance import EXACT, SAME, Link, read_provenance, verify_provenance
+from cmrc.program.provenance import EXACT, SAME, SAME_GRAPH, Link, read_provenance, verify_provenance
 from cmrc.program.trace import trace
 
 app = new_app()
@@ -25,7 +25,9 @@ WHAT = {
     "recipe": "recipe of the plan",
     "data": "calibration data",
     "versions": "made with",
+    "recovered": "trained after lowering",
     SAME: "lowered again",
+    SAME_GRAPH: "graph, lowered again",
     EXACT: "exact",
     "quality": "on held-out data",
     "verification": "under interventions",
@@ -89,7 +91,8 @@ def _show(recorded: dict[str, str], links: dict[str, Link]) -> None:
     if not links:
         terminal.out.print("\nverify it with --model and --plan")
     elif all(link.holds for link in links.values()):
-        terminal.out.print("\nthis is that model, lowered by that plan")
+        trained = ", and trained afterwards: its numbers are not those of the plan" if SAME_GRAPH in links else ""
+        terminal.out.print(f"\nthis is that model, lowered by that plan{trained}")
     else:
         broken = ", ".join(WHAT[link.name] for link in links.values() if not link.holds)
         terminal.out.print(f"\nNOT verified: {broken}")

@@ -66,6 +66,58 @@ class Piece(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """One batch, and what a teacher makes of it: its outputs, some of its inner values, and labels where there are any."""
+
+    inputs: Mapping[str, Array]
+    outputs: Sequence[Array]
+    values: Mapping[str, Array]
+    labels: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """What is learned: `losses` says for each output how far it is from the teacher's: "kl", "squared-error", or "" for not at all.
+
+    A squared error is relative to the variance of the teacher's. `values` is the weight of all inner values together, `labels`
+    that of the labels.
+    """
+
+    losses: tuple[str, ...]
+    values: float
+    labels: float
+
+
+class Learner(Protocol):
+    """A model in training. Norms over batches keep their statistics."""
+
+    @property
+    def stopped_at(self) -> str:
+        """A node where gradients stop, with its op; empty if they reach every parameter that is trained."""
+        ...
+
+    def step(self, lesson: Lesson, teaching: Teaching, rate: float) -> float:
+        """One step of Adam; the loss before it. The rate is relative to the size of each parameter's numbers."""
+        ...
+
+    def loss(self, lesson: Lesson, teaching: Teaching) -> tuple[float, float]:
+        """The loss of the outputs alone, without labels, summed over the samples; and how many samples there are."""
+        ...
+
+    def parameters(self) -> dict[str, Array]:
+        """The trained parameters as they are now."""
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Everything that the next step depends on."""
+        ...
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from such a state."""
+        ...
+
+
 class Host(Protocol):
     """A model that can be read as IR, patched, run and saved. Immutable: `build` and `annotate` return another host."""
 
@@ -116,6 +168,18 @@ class Host(Protocol):
         """
         ...
 
+    def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
+        """The derivatives of a loss by inner values, for one batch. Torch computes them."""
+        ...
+
+    def learner(self, trained: Collection[str]) -> Learner:
+        """A copy of the model whose parameters of these names can be trained. Torch trains them."""
+        ...
+
+    def with_parameters(self, arrays: Mapping[str, Array]) -> Self:
+        """A clone of this host with other numbers in some of its parameters."""
+        ...
+
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded on the nodes, as plan entries in JSON form, in the plan's order."""
         ...
@@ -151,15 +215,6 @@ class Trainable(Protocol):
 
         The module is run on `args` and `kwargs`, and must then compute what this host computes.
         """
-
-
-@runtime_checkable
-class Differentiable(Protocol):
-    """A host that can differentiate a loss by inner values."""
-
-    def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
-        """The derivatives at every value asked for, for one batch."""
-        ...
 
 
 @runtime_checkable

@@ -61,19 +61,21 @@ def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
     return Apply("select", (tensor,), {"axis": axis, "keep": Index.of(keep)}, shape, tensor.dtype)
 
 
+def is_computable(node: Node) -> bool:
+    """Whether the node has a meaning of its own: else only its host can run it."""
+    op = OPS[node.op]
+    if op.meaning is None or (op.functions and op.functions[node.attrs["fn"]].meaning is None):
+        return False
+    return node.op != "attention" or "scale" in node.attrs
+
+
 def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Every value of the graph by name."""
     values: dict[str, Array] = {}
     sizes: dict[str, int] = {}
 
     def define(node: Node | None, value: Value, array: Array) -> None:
-        fits = len(value.shape) == array.ndim
-        for dim, size in zip(value.shape, array.shape, strict=False):
-            declared = _size(dim, sizes)
-            fits = fits and declared in (None, size)
-            if isinstance(dim, str) and declared is None:
-                sizes[dim] = size
-        if not fits:
+        if not learn_sizes(value, array.shape, sizes):
             label, kind = (node.label, node.kind) if node else (value.name, "input")
             raise GraphError(label, kind, f"came out with shape {array.shape}, declared {value.shape} where {sizes}")
         values[value.name] = array
@@ -88,16 +90,33 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if OPS[node.op].meaning is None:
             raise CmrcError("it has no meaning of its own: only its host can run it", node=node.label, op=node.kind)
         operands = [read(operand) for operand in node.inputs]
-        attrs = node.attrs
-        if OPS[node.op].sized:
-            attrs = {**attrs, "shape": _target(node, operands[0], sizes)}
-        elif attrs.get("fn") == "tile":
-            attrs = {**attrs, "times": tuple(_size(dim, sizes) for dim in attrs["times"])}
+        first = operands[0]
+        attrs = sized_attributes(node, () if first is None else first.shape, sizes)
         define(node, node.output, np.asarray(evaluate_op(node.op, attrs, *operands)))
     return values
 
 
-def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
+def learn_sizes(value: Value, shape: Sequence[int], sizes: dict[str, int]) -> bool:
+    """Note what the dynamic sizes of a value turn out to be; whether its shape is the one that was declared."""
+    fits = len(value.shape) == len(shape)
+    for dim, size in zip(value.shape, shape, strict=False):
+        declared = known_size(dim, sizes)
+        fits = fits and declared in (None, size)
+        if isinstance(dim, str) and declared is None:
+            sizes[dim] = size
+    return fits
+
+
+def sized_attributes(node: Node, shape: Sequence[int], sizes: Mapping[str, int]) -> Mapping[str, Any]:
+    """The attributes of a node whose first operand has this shape, with the sizes that are known only at run time."""
+    if OPS[node.op].sized:
+        return {**node.attrs, "shape": _target(node, shape, sizes)}
+    if node.attrs.get("fn") == "tile":
+        return {**node.attrs, "times": tuple(known_size(dim, sizes) for dim in node.attrs["times"])}
+    return node.attrs
+
+
+def known_size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
     """The number behind a size, if everything in it is known."""
     number, symbols = product([dim])
     if any(symbol not in sizes for symbol in symbols):
@@ -105,11 +124,10 @@ def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
     return number * int(np.prod([sizes[symbol] ** power for symbol, power in symbols.items()], dtype=np.int64))
 
 
-def _target(node: Node, x: Array | None, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _target(node: Node, x: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape to make; a size not known yet is worked out by a reshape, and the operand's own in expand."""
-    assert x is not None
-    shape = [_size(dim, sizes) for dim in node.output.shape]
+    shape = [known_size(dim, sizes) for dim in node.output.shape]
     if node.op == "reshape":
         return tuple(-1 if n is None else n for n in shape)
-    own = (*(1,) * (len(shape) - x.ndim), *x.shape)
+    own = (*(1,) * (len(shape) - len(x)), *x)
     return tuple(own[i] if n is None else n for i, n in enumerate(shape))

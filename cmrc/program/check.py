@@ -54,6 +54,7 @@ class Check:
     outputs: tuple[OutputCheck, ...]
     batches: int
     retrained: tuple[str, ...] = ()  # what was changed after lowering, so that the two need not be equal
+    recovered: bool = False  # it was trained towards the original after lowering, so that the two need not be equal
 
     @property
     def worst(self) -> OutputCheck:
@@ -105,6 +106,11 @@ class Check:
             f"(allowed {self.tolerance:.0e}, the clamped model's own rounding {self.rounding:.2e}); "
             f"the replacement itself moves it by {self.moved:.2e}"
         )
+        if self.recovered and not self.holds:
+            return (
+                f"{text}\ncompared are the plan and a recovered model, which was trained towards the original after lowering: it "
+                "no longer computes what the plan says, and need not be equal. Judge it with verify, on held-out data"
+            )
         if not self.retrained:
             return text
         first, *others = self.retrained

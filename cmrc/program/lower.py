@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -32,17 +32,57 @@ if TYPE_CHECKING:
 
 KEY = "cmrc."  # of our entries in the metadata of a file
 MADE_WITH = ("numpy", "onnx", "onnx-ir")  # what computes and writes the weights
+RECOVERED = "cmrc.recovered"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What training after lowering did (`cmrc.recover`). Losses are those on held-out data; `trained` is empty if none was better."""
+
+    losses: tuple[str, ...]  # how each output was compared with the original's: kl or squared-error
+    before: float
+    after: float
+    steps: int
+    seconds: float
+    samples: int
+    held_out: int
+    seed: int
+    trained: tuple[str, ...]
+    labels: bool
+    stopped_at: str  # a node where gradients stop: what lies before it was hardly trained
+
+    def __str__(self) -> str:
+        if not self.trained:
+            return f"recovery found nothing better in {self.steps} steps: the model is as it was lowered"
+        stopped = (
+            f"; gradients stop at {self.stopped_at}, what lies before it was hardly trained" if self.stopped_at else ""
+        )
+        return (
+            f"recovered in {self.steps} steps on {self.samples} samples: {' + '.join(self.losses)} on {self.held_out} held-out "
+            f"samples {self.before:.4g} -> {self.after:.4g}{stopped}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "losses": list(self.losses), "trained": list(self.trained)}
+
+    @property
+    def note(self) -> str:
+        """What a file says about it."""
+        return json.dumps(
+            {key: value for key, value in self.to_json().items() if key not in ("trained", "stopped_at", "seconds")}
+        )
 
 
 @dataclass(eq=False, repr=False)
 class Lowered:
-    """The smaller model, what was folded, and what was left and why."""
+    """The smaller model, what was folded, and what was left and why; `recovery` says whether it was trained afterwards."""
 
     program: Program
     plan: Plan
     host: Host
     result: passes.Result
     seconds: dict[str, float]
+    recovery: Recovery | None = None
 
     @property
     def graph(self) -> Graph:
@@ -98,6 +138,8 @@ class Lowered:
         metadata = dict(provenance_of(self.program, self.plan))
         for name, result in (results or {}).items():
             metadata[KEY + name] = json.dumps(result, sort_keys=True, allow_nan=False)
+        if self.recovery is not None and self.recovery.trained:
+            metadata[RECOVERED] = self.recovery.note
         if retrained := self._retrained():  # the file no longer computes what the plan says
             metadata["cmrc.retrained"] = ", ".join(retrained)
         with blaming_contradictions(self.program.host):
@@ -124,10 +166,13 @@ class Lowered:
             nudged=lambda: nudged_host(self.program, self.plan.entries),
             seed=seed,
         )
-        return check if check.holds else replace(check, retrained=self._retrained())
+        recovered = self.recovery is not None and bool(self.recovery.trained)
+        return check if check.holds else replace(check, retrained=self._retrained(), recovered=recovered)
 
     def _retrained(self) -> tuple[str, ...]:
-        """The parameters and buffers of the module that were changed after lowering: found by folding once more."""
+        """The parameters and buffers that were changed after lowering: found by folding once more."""
+        if self.recovery is not None and self.recovery.trained:
+            return self.recovery.trained
         if "module" not in vars(self) or not isinstance(self.host, Trainable):
             return ()
         return self.host.unequal(self.program.host.build(self.graph))

@@ -10,7 +10,7 @@ With logits z, J = ∂z/∂a and M = ∂²L/∂z² (paper appendix A.1, eq. g-de
 
 H = JᵀMJ (Gauss-Newton) = Σ_k B_k B_kᵀ, where for the first two B_k = √p_k (J_k − Σ p J). At the operand of the op that makes
 the logits J is that op's W, so everything is in closed form and any host will do: h = p W² − (p W)². Elsewhere J takes one
-vjp for each logit, which needs torch. `full` adds what Gauss-Newton leaves out of h where functions bend: for every
+vjp for each logit, which torch takes. `full` adds what Gauss-Newton leaves out of h where functions bend: for every
 smooth pointwise a = σ(z) above the site, Σ_i (∂L/∂a_i) σ''(z_i) (∂z_i/∂a_j)². For affine and pointwise ops that is exact.
 `monte-carlo` draws labels ŷ ~ p instead of one vjp per logit: E[∇L(ŷ) ∇L(ŷ)ᵀ] = JᵀMJ.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import softmax
 
 from cmrc.errors import StatsError
-from cmrc.hosts.protocols import LABELLED, LOSSES, Derivatives, DerivativesRequest, Differentiable, Host
+from cmrc.hosts.protocols import LABELLED, LOSSES, Derivatives, DerivativesRequest, Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch
@@ -66,13 +66,6 @@ def derivatives(
             for value, c, w in zip(arrays[-len(columns) :], columns, weights, strict=True)
             if w is not None
         ]
-    if not isinstance(host, Differentiable):
-        deep = next(c.name for c, w in zip(columns, weights, strict=True) if w is None)
-        raise StatsError(
-            "an ONNX model cannot be differentiated beyond the op that makes its output",
-            node=deep,
-            fix='trace the torch model, or use an objective without gradients: "logit", "variance", "reconstruction"',
-        )
     request = DerivativesRequest(
         batch.inputs,
         batch.labels,

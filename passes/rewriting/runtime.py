@@ -21,11 +21,11 @@ from dataclasses import replace
 import numpy as np
 
 from cmrc.ir.axes import count_by_group, members, segments
-from cmrc.ir.evaluate import constant, evaluate_op, take
+from cmrc.ir.evaluate import constant, evaluate_op, is_computable, take
 from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, attributes, literal
 from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
-from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs
+from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
 from cmrc.passes.rewriting.rewriter import (
@@ -120,7 +120,7 @@ def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array 
     node, operands = sweep.producers[name], list[Array | None]()
     known[name] = None
     sizes = [n for n in node.output.shape if isinstance(n, int)]
-    if len(sizes) < len(node.output.shape) or not _has_meaning(node):
+    if len(sizes) < len(node.output.shape) or not is_computable(node):
         return None
     if node.op == "plane":
         known[name] = np.ones(sizes)
@@ -135,12 +135,6 @@ def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array 
     attrs = {**node.attrs, "shape": tuple(sizes)} if OPS[node.op].sized else node.attrs
     known[name] = np.asarray(evaluate_op(node.op, attrs, *operands))
     return known[name]
-
-
-def _has_meaning(node: Node) -> bool:
-    """Whether the IR can compute a node; some functions only the host can."""
-    functions = {"pointwise": POINTWISE, "along": ALONG}.get(node.op)
-    return OPS[node.op].meaning is not None and (functions is None or functions[node.attrs["fn"]].meaning is not None)
 
 
 def is_better_stored(sweep: Sweep, node: Node, facts: Facts) -> bool:

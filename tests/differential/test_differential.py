@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 import cmrc
 from cmrc.errors import ResidueError
-from cmrc.hosts.fx.memory import to_numpy
+from cmrc.hosts.autograd.arrays import to_numpy
 from cmrc.ir.graph import Array, ArrayLiteral, Graph, Tensor
 from cmrc.program.do import Do
 

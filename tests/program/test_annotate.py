@@ -13,7 +13,7 @@ from tolerances import EXACT_F32, MOVES, distance
 from torch import nn
 
 import cmrc
-from cmrc.hosts.fx.memory import to_numpy
+from cmrc.hosts.autograd.arrays import to_numpy
 
 BATCH = torch.export.Dim("n", min=1, max=64)
 

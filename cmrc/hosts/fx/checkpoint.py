@@ -26,13 +26,13 @@ from torch.export import Dim, ExportedProgram
 
 from cmrc.errors import HostError, TraceError
 from cmrc.files import new_folder
+from cmrc.hosts.autograd.arrays import to_numpy, torch_dtype
 from cmrc.hosts.folded import fold
 from cmrc.hosts.fx import modeling_cmrc
 from cmrc.hosts.fx.details import details
 from cmrc.hosts.fx.host import FxHost
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed
 from cmrc.hosts.fx.load import Shapes, express
-from cmrc.hosts.fx.memory import to_numpy, torch_dtype
 from cmrc.hosts.fx.module import Kind, LoweredModule, make_template
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import Written, write

@@ -23,14 +23,17 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import HostError, TraceError
+from cmrc.hosts.autograd.arrays import from_numpy, to_numpy
+from cmrc.hosts.autograd.derivatives import differentiate
+from cmrc.hosts.autograd.learner import TorchLearner
 from cmrc.hosts.fx.annotations import annotate, read_annotations
 from cmrc.hosts.fx.clean import with_plain_layouts
 from cmrc.hosts.fx.details import details
-from cmrc.hosts.fx.gradient import differentiate
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed, to_exported
 from cmrc.hosts.fx.load import load_into
-from cmrc.hosts.fx.memory import from_numpy, own_all, to_numpy
+from cmrc.hosts.fx.memory import own_all
 from cmrc.hosts.fx.module import Kind, LoweredModule, argument_names, kind_of, make_template, run_flat
+from cmrc.hosts.fx.network import FxNetwork, watch
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import write
@@ -246,7 +249,24 @@ class FxHost:
 
     def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
         """The derivatives of a loss by inner values, for one batch."""
-        return differentiate(self._runner, self._arguments(request.inputs), self.graph, request)
+        outputs, seen = watch(self._runner, self._arguments(request.inputs), request.values)
+        return differentiate(self.graph, seen, outputs[0], request)
+
+    def learner(self, trained: Collection[str]) -> TorchLearner:
+        """A module of its own in training; its parameters come back by `with_parameters`."""
+        return TorchLearner(FxNetwork.train(self.new_module(), trained, self._arguments), "")
+
+    def with_parameters(self, arrays: Mapping[str, Array]) -> FxHost:
+        """A host of the same graph with other numbers in these parameters."""
+        state = own_all(self.state)
+        for name, array in arrays.items():
+            tensor = from_numpy(np.array(array)).to(state[name])
+            state[name] = torch.nn.Parameter(tensor) if isinstance(state[name], torch.nn.Parameter) else tensor
+        changed = self._changed | frozenset(arrays)
+        program = replace(self._present(), state=state)
+        return FxHost(
+            program, stale=self._stale, untied=self.untied, template=self._template, fresh=changed, changed=changed
+        )
 
     def _arguments(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """What the model's forward takes, in order, on the device of its parameters."""

@@ -11,8 +11,8 @@ from torch import fx
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
+from cmrc.hosts.autograd.arrays import torch_dtype
 from cmrc.hosts.fx.draft import Draft
-from cmrc.hosts.fx.memory import torch_dtype
 from cmrc.hosts.fx.schema import Call
 from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from cmrc.hosts.autograd.arrays import torch_dtype
 from cmrc.hosts.fx.draft import Draft
-from cmrc.hosts.fx.memory import torch_dtype
 from cmrc.hosts.fx.ops.row import Read
 from cmrc.hosts.fx.schema import Arguments, Call, opname
 from cmrc.ir.axes import product

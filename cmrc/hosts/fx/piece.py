@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from cmrc.errors import HostError
+from cmrc.hosts.autograd.arrays import from_numpy, to_numpy
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.memory import from_numpy, to_numpy
 from cmrc.hosts.fx.module import LoweredModule
 from cmrc.hosts.fx.schema import opname
 from cmrc.ir.graph import Array

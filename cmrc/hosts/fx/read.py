@@ -13,8 +13,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from cmrc.hosts.autograd.arrays import to_numpy
 from cmrc.hosts.fx.lifted import LiftedProgram
-from cmrc.hosts.fx.memory import TensorReader, to_numpy
+from cmrc.hosts.fx.memory import TensorReader
 from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS

@@ -19,13 +19,15 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import TraceError
+from cmrc.hosts.onnx import gradients
 from cmrc.hosts.onnx.load import SORT, last_line, load, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
 from cmrc.hosts.onnx.read import ModelReading, read
-from cmrc.hosts.onnx.save import save
+from cmrc.hosts.onnx.save import save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Learner
 from cmrc.ir.graph import Array, Graph
 
 CPU = ("CPUExecutionProvider",)
@@ -112,6 +114,18 @@ class OnnxHost:
     def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> OnnxPiece:
         """The part of the model between named values, for a session of its own."""
         return extract(self.model, self.graph.values(), inputs, outputs, beyond, self.providers)
+
+    def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
+        """The derivatives of a loss by inner values, for one batch, by the IR in torch."""
+        return gradients.differentiate(self, self._reading, request)
+
+    def learner(self, trained: Collection[str]) -> Learner:
+        """The model in training, by the IR in torch; its parameters come back by `with_parameters`."""
+        return gradients.learner(self, self._reading, trained)
+
+    def with_parameters(self, arrays: Mapping[str, Array]) -> Self:
+        """A clone with other numbers in these initializers, in the types that they have."""
+        return self._another(with_initializers(self.model, arrays))
 
     def with_sizes(self, shapes: Mapping[str, Sequence[int]]) -> Self:
         """A clone whose inputs have these shapes, apart from the first axis; all others follow from them."""

@@ -21,6 +21,8 @@ import onnx_ir
 from cmrc.errors import CmrcError, FileError, HostError
 from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
 from cmrc.hosts.onnx.load import causes
+from cmrc.hosts.onnx.shapes import dtype_name
+from cmrc.ir.graph import Array, as_dtype
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 WEIGHTS = "weights"  # what the data file is called until its content is known
@@ -39,6 +41,22 @@ def is_large(model: onnx_ir.Model) -> bool:
 
 def is_external(model: onnx_ir.Model) -> bool:
     return any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in tensors(model))
+
+
+def with_initializers(model: onnx_ir.Model, arrays: Mapping[str, Array]) -> onnx_ir.Model:
+    """A clone with other numbers in these initializers and Constant nodes, each in the type that it has."""
+    clone = model.clone()
+    values = onnx_ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
+    for name, array in arrays.items():
+        value = values[name]
+        before = value.const_value if value.is_initializer() else onnx_ir.convenience.get_const_tensor(value)
+        assert before is not None, name
+        tensor = onnx_ir.tensor(as_dtype(array, dtype_name(before.dtype)), dtype=before.dtype, name=before.name)
+        value.const_value = tensor
+        node = value.producer()
+        if node is not None:
+            node.attributes["value"] = onnx_ir.AttrTensor("value", tensor)
+    return clone
 
 
 def save(

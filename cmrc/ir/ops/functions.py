@@ -208,7 +208,7 @@ def windows_in_ceil_mode(size: int, pad: tuple[int, int], reach: int, stride: in
     return count - 1 if (count - 1) * stride >= size + pad[0] else count
 
 
-def _pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
+def pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
     """The padding before and after each axis; ceil mode adds what its last window needs."""
     pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
     dilation = attrs.get("dilation", (1,) * len(kernel))
@@ -222,7 +222,7 @@ def _pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
 def _pool_windows(x: Array, attrs: Attrs, fill: float) -> Array:
     """Windows of the trailing axes, padded by `fill`: shape (..., *out, *kernel)."""
     rank = len(attrs["kernel"])
-    pads, dilation = _pool_pads(x.shape[x.ndim - rank :], attrs), attrs.get("dilation", (1,) * rank)
+    pads, dilation = pool_pads(x.shape[x.ndim - rank :], attrs), attrs.get("dilation", (1,) * rank)
     return windows(x, attrs["kernel"], attrs["stride"], pads, dilation, fill)
 
 
@@ -231,19 +231,21 @@ def _max_pool(x: Array, attrs: Attrs) -> Array:
     return np.asarray(_pool_windows(x, attrs, -np.inf).max(axis=tuple(range(-rank, 0))))
 
 
-def _avg_pool(x: Array, attrs: Attrs) -> Array:
-    over = tuple(range(-len(attrs["kernel"]), 0))
-    total = _pool_windows(x, attrs, 0.0).sum(axis=over)
-    if attrs.get("divisor"):
-        return np.asarray(total / attrs["divisor"])
-    spatial, dilation = x.shape[x.ndim + over[0] :], attrs.get("dilation", (1,) * len(over))
+def pool_counts(spatial: Sequence[int], attrs: Attrs) -> Array:
+    """By how many positions an average pooling divides each of its windows: shape (*out)."""
+    dilation, over = attrs.get("dilation", (1,) * len(spatial)), tuple(range(-len(spatial), 0))
     inside = np.ones(spatial)
-    pads = _pool_pads(spatial, attrs)
+    pads = pool_pads(spatial, attrs)
     if attrs.get("include_pad"):  # the declared padding counts, what ceil mode adds beyond it does not
         inside = np.pad(inside, attrs["pad"], constant_values=1.0)
         pads = [(0, after - declared[1]) for (_, after), declared in zip(pads, attrs["pad"], strict=True)]
-    count = windows(inside, attrs["kernel"], attrs["stride"], pads, dilation, 0.0).sum(axis=over)
-    return np.asarray(total / count)
+    return np.asarray(windows(inside, attrs["kernel"], attrs["stride"], pads, dilation, 0.0).sum(axis=over))
+
+
+def _avg_pool(x: Array, attrs: Attrs) -> Array:
+    over = tuple(range(-len(attrs["kernel"]), 0))
+    total = _pool_windows(x, attrs, 0.0).sum(axis=over)
+    return np.asarray(total / (attrs.get("divisor") or pool_counts(x.shape[x.ndim + over[0] :], attrs)))
 
 
 def softmax(x: Array, attrs: Attrs) -> Array:

@@ -17,8 +17,9 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import HostError
+from cmrc.hosts.autograd.arrays import from_numpy
 from cmrc.hosts.fx import memory
-from cmrc.hosts.fx.memory import TensorReader, copies_on_write, from_numpy, own, own_all, readable
+from cmrc.hosts.fx.memory import TensorReader, copies_on_write, own, own_all, readable
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 TENSORS = ("fc1.weight", "fc2.bias", "fc3.weight", "bn.weight", "bn.running_mean")  # cut, folded, and three untouched

@@ -1,25 +1,24 @@
-"""Derivatives of a loss by inner values of a torch graph: see `statistics/curvature.py` for what is computed and why.
+"""Derivatives of a loss by inner values: see `statistics/curvature.py` for what is computed and why.
 
-One forward pass with autograd on, one backward for g, and one vjp for each logit (or draw) that serves all values together.
+A host has run its model once, with autograd on from the values on. Here are one backward for g, and one vjp for each logit (or
+draw) that serves all values together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from cmrc.errors import StatsError
-from cmrc.hosts.fx.module import run_flat
+from cmrc.hosts.autograd.meanings import MEANINGS
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest
 from cmrc.ir.evaluate import constant
-from cmrc.ir.graph import Graph, Node
+from cmrc.ir.graph import Graph, Node, Operand
 from cmrc.ir.ops.functions import POINTWISE
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
@@ -36,11 +35,10 @@ class Bend:
 
 
 def differentiate(
-    module: fx.GraphModule, args: Sequence[Any], graph: Graph, request: DerivativesRequest
+    graph: Graph, seen: Mapping[str, torch.Tensor], logits: torch.Tensor, request: DerivativesRequest
 ) -> list[Derivatives]:
-    """g, h and the factors of H at every value asked for, for one batch. `graph` is the IR of the module."""
-    seen, outputs = _run(module, args, request.values)
-    values, logits = [seen[name] for name in request.values], outputs[0]
+    """g, h and the factors of H at every value asked for, for one batch: `seen` are the values of `graph` in that run."""
+    values = [seen[name] for name in request.values]
     loss = _loss(logits, request) if request.labelled else logits.sum() * 0.0
     gradients = _grad(loss, values)
     outs = logits[0].numel()
@@ -54,7 +52,7 @@ def differentiate(
                 factors[i].append(b)
     how = f"monte-carlo, {request.draws} draws" if drawn else "gauss-newton"
     if request.labelled and not drawn and request.curvature != "gauss-newton":
-        bends = list(_bends(module, graph, seen, loss))
+        bends = list(_bends(graph, seen, loss))
         if request.curvature == "full" or sum(bend.before[0].numel() for bend in bends) <= BENDS:
             for bend in bends:
                 for i, (name, value) in enumerate(zip(request.values, values, strict=True)):
@@ -68,41 +66,6 @@ def differentiate(
 
 def _out(tensor: torch.Tensor) -> Any:
     return tensor.detach().double().cpu().numpy()
-
-
-def _run(
-    module: fx.GraphModule, args: Sequence[Any], taps: Sequence[str]
-) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Every float value of the run from the first tap on, and the outputs, with autograd on."""
-    seen: dict[str, torch.Tensor] = {}
-
-    class Watched(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            result = super().run_node(n)
-            if isinstance(result, torch.Tensor) and result.is_floating_point() and n.op == "call_function":
-                if n.name in taps and not result.requires_grad:
-                    result = result.requires_grad_()
-                seen[n.name] = result
-            return result
-
-    with torch.enable_grad(), _frozen(module):
-        result = run_flat(Watched(module), args)
-    return seen, [t for t in pytree.tree_leaves(result) if torch.is_tensor(t)]
-
-
-class _frozen:
-    """Parameters need no gradient here: only what lies above the values is recorded."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.before = [(p, p.requires_grad) for p in module.parameters()]
-
-    def __enter__(self) -> None:
-        for parameter, _ in self.before:
-            parameter.requires_grad_(False)
-
-    def __exit__(self, *_: object) -> None:
-        for parameter, needed in self.before:
-            parameter.requires_grad_(needed)
 
 
 def _grad(of: torch.Tensor, by: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -164,38 +127,37 @@ def _draws(
         yield [scale * b for b in _grad(drawn, values)]
 
 
-def _bends(module: fx.GraphModule, graph: Graph, seen: dict[str, torch.Tensor], loss: torch.Tensor) -> Iterator[Bend]:
-    nodes = {node.name: node for node in module.graph.nodes}
+def _bends(graph: Graph, seen: Mapping[str, torch.Tensor], loss: torch.Tensor) -> Iterator[Bend]:
     for node in graph.nodes:
-        before = node.inputs[0]
-        if node.op != "pointwise" or len(list(node.values())) != 1 or not isinstance(before, str):
+        before = node.inputs[0] if node.inputs else None
+        if node.op != "pointwise" or node.values() != [before] or not isinstance(before, str):
             continue
-        if node.attrs["fn"] == "prelu" or 0 in POINTWISE[node.attrs["fn"]].affine_in:
-            continue  # straight, and with parameters as further arguments
-        if node.name not in nodes or before not in seen or not seen[before].requires_grad:
+        if node.attrs["fn"] == "prelu" or 0 in POINTWISE[node.attrs["fn"]].affine_in or node.name not in seen:
+            continue  # straight
+        if before not in seen or not seen[before].requires_grad:
             continue
-        call = nodes[node.name]
         x = seen[before].detach().requires_grad_()
         with torch.enable_grad():
-            result = call.target(x, *_plain(call.args[1:]), **call.kwargs)
-            (first,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-            second = torch.autograd.grad(first.sum(), x, allow_unused=True)[0] if first.requires_grad else None
+            result = MEANINGS["pointwise"](node.attrs, x, *(_like(x, known) for known in node.inputs[1:]))
+            first = torch.autograd.grad(result.sum(), x, create_graph=True)[0] if result.requires_grad else None
+            bends = first is not None and first.requires_grad
+            second = torch.autograd.grad(first.sum(), x, allow_unused=True)[0] if bends and first is not None else None
         if second is None or not second.any():
             continue
         (by_output,) = _grad(loss, [seen[node.name]])
         yield Bend(node, seen[before], by_output * second)
 
 
-def _plain(args: Sequence[Any]) -> list[Any]:
-    return [arg for arg in args if not isinstance(arg, fx.Node)]
+def _like(x: torch.Tensor, known: Operand) -> torch.Tensor | None:
+    return None if known is None or isinstance(known, str) else torch.as_tensor(constant(known)).to(x)
 
 
 def _bent(graph: Graph, bend: Bend, name: str, value: torch.Tensor) -> torch.Tensor:
     """Σ_i w_i (∂z_i/∂a_j)²: through W² where z is that very affine function of the value, else by a vjp for each i."""
     source = next((n for n in graph.nodes if n.name == bend.node.inputs[0]), None)
-    if source is not None and source.op == "linear" and source.inputs[0] == name:
-        weight = constant(source.inputs[1])  # type: ignore[arg-type]
-        matrix = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
+    weight = None if source is None or source.op != "linear" or source.inputs[0] != name else source.inputs[1]
+    if source is not None and weight is not None and not isinstance(weight, str):
+        matrix = torch.as_tensor(constant(weight)).to(value)
         matrix = matrix if source.attrs["w_out"] == 0 else matrix.T
         scaled = matrix * source.attrs.get("alpha", 1.0)
         axis = source.attrs["axis"]
