@@ -9,11 +9,12 @@ import copy
 import io
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from onnx import TensorProto
 from torch import nn
@@ -49,12 +50,22 @@ def torch_pruned(
     losses: Callable[[nn.Module], Any] = lambda model: (),
     keep: float = 0.5,
 ) -> nn.Module:
-    """A copy whose layers of these names have only a part of their outputs, chosen by Torch-Pruning.
+    """A copy whose layers of these names have only a part of their outputs, chosen by Torch-Pruning."""
+    scores = scores_of(model, example, layers, name, losses)
+    return cut_lowest(model, example, layers, scores, [len(own) - round(keep * len(own)) for own in scores])
+
+
+def scores_of(
+    model: nn.Module,
+    example: tuple[torch.Tensor, ...],
+    layers: Sequence[str],
+    name: str,
+    losses: Callable[[nn.Module], Any],
+) -> list[np.ndarray]:
+    """Torch-Pruning's scores of the outputs of these layers.
 
     `losses` gives the losses whose gradient Taylor scores need, one after the other.
     """
-    import torch_pruning as tp
-
     torch.manual_seed(0)
     model = copy.deepcopy(model)
     for parameter in model.parameters():
@@ -62,20 +73,50 @@ def torch_pruned(
     if name == "Taylor":
         for loss in losses(model):
             loss.backward()
+    graph, score = _dependencies(model, example), criterion(name)
+    found = []
+    for path in layers:
+        prune, width = _outputs_of(model.get_submodule(path))
+        found.append(score(graph.get_pruning_group(model.get_submodule(path), prune, idxs=list(range(width)))).numpy())
+    return found
+
+
+def cut_lowest(
+    model: nn.Module,
+    example: tuple[torch.Tensor, ...],
+    layers: Sequence[str],
+    scores: Sequence[np.ndarray],
+    gone: Sequence[int],
+) -> nn.Module:
+    """A copy without the outputs of the lowest scores, so many of each layer."""
+    model = copy.deepcopy(model)
+    graph = _dependencies(model, example)
+    for path, own, count in zip(layers, scores, gone, strict=True):
+        prune, _ = _outputs_of(model.get_submodule(path))
+        lowest = np.argsort(own, kind="stable")[:count].tolist()
+        if lowest:
+            graph.get_pruning_group(model.get_submodule(path), prune, idxs=lowest).prune()
+    return model.eval()
+
+
+def _dependencies(model: nn.Module, example: tuple[torch.Tensor, ...]) -> Any:
+    import torch_pruning as tp
+
+    for parameter in model.parameters():
+        parameter.requires_grad_()
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        graph = tp.DependencyGraph().build_dependency(model, example_inputs=example)
-    score = criterion(name)
-    for path in layers:
-        layer = model.get_submodule(path)
-        convolves = isinstance(layer, nn.Conv2d)
-        prune = tp.prune_conv_out_channels if convolves else tp.prune_linear_out_channels
-        width = layer.out_channels if convolves else layer.out_features
-        scores = score(graph.get_pruning_group(layer, prune, idxs=list(range(width))))
-        gone = torch.argsort(scores)[: width - round(keep * width)].tolist()
-        graph.get_pruning_group(layer, prune, idxs=gone).prune()
-    model.zero_grad()
-    return model.eval()
+        return tp.DependencyGraph().build_dependency(model, example_inputs=example)
+
+
+def _outputs_of(layer: nn.Module) -> tuple[Any, int]:
+    """How Torch-Pruning cuts the outputs of a layer, and how many there are."""
+    import torch_pruning as tp
+
+    if isinstance(layer, nn.Conv2d):
+        return tp.prune_conv_out_channels, layer.out_channels
+    assert isinstance(layer, nn.Linear)
+    return tp.prune_linear_out_channels, layer.out_features
 
 
 def onnxsim_pruned(path: Path, out: Path, parameters: int, *, share: float = 0.5) -> tuple[float, bool]:
@@ -104,6 +145,38 @@ def onnxsim_pruned(path: Path, out: Path, parameters: int, *, share: float = 0.5
         low, high = (low, middle) if stored(pruned(middle)) <= parameters else (middle, high)
     onnx.save(pruned(high), out)
     return high, True
+
+
+def onnxsim_recovered(
+    path: Path, out: Path, batches: Sequence[Mapping[str, np.ndarray]], size: int, fits: Callable[[Path], bool]
+) -> bool:
+    """Prune a file by onnxsim's calibrated scores, and refit it by its ridge regression, at the least sparsity that fits.
+
+    Returns whether any does; else its largest stands there. Sizes are those of its pruning without data, which is quicker.
+    """
+    import onnx
+    import onnxsim
+
+    with redirect_stdout(io.StringIO()):
+        whole, _ = onnxsim.simplify(onnx.load(path))
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    count = len(next(iter(joined.values()))) // size * size
+    given = [{name: array[i : i + size] for name, array in joined.items()} for i in range(0, count, size)]
+
+    def fitting(sparsity: float) -> bool:
+        copied = onnx.ModelProto.FromString(whole.SerializeToString())
+        onnx.save(onnxsim.apply_structured_pruning(copied, sparsity=sparsity), out)
+        return fits(out)
+
+    low, high = 0.0, 0.95
+    reached = fitting(high)
+    for _ in range(7 if reached else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fitting(middle) else (middle, high)
+    copied = onnx.ModelProto.FromString(whole.SerializeToString())
+    pruned = onnxsim.apply_structured_wanda_pruning(copied, calibration_data=given, sparsity=high)
+    onnx.save(onnxsim.apply_pruning_finetune(whole, pruned, calibration_data=given), out)
+    return reached
 
 
 def sizes_of_module(model: nn.Module, example: tuple[torch.Tensor, ...]) -> dict[str, int]:

@@ -16,7 +16,14 @@ from benchmarks.section import Record, Section, sections
 PAGE = ROOT / "docs" / "results.md"
 CHAPTERS = {  # title, to the modules that measure it, in the page's order
     "The paper": ("invariance", "transformer", "abstraction", "verification", "ablations", "stages"),
-    "Quality, beside other selectors and libraries": ("selection", "allocation", "pretrained", "heads", "masked"),
+    "Quality, beside other selectors and libraries": (
+        "curves",
+        "selection",
+        "allocation",
+        "pretrained",
+        "heads",
+        "masked",
+    ),
     "Interventions": ("interventions", "coverage"),
     "Deployment": ("latency", "widths"),
     "What cmrc itself costs": ("compile_cost", "peer_cost", "calibration", "depth", "scaling", "llm_size"),

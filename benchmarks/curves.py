@@ -1,0 +1,475 @@
+"""What is lost at every size, without fine-tuning: ours by its defaults, beside libraries and published methods.
+
+python -m benchmarks.curves resnet | vit | minilm | magika | recogniser | efficientnet | smollm     [--quick]
+
+Sizes are parts of the multiply-accumulates of the whole network. Ours gets a budget of them and nothing else. The others take the same
+part of every layer, or share units out by their own rule (named global, adaptive), so that they meet the same budget.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import cmrc
+from benchmarks import pruners, subjects
+from benchmarks.charts import OURS, PEER, PUBLISHED, digits
+from benchmarks.latency import quiet_exporters
+from benchmarks.measure import Resumed, console, parser, use_threads, write_record
+from benchmarks.pretrained import export, file_run, sizes_of_file, stand_in
+from benchmarks.pruners import sizes_of_module
+from benchmarks.section import COLOURS, Record, Section, claim, claims, table
+from benchmarks.selection import DEVELOPMENT, calibration
+from benchmarks.subjects import Run, Subject, divergence, in_parts, torch_run
+from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy
+from cmrc.hosts.onnx.bench import median_ratio
+from cmrc.planning.allocate import Costs
+from cmrc.planning.planner import plan_sizes
+from cmrc.planning.recipe import make_recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZES = (0.9, 0.8, 0.7, 0.6, 0.5)
+SAMPLES = 2000  # training pictures to calibrate on
+LOSS = 0.01  # of agreement, that a user may lose
+PAIRS = 15  # runs in turns, of which the median ratio is the latency
+ONE_PASS = {"recompute": "never", "multiple_of": 1}
+UNIFORM = "cmrc, the same part of every layer"
+OWN = "cmrc, by its defaults"
+CORP = "ridge folding (CORP, GRAIL): norm, all retained parents"
+FLAP = "FLAP-like: fluctuation, means, adaptive"
+OBS = "SlimGPT-, OSSCAR-like: least squares, one pass"
+MEASURED = ("method", "kind", "size", "parameters", "macs", "latency", "seconds", "why")
+
+
+def classifier(training: Training, name: str, samples: int) -> Subject:
+    """A network that was trained here, judged on test pictures that chose nothing."""
+    images, model = training.data, training.model()
+    test, labels = images.test[DEVELOPMENT:], images.test_labels[DEVELOPMENT:]
+    if not len(test):  # of a stand-in
+        test, labels = images.test, images.test_labels
+    plain = in_parts(torch_run(model), [test], 500)
+    chosen = calibration(training, samples, 50)
+
+    def judge(run: Run) -> dict[str, float]:
+        answers = in_parts(run, [test], 500)
+        same = float((answers.argmax(1) == plain.argmax(1)).mean())
+        return {"KL": divergence(plain, answers), "agreement": same, "accuracy": accuracy(answers, labels)}
+
+    def losses(module: nn.Module) -> Iterator[torch.Tensor]:
+        for x, y in chosen:
+            yield nn.functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y))
+
+    what = f"calibrated on {samples} training pictures, judged on {len(test)} test pictures; whole: accuracy {accuracy(plain, labels):.4f}"
+    writers = tuple(site.replace(".mlp.act", ".mlp.fc1").replace(".act", ".conv1") for site in training.sites)
+    batches = [{"x": x} for x, _ in chosen]
+    return Subject(name, what, model, training.sites, batches, judge, writers, losses, batch=50, task=True)
+
+
+def trained(name: str, title: str, quick: bool) -> Subject:
+    return classifier((STAND_INS if quick else TRAININGS)[name], title, 100 if quick else SAMPLES)
+
+
+SUBJECTS: dict[str, Callable[[bool], Subject]] = {
+    "resnet": lambda quick: trained("resnet", "ResNet-8", quick),
+    "vit": lambda quick: trained("vit", "ViT", quick),
+    "minilm": lambda quick: stand_in("minilm") if quick else subjects.minilm(1024),
+    "magika": lambda quick: stand_in("magika, in torch") if quick else subjects.magika(),
+    "recogniser": lambda quick: stand_in("recogniser, in torch") if quick else subjects.recogniser(),
+    "efficientnet": lambda quick: stand_in("efficientnet, in torch") if quick else subjects.efficientnet(),
+    "smollm": lambda quick: stand_in("smollm") if quick else subjects.smollm(),
+}
+TITLES = {
+    "resnet": "ResNet-8 on CIFAR-10",
+    "vit": "ViT on CIFAR-10",
+    "minilm": "MiniLM-L6",
+    "magika": "Magika",
+    "recogniser": "PP-OCRv4 rec",
+    "efficientnet": "EfficientNet-Lite0",
+    "smollm": "SmolLM2-135M",
+}
+
+
+# ---------------------------------------------------------------- how many units each method keeps
+
+
+class Matched:
+    """Numbers of units that go from the layers which the peers cut, so that the model meets a budget."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.sites = [subject.program.find(name)[0] for name in subject.sites]
+        self.costs = Costs(subject.program, self.sites, "macs")
+        self.whole = self.costs.measure([0] * len(self.sites))
+
+    def uniform(self, size: float) -> list[int]:
+        """The same part of every layer."""
+        return self._least(size, lambda part: [min(round(part * s.units), s.units - 1) for s in self.sites])
+
+    def ranked(self, size: float, scores: Sequence[np.ndarray]) -> list[int]:
+        """The units of the least scores of all layers together."""
+        every = np.sort(np.concatenate(scores))
+
+        def below(part: float) -> list[int]:
+            limit = every[min(int(part * len(every)), len(every) - 1)]
+            return [min(int((own <= limit).sum()), len(own) - 1) for own in scores]
+
+        return self._least(size, below)
+
+    def _least(self, size: float, gone: Callable[[float], list[int]]) -> list[int]:
+        low, high = 0.0, 1.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.costs.foretell(gone(middle)) <= size * self.whole else (middle, high)
+        return gone(high)
+
+
+def keeps(matched: Matched, gone: Sequence[int]) -> dict[str, int]:
+    return {site.value: site.units - count for site, count in zip(matched.sites, gone, strict=True)}
+
+
+# ---------------------------------------------------------------- one method at one size
+
+
+def measured(subject: Subject, model: nn.Module | Path, whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Size, latency beside the whole network, and what it is judged by."""
+    if isinstance(model, Path):
+        sizes, run = sizes_of_file(model, subject), file_run(model)
+    else:
+        sizes, run = sizes_of_module(model, subject.example), torch_run(model)
+    return {**sizes, "latency": latency(subject, run, whole["run"]), **subject.judge(run)}
+
+
+def latency(subject: Subject, run: Run, whole: Run) -> float:
+    """Seconds of one sample over those of the whole network, in turns: in torch for modules, under onnxruntime for files."""
+    one = [array[:1] for array in subject.batches[0].values()]
+    seconds = []
+    for i in range(-2, PAIRS):
+        pair = []
+        for each in (run, whole):
+            begin = time.perf_counter()
+            each(*one)
+            pair.append(time.perf_counter() - begin)
+        if i >= 0:
+            seconds.append(pair)
+    return median_ratio(np.array(seconds))[0]
+
+
+def lowered(subject: Subject, plan: cmrc.Plan, whole: Mapping[str, Any]) -> dict[str, Any]:
+    small = cmrc.lower(subject.program, plan)
+    if not isinstance(subject.model, Path):
+        return measured(subject, small.module.eval(), whole)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "small.onnx"
+        small.save(path)
+        return measured(subject, path, whole)
+
+
+def by_presets(subject: Subject) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Methods that our code states as a recipe, with the same part of every layer."""
+    affine = {
+        UNIFORM: (OURS, {"multiple_of": 1}),
+        OBS: (PUBLISHED, {"preset": "joint", **ONE_PASS}),
+        CORP: (PUBLISHED, {"preset": "magnitude", "replace": "affine", **ONE_PASS}),
+    }
+    return affine if subject.affine else {UNIFORM: affine[UNIFORM]}
+
+
+def onnxsim_recovered(subject: Subject, size: float, whole: Mapping[str, Any]) -> dict[str, Any]:
+    """onnxsim's calibrated pruning with its own ridge refit, at the sparsity that meets the size."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, out = Path(folder) / "whole.onnx", Path(folder) / "pruned.onnx"
+        source = subject.model
+        if not isinstance(source, Path):
+            source = export(source, subject, path, batch=subject.batch)
+        target = size * whole["macs"]
+        reached = pruners.onnxsim_recovered(
+            source, out, subject.batches, subject.batch, lambda file: sizes_of_file(file, subject)["macs"] <= target
+        )
+        return {**measured(subject, out, whole), "why": "" if reached else "cannot get so small"}
+
+
+def measure(subject: Subject, sizes: Sequence[float], resumed: Resumed, *, peers: bool) -> dict[str, Any]:
+    module = not isinstance(subject.model, Path)
+    run = torch_run(subject.model) if module else file_run(subject.model)
+    whole_sizes = sizes_of_module(subject.model, subject.example) if module else sizes_of_file(subject.model, subject)
+    whole = resumed("whole", lambda: {**whole_sizes, **subject.judge(run)})
+    known = {**whole, "run": run}
+    matched = Matched(subject)
+    rows: list[dict[str, Any]] = []
+
+    def add(method: str, kind: str, size: float, make: Callable[[], dict[str, Any]]) -> None:
+        def one() -> dict[str, Any]:
+            begin = time.perf_counter()
+            try:
+                told = make()
+            except cmrc.CmrcError as error:
+                told = {"why": error.reason}
+            return {"method": method, "kind": kind, "size": size, **told, "seconds": time.perf_counter() - begin}
+
+        rows.append(resumed(f"{method}, {size}", one))
+        console.print({k: v for k, v in rows[-1].items() if k != "kind"})
+
+    own = _Defaults(subject, sizes)
+    for size in sizes:
+        add(OWN, OURS, size, lambda size=size: lowered(subject, own.plan(size), known))
+    statistics = _Once(lambda: calibrated(subject))
+    for name, (kind, options) in by_presets(subject).items():
+        for size in sizes:
+            kept = keeps(matched, matched.uniform(size))
+            add(
+                name,
+                kind,
+                size,
+                lambda kept=kept, o=options: lowered(subject, planned(subject, statistics(), kept, o), known),
+            )
+    for size in sizes:
+        add(
+            FLAP, PUBLISHED, size, lambda size=size: lowered(subject, flap(subject, statistics(), matched, size), known)
+        )
+    if module and peers:
+        scores = {name: _Once(lambda name=name: pruners.scores_of(subject.model, subject.example, subject.writers, name, subject.losses))
+                  for name in ("Taylor", "group norm")}  # fmt: skip
+        for name in scores:
+            for size in sizes:
+                for way, counts in (("", matched.uniform(size)), (", global", None)):
+
+                    def cut(name: str = name, size: float = size, counts: list[int] | None = counts) -> dict[str, Any]:
+                        found = scores[name]()
+                        gone = matched.ranked(size, [own / own.mean() for own in found]) if counts is None else counts
+                        small = pruners.cut_lowest(subject.model, subject.example, subject.writers, found, gone)
+                        return measured(subject, small, known)
+
+                    add(f"Torch-Pruning, {name}{way}", PEER, size, cut)
+    if subject.exported and peers:
+        for size in sizes:
+            add(
+                "onnxsim, Wanda with its ridge refit",
+                PEER,
+                size,
+                lambda size=size: onnxsim_recovered(subject, size, known),
+            )
+    number = next(key for key in whole if key not in MEASURED)
+    return {
+        "name": subject.name,
+        "subject": subject.what,
+        "number": number,
+        "whole": whole,
+        "rows": rows,
+        "defaults": defaults(subject, statistics, known, resumed),
+        "claims": judge_curves(rows, number, whole[number]),
+    }
+
+
+class _Once:
+    """A value that is computed when somebody asks for it first."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute, self.value = compute, None
+
+    def __call__(self) -> Any:
+        if self.value is None:
+            self.value = self.compute()
+        return self.value
+
+
+class _Defaults:
+    """`cmrc.plan(program, data=..., budget=...)` at every size: ranked and probed once."""
+
+    def __init__(self, subject: Subject, sizes: Sequence[float]) -> None:
+        self.subject, self.sizes = subject, sizes
+        self.plans: dict[float, cmrc.Plan] = {}
+
+    def plan(self, size: float) -> cmrc.Plan:
+        if size not in self.plans:
+            left = [one for one in self.sizes if one <= size]
+            subject = self.subject
+            options = {name: value for name, value in subject.recipe.items() if name in ("positions", "loss")}
+            if not subject.affine:
+                options["sites"] = subject.sites
+            recipe = make_recipe(**options)
+            sites = subject.sites if not subject.affine else recipe.sites
+            stats = cmrc.calibrate(
+                subject.program, subject.batches, sites=sites, need=recipe.needs, **recipe.calibration
+            )
+            amounts = [{"budget": {"of": "macs", "amount": one}} for one in left]
+            made = plan_sizes(subject.program, stats, amounts, data=subject.batches, **options)
+            self.plans |= dict(zip(left, made, strict=True))
+        return self.plans[size]
+
+
+def calibrated(subject: Subject) -> cmrc.Stats:
+    recipe = make_recipe(**subject.recipe)
+    return cmrc.calibrate(
+        subject.program, subject.batches, sites=subject.sites, need=recipe.needs, **recipe.calibration
+    )
+
+
+def planned(subject: Subject, stats: cmrc.Stats, kept: dict[str, int], options: Mapping[str, Any]) -> cmrc.Plan:
+    given = {**{k: v for k, v in subject.recipe.items() if k != "drift_ridge"}, "sites": subject.sites, **options}
+    return cmrc.plan(subject.program, stats, data=subject.batches, keep=kept, **given)
+
+
+def flap(subject: Subject, stats: cmrc.Stats, matched: Matched, size: float) -> cmrc.Plan:
+    """Variance times the squared norm of the weights that read a unit, standardised within each layer; means take their place."""
+    ranked = cmrc.plan(subject.program, stats, preset="cmr-logit", sites=subject.sites, keep=0.5, recompute="never")
+    scores = [np.asarray(ranked.scores[subject.program.title(site.value)]) for site in matched.sites]
+    gone = matched.ranked(size, [(own - own.mean()) / max(own.std(), 1e-30) for own in scores])
+    return planned(subject, stats, keeps(matched, gone), {"preset": "cmr-logit", **ONE_PASS})
+
+
+# ---------------------------------------------------------------- the defaults beside every preset
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "without another word": {},
+    "joint, one pass": {"preset": "joint"},
+    "joint, fitted in order": {"preset": "joint", "recompute": "fits"},
+    "joint, fitted in order, drift_ridge 1": {"preset": "joint", "recompute": "fits", "drift_ridge": 1.0},
+    "reconstruction": {"preset": "reconstruction"},
+    "cmr-logit": {"preset": "cmr-logit"},
+}
+
+
+def defaults(
+    subject: Subject, stats: Callable[[], cmrc.Stats], whole: Mapping[str, Any], resumed: Resumed
+) -> list[Record]:
+    """Half of the units of the layers that the peers cut, by the default and by each preset."""
+    kept = dict.fromkeys(subject.sites, 0.5)
+    rows = []
+    for name, options in PRESETS.items():
+        if not subject.affine and "joint" in name:
+            continue
+
+        def one(options: Mapping[str, Any] = options) -> dict[str, Any]:
+            return lowered(subject, planned(subject, stats(), kept, {"multiple_of": 1, **options}), whole)
+
+        rows.append({"preset": name, **resumed(f"preset {name}", one)})
+        console.print(rows[-1])
+    return rows
+
+
+# ---------------------------------------------------------------- claims
+
+
+def judge_curves(rows: Sequence[Record], number: str, floor: float) -> list[dict[str, Any]]:
+    """At each size, what ours loses over what the best library and the best published method lose: the worst ratio."""
+    told = []
+    for kind, target in ((PEER, 1 / 3), (PUBLISHED, 1.0)):
+        ratios = []
+        for size in sorted({row["size"] for row in rows}):
+            own = [
+                row[number] - floor for row in rows if row["method"] == OWN and row["size"] == size and number in row
+            ]
+            others = [
+                row[number] - floor for row in rows if row["kind"] == kind and row["size"] == size and number in row
+            ]
+            if own and others:
+                ratios.append(own[0] / max(min(others), 1e-12))
+        if ratios:
+            told.append(
+                claim(f"{number} lost, ours over the best {kind}, at the worst size", max(ratios), "<=", target)
+            )
+    return told
+
+
+# ---------------------------------------------------------------- the page
+
+
+def agreement_of(record: Record) -> str | None:
+    """The number that counts how many answers are as before."""
+    names = ("agreement", "nearest sentence kept", "strings as before")
+    return next((name for name in names if name in record["whole"]), None)
+
+
+def smallest(record: Record, method: str) -> str:
+    """The smallest measured size at which at most `LOSS` of the agreement is lost."""
+    key = agreement_of(record)
+    fits = [row["size"] for row in record["rows"] if row["method"] == method and key in row and row[key] >= 1 - LOSS]
+    return f"{min(fits):g}" if fits else "none"
+
+
+def body(record: Record) -> str:
+    number, key = record["number"], agreement_of(record)
+    sizes = sorted({row["size"] for row in record["rows"]}, reverse=True)
+    methods = list(dict.fromkeys((row["method"], row["kind"]) for row in record["rows"]))
+    rows = []
+    for method, kind in methods:
+        by_size = {row["size"]: row for row in record["rows"] if row["method"] == method}
+        cells = []
+        for size in sizes:
+            row = by_size.get(size, {})
+            text = digits(row[number]) if number in row else row.get("why", "")
+            if number in row and key:
+                text += f" ({100 * row[key]:.1f} %)"
+            cells.append(text + (" †" if row.get("why") and number in row else ""))
+        last = by_size.get(sizes[-1], {})
+        fast = f"{last['latency']:.2f}" if "latency" in last else ""
+        rows.append((method, kind, *cells, fast, smallest(record, method) if key else ""))
+    head = ("method", "whose", *(f"{size:g}" for size in sizes), f"latency at {sizes[-1]:g}", "smallest with 1 % lost")
+    told = f"{number}" + (f" (and {key})" if key else "")
+    page = [f"{record['name']}: {record['subject']}. {told} at parts of the multiply-accumulates:\n", table(head, rows)]
+    presets = [row for row in record["defaults"] if number in row]
+    if presets:
+        best = min(row[number] for row in presets)
+        cells = [(row["preset"], digits(row[number]), f"{row[number] / best:.2f}") for row in presets]
+        page += [
+            "Half of the units of the same layers, by preset:\n",
+            table(("preset", number, "over the best"), cells),
+        ]
+    return "\n".join((*page, claims(record["claims"])))
+
+
+def draw(record: Record, figure: Figure) -> None:
+    left, right = figure.subplots(1, 2, sharey=True)
+    whole, number = record["whole"], record["number"]
+    methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
+    for i, method in enumerate(methods):
+        rows = [row for row in record["rows"] if row["method"] == method and number in row]
+        style = {"marker": "o", "color": COLOURS[i % len(COLOURS)], "linestyle": "-" if i < len(COLOURS) else ":"}
+        lost = [max(row[number] - whole[number], 1e-5) for row in rows]
+        left.plot([row["macs"] / whole["macs"] for row in rows], lost, label=method, **style)
+        right.plot([row["latency"] for row in rows], lost, **style)
+    left.set(xlabel="multiply-accumulates, of the whole network", ylabel=f"{number} lost", yscale="log")
+    right.set(xlabel="latency, of the whole network")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+
+
+TEXT = """No fine-tuning. Ours gets a budget of multiply-accumulates and nothing else; it may cut every unit and head that folds, while the
+others cut the layers that the table of this network above names. Latency is of one sample, in turns with the whole network, on the machine
+and under the load that the line below names. † cannot get so small.
+"""
+SECTIONS: tuple[Section, ...] = tuple(
+    Section(f"curves_{name}", f"Curves: {title}", TEXT, body, draw, (name,), (9.0, 4.6))
+    for name, title in TITLES.items()
+)
+
+
+def main() -> None:
+    made = parser(__doc__.splitlines()[0], "curves_{subject}.json")
+    made.add_argument("subject", choices=list(SUBJECTS))
+    made.add_argument("--sizes", type=float, nargs="*", default=None, help="parts of the multiply-accumulates")
+    options = made.parse_args()
+    use_threads(options.threads)
+    quiet_exporters()
+    torch.manual_seed(0)
+    resumed = Resumed(options.json)
+    subject = SUBJECTS[options.subject](options.quick)
+    if options.subject in ("vit", "resnet", "magika", "recogniser"):
+        subject = replace(subject, exported=False)  # onnxsim's refit knows no convolutions, and finds nothing in these
+    sizes = options.sizes or (SIZES[-2:-1] if options.quick else (0.7, 0.5) if options.subject == "smollm" else SIZES)
+    record: Mapping[str, Any] = measure(subject, sizes, resumed, peers=True)
+    write_record(options.json, f"curves, {options.subject}", [], options, **record, wall_seconds=resumed.seconds)
+    resumed.forget()
+
+
+if __name__ == "__main__":
+    main()
