@@ -140,12 +140,17 @@ def keeps(matched: Matched, gone: Sequence[int]) -> dict[str, int]:
 
 
 def measured(subject: Subject, model: nn.Module | Path, whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Size, latency beside the whole network, and what it is judged by."""
+    """Size, latency beside the whole network where both are of one kind, and what it is judged by."""
     if isinstance(model, Path):
         sizes, run = sizes_of_file(model, subject), file_run(model)
     else:
         sizes, run = sizes_of_module(model, subject.example), torch_run(model)
-    return {**sizes, "latency": latency(subject, run, whole["run"]), **subject.judge(run)}
+    told = (
+        {}
+        if isinstance(model, Path) != isinstance(subject.model, Path)
+        else {"latency": latency(subject, run, whole["run"])}
+    )
+    return {**sizes, **told, **subject.judge(run)}
 
 
 def latency(subject: Subject, run: Run, whole: Run) -> float:
@@ -321,7 +326,7 @@ def planned(subject: Subject, stats: cmrc.Stats, kept: dict[str, int], options: 
 def flap(subject: Subject, stats: cmrc.Stats, matched: Matched, size: float) -> cmrc.Plan:
     """Variance times the squared norm of the weights that read a unit, standardised within each layer; means take their place."""
     ranked = cmrc.plan(subject.program, stats, preset="cmr-logit", sites=subject.sites, keep=0.5, recompute="never")
-    scores = [np.asarray(ranked.scores[subject.program.title(site.value)]) for site in matched.sites]
+    scores = [np.asarray(ranked.scores[stats.sites[site.value].columns.name]) for site in matched.sites]
     gone = matched.ranked(size, [(own - own.mean()) / max(own.std(), 1e-30) for own in scores])
     return planned(subject, stats, keeps(matched, gone), {"preset": "cmr-logit", **ONE_PASS})
 
@@ -363,21 +368,17 @@ def defaults(
 def judge_curves(rows: Sequence[Record], number: str, floor: float) -> list[dict[str, Any]]:
     """At each size, what ours loses over what the best library and the best published method lose: the worst ratio."""
     told = []
+    reached = [row for row in rows if number in row and not row.get("why")]
     for kind, target in ((PEER, 1 / 3), (PUBLISHED, 1.0)):
         ratios = []
-        for size in sorted({row["size"] for row in rows}):
-            own = [
-                row[number] - floor for row in rows if row["method"] == OWN and row["size"] == size and number in row
-            ]
-            others = [
-                row[number] - floor for row in rows if row["kind"] == kind and row["size"] == size and number in row
-            ]
+        for size in sorted({row["size"] for row in reached}):
+            here = [row for row in reached if row["size"] == size]
+            own = [row[number] - floor for row in here if row["method"] == OWN]
+            others = [row[number] - floor for row in here if row["kind"] == kind]
             if own and others:
                 ratios.append(own[0] / max(min(others), 1e-12))
         if ratios:
-            told.append(
-                claim(f"{number} lost, ours over the best {kind}, at the worst size", max(ratios), "<=", target)
-            )
+            told.append(claim(f"{number} lost, ours over the best {kind}, worst size", max(ratios), "<=", target))
     return told
 
 
@@ -437,7 +438,8 @@ def draw(record: Record, figure: Figure) -> None:
         style = {"marker": "o", "color": COLOURS[i % len(COLOURS)], "linestyle": "-" if i < len(COLOURS) else ":"}
         lost = [max(row[number] - whole[number], 1e-5) for row in rows]
         left.plot([row["macs"] / whole["macs"] for row in rows], lost, label=method, **style)
-        right.plot([row["latency"] for row in rows], lost, **style)
+        if all("latency" in row for row in rows):
+            right.plot([row["latency"] for row in rows], lost, **style)
     left.set(xlabel="multiply-accumulates, of the whole network", ylabel=f"{number} lost", yscale="log")
     right.set(xlabel="latency, of the whole network")
     figure.legend(loc="outside lower center", ncols=2, fontsize=7)
