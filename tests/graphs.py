@@ -63,7 +63,6 @@ class Net:
         self, op: str, inputs: Sequence[Operand], shape: Shape, name: str = "", value_dtype: str = "", **attrs: Any
     ) -> str:
         name = self.fresh(name or op)
-        assert 0 not in shape
         value = Value(name, tuple(shape), value_dtype or "float32")
         self.values[name] = value
         marks = Marks(**{key: attrs.pop(key) for key in MARKS if key in attrs})

@@ -187,8 +187,8 @@ def block_by_position() -> Graph:
 
 
 def no_positions() -> Graph:
-    net, h = sequence(steps=0)
-    net.along("mean", h, (1,))
+    net, h = image(height=0)
+    net.along("mean", h, (2, 3))
     return affine(net, h)
 
 

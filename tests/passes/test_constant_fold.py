@@ -129,8 +129,8 @@ def norm_of_constants() -> Graph:
 
 
 def no_positions() -> Graph:
-    net, h = sequence(steps=0)
-    net.along("mean", h, (1,))
+    net, h = image(height=0)
+    net.along("mean", h, (2, 3))
     return on(h, net)
 
 

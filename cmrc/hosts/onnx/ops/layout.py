@@ -227,6 +227,8 @@ def read_concat(view: View) -> Step:
         if i == axis:
             dims.append(sum(known) if len(known) == len(sizes) else None)
         else:
+            if 0 in known and any(sizes):  # onnxruntime leaves such an operand out
+                raise LeftWhole("one of its operands has no elements")
             for named in sizes if known else ():  # the others must have that size, too
                 if isinstance(named, str) and "*" not in named:
                     view.bind(named, known[0])
