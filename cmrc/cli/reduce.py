@@ -24,7 +24,7 @@ from cmrc.reduction.frontier import SHARES
 from cmrc.reduction.page import require_report, write_report
 from cmrc.reduction.reducer import PRESET, SHARE, reduce
 from cmrc.reduction.result import Reduction
-from cmrc.reduction.samples import LIMIT
+from cmrc.reduction.samples import LIMIT, MOST
 
 app = new_app()
 UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
@@ -103,7 +103,15 @@ def reduce_command(
     refit: Annotated[
         bool, typer.Option(help="Fit each layer after the replacements before it: better, and slower.")
     ] = True,
-    samples: Annotated[int, typer.Option(min=2, metavar="NUMBER", help="Samples to use at most.")] = LIMIT,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="NUMBER",
+            help="Samples to use at most.",
+            show_default=f"{LIMIT}, or up to {MOST} of a light model",
+        ),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, metavar="NUMBER", help="Samples per run.", show_default="by memory")
     ] = None,

@@ -33,7 +33,7 @@ from cmrc.reduction.images import Pictures
 from cmrc.reduction.measuring import Judge, Metric
 from cmrc.reduction.observer import Clock, Observer, Unobserved
 from cmrc.reduction.result import Data, Reduction, Size
-from cmrc.reduction.samples import LIMIT, Reading, load_function
+from cmrc.reduction.samples import Reading, affordable_rows, load_function
 from cmrc.reduction.subject import Subject, split_data
 from cmrc.reduction.timing import ORIGINAL, Timing
 from cmrc.reduction.workfolder import WorkFolder, digest_of, digest_of_run
@@ -70,7 +70,7 @@ def reduce(
     protect: Sequence[str] = (),
     preset: str = PRESET,
     refit: bool = True,
-    samples: int | None = LIMIT,
+    samples: int | None = None,
     batch: int | None = None,
     seed: int = 0,
     normalise: str | None = None,
@@ -106,11 +106,12 @@ def reduce(
         raise RecipeError("a goal of speed needs timing", fix="leave out timed=False")
     wanted = wanted_shares(frontier, goals)
     judge_by: Metric | None = load_function(metric) if isinstance(metric, str) else metric
-    reading = Reading(samples, seed, Pictures(normalise, side))  # type: ignore[arg-type]
     with _folder(work) as folder:
         clock = Clock(Unobserved() if observer is None else observer)
         clock.stage("reading", str(model) if isinstance(model, (str, Path)) else type(model).__name__)
         program = trace(model, args, **options)
+        most = affordable_rows(program.graph.inputs, program.cost().macs) if samples is None else samples
+        reading = Reading(most, seed, Pictures(normalise, side))  # type: ignore[arg-type]
         rows = split_data(program, data, held_out, reading, batch=batch)
         goals.require_enough(len(rows.judged.numbers))
         asked = {"preset": preset, "seed": seed, "batch": rows.calibration.batch, "protect": list(protect)}

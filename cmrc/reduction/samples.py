@@ -27,10 +27,20 @@ from cmrc.reduction.images import Pictures, is_picture_folder, picture_reader
 from cmrc.statistics.arrays import FILES, read_arrays
 from cmrc.statistics.batches import LABELS, SIZE, as_array, batches
 
-LIMIT = 2048  # rows, unless more are asked for
+LIMIT = 2048  # rows, unless more are asked for or cost little
+MOST = 8192  # rows of a model that is light
+WORK = 10**11  # multiply-adds of one pass over more than `LIMIT` rows: seconds
 RANDOM = 256  # random rows
 BATCH_BYTES = 16 * 2**20  # of the inputs of one batch
 Take = Callable[[Array], dict[str, Array]]
+
+
+def affordable_rows(inputs: Sequence[Value], macs: int) -> int:
+    """How many rows are used if nobody says: the more the better the fits, as long as a pass over them takes seconds."""
+    sizes = [size for value in inputs for size in value.shape[1:]]
+    if not all(isinstance(size, int) for size in sizes):
+        return LIMIT  # what a row costs is not known yet
+    return min(MOST, max(LIMIT, WORK // max(macs, 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,17 @@ import pytest
 from cmrc.errors import InputError
 from cmrc.ir.graph import Value
 from cmrc.reduction.images import Pictures
-from cmrc.reduction.samples import Reading, Rows, fixed_batch, load_function, read_samples
+from cmrc.reduction.samples import (
+    LIMIT,
+    MOST,
+    WORK,
+    Reading,
+    Rows,
+    affordable_rows,
+    fixed_batch,
+    load_function,
+    read_samples,
+)
 
 IMAGE = (Value("image", ("batch", 1, 2, 2), "float32"),)
 TOKENS = (Value("ids", ("batch", "length"), "int64"), Value("mask", ("batch", "length"), "int64"))
@@ -193,3 +203,8 @@ def test_pictures_for_a_model_that_takes_none(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match="is not a picture that can be read"):
         everything(read_samples(folder, (Value("image", ("n", 3, 4, 4), "float32"),)))
+
+
+def test_a_light_model_uses_more_rows() -> None:
+    assert [affordable_rows(IMAGE, macs) for macs in (0, 1000, WORK // 3000, WORK)] == [MOST, MOST, 3000, LIMIT]
+    assert affordable_rows(TOKENS, 1000) == LIMIT  # what a row costs is not known before it is read
