@@ -17,8 +17,18 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+SHIM = "https://unpkg.com/iframe-worker/shim"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """A page that nobody has put into the navigation yet stands at the end of it."""
+    listed = re.findall(r"[\w/]+\.md", str(config.nav))
+    rest = [path.name for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in listed]
+    if rest:
+        config.nav.append({"More": rest})
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -35,6 +45,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """A link to a file of the repository that is no page becomes its name: the site stands alone."""
     parts = FENCED.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(_inward(page.file.src_uri), part) for part in parts)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The one script that the theme would fetch lies beside the pages."""
+    return output.replace(SHIM, f"{'../' * page.file.src_uri.count('/')}assets/iframe-worker.js")
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    return output_content.replace(SHIM, "assets/iframe-worker.js")
 
 
 def _inward(source: str) -> Any:
@@ -81,7 +100,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def _help(runner: Any, app: Any, path: tuple[str, ...]) -> str:
-    done = runner.invoke(app, [*path, "--help"], prog_name="cmrc", terminal_width=110, env={"COLUMNS": "110"})
+    done = runner.invoke(app, [*path, "--help"], prog_name="cmrc", terminal_width=96, env={"COLUMNS": "96"})
     assert done.exit_code == 0, done.output
     return str(done.output)
 

@@ -72,7 +72,20 @@ Path("images").mkdir()
 for i, picture in enumerate(np.load("train.npz")["images"][:200]):
     Image.fromarray((picture[0] * 255).astype(np.uint8)).save(f"images/{i}.png")
 """
+CHECKPOINT = """
+import sys
+
+import cmrc
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
+LlamaForCausalLM(LlamaConfig(vocab_size=32, max_position_embeddings=32, **sizes)).save_pretrained("checkpoint")
+gated = [site.name for site in cmrc.trace("checkpoint").sites() if site.units == 32 and site.folds and site.op == "mul"]
+plan = cmrc.Plan(cmrc.trace("checkpoint")).do(gated[0], units=range(8), constant=0.0).do(gated[1], units=range(4), constant=0.0)
+sys.path.insert(0, "smaller")
+"""
 GIVEN = {
+    "docs/checkpoints.md": CHECKPOINT,
     "docs/planning.md": MODULE + "program = cmrc.trace(model, (x,))\nfolder = loader\n",
     "docs/python.md": MODULE,
     "docs/reduce.md": PICTURES,
