@@ -78,7 +78,7 @@ def test_the_changelog_has_the_version() -> None:
 def test_the_workflow_runs_what_people_run() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
     commands = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
-    assert commands == {"bash .ci/run", "bash .ci/types", "bash .ci/core", "bash .ci/lowest"}
+    assert commands == {"bash .ci/run", "bash .ci/types", "bash .ci/core", "bash .ci/lowest", "bash .ci/integrations"}
     assert all((ROOT / command.split()[1]).exists() for command in commands)
     tried = {jobs["all"]["steps"][1]["with"]["python-version"], *jobs["core"]["strategy"]["matrix"]["python"]}
     claimed = {re.search(r":: (3\.\d+)$", each) for each in PROJECT["project"]["classifiers"]}

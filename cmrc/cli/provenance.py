@@ -78,11 +78,34 @@ def provenance(
         fail(1)
 
 
+def in_words(name: str, text: str) -> str:
+    """A finding for a person. What is not of the form that `reduce` writes is shown as it is."""
+    try:
+        finding = json.loads(text) if name in (EXACT, "quality", "verification") else {}
+        if name == EXACT:
+            return "exact" if finding["holds"] is True else "not exact"
+        if name == "quality":
+            certain = f"at least {finding['at_least']:.4f} with probability {finding['probability']:g}"
+            before_after = finding["metric"] or finding["accuracy"]
+            task = (
+                f", {'metric' if finding['metric'] else 'accuracy'} {before_after[0]:.4f} -> {before_after[1]:.4f}"
+                if before_after
+                else ""
+            )
+            return f"agreement {finding['agreement'][0]:.4f} ({certain}; {finding['held_out']} samples){task}"
+        if name == "verification":
+            value, low, high = finding["iia"]
+            return f"IIA {value:.4f} [{low:.4f}, {high:.4f}] ({finding['swaps']} swaps)"
+    except (ValueError, TypeError, KeyError, IndexError):
+        pass
+    return text
+
+
 def _show(recorded: dict[str, str], links: dict[str, Link]) -> None:
     table = columns("", "recorded", *(["verified"] if links else []))
     for name, what in WHAT.items():
         link = links.get(name)
-        text = link.recorded if link is not None else recorded.get(name, "")
+        text = link.recorded if link is not None else in_words(name, recorded.get(name, ""))
         if not text and link is None:
             continue
         said = "" if link is None else "holds" if link.holds else f"does not hold: it is {link.actual or 'missing'}"

@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 import cmrc
+from cmrc.cli.provenance import in_words
 from tests.command import cli
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.onnx"
@@ -122,3 +123,22 @@ def test_a_recorded_check_that_is_not_true(files: tuple[str, str, str], tmp_path
     shown = cli("provenance", str(tmp_path / "a.onnx"), "--model", model, "--plan", plan)
     assert shown.exit_code == 1
     assert "NOT verified: exact" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("check", '{"holds": true}', "exact"),
+        ("check", '{"holds": 1}', "not exact"),
+        (
+            "quality",
+            '{"agreement": [0.99, 0.98, 1], "at_least": 0.97, "probability": 0.95, "held_out": 360, "accuracy": [0.9, 0.8], "metric": null}',
+            "agreement 0.9900 (at least 0.9700 with probability 0.95; 360 samples), accuracy 0.9000 -> 0.8000",
+        ),
+        ("verification", '{"iia": [0.9, 0.85, 0.95], "swaps": 200}', "IIA 0.9000 [0.8500, 0.9500] (200 swaps)"),
+        ("quality", "not of this form", "not of this form"),
+        ("source", "0123", "0123"),
+    ],
+)
+def test_findings_in_words(name: str, text: str, said: str) -> None:
+    assert in_words(name, text) == said
