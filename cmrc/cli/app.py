@@ -29,6 +29,7 @@ class Commands(LazyGroup):
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
         "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
+        "assume": Entry("cmrc.cli.assume", "Fix inputs of an ONNX model to a value, and write the model without them."),
         "annotate": Entry("cmrc.cli.annotate", "Write a plan onto the nodes of a model, without lowering it."),
         "schema": Entry("cmrc.cli.schema", "Print the JSON schema of what a command prints with --json."),
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cmrc.ir.axes import product
 from cmrc.ir.graph import Apply, Graph, Leaf, Node, Shape, Tensor, leaves_of, numpy_dtype
 from cmrc.ir.ops import OPS
+from cmrc.ir.quantised import quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,20 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
             if isinstance(operand, Leaf) or (isinstance(operand, Apply) and (node.name, operand) in own):
                 leaves.update((part.name, part) for leaf in leaves_of(operand) for part in leaf.parts or (leaf,))
             elif isinstance(operand, Tensor) and operand.shape:
-                stored.setdefault(operand)
+                stored.update(dict.fromkeys(stored_parts(operand)))
     tensors = [*leaves.values(), *stored]
     count = sum(math.prod(t.shape) for t in tensors)
     return Cost(count, sum(math.prod(t.shape) * itemsize(t.dtype) for t in tensors), total)
+
+
+def stored_parts(tensor: Tensor) -> list[Tensor]:
+    """What is stored of a tensor: integers, scales and zero points of a quantised one, one number of one that is the same everywhere."""
+    parts = quantised(tensor)
+    if parts is not None:
+        return [part for part in (parts.numbers, parts.scale, parts.zero) if part is not None and part.shape]
+    if isinstance(tensor, Apply) and tensor.op == "expand" and math.prod(tensor.inputs[0].shape) == 1:
+        return list(tensor.inputs)
+    return [tensor]
 
 
 def computed_once(graph: Graph) -> set[str]:

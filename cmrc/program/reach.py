@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cmrc.ir.cost import macs
+from cmrc.ir.cost import macs, stored_parts
 from cmrc.ir.graph import Node, Tensor
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
@@ -29,10 +29,11 @@ def reach(program: Program, sites: Iterable[Site]) -> Reach:
     nodes = {node.name: node for site in sites for node in ops_around(program, site)}
     shapes = {name: value.shape for name, value in program.values.items()}
     tensors = {
-        operand: None
+        part: None
         for node in nodes.values()
         for operand in node.inputs
         if operand is not None and not isinstance(operand, str)
+        for part in stored_parts(operand)
     }
     parameters = sum(math.prod(tensor.shape) for tensor in tensors if _counts(tensor))
     products = sum(macs(node, shapes, {}) for node in nodes.values())

@@ -207,6 +207,8 @@ class Sites:
             fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
             within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.marks.bodies]
             inside = f"; what lies inside the bodies of {', '.join(within)} is no site" if within else ""
+            if any(node.kind == "If" for node in self.graph.nodes):
+                fix += "; `cmrc assume MODEL name=value` fixes the input that decides an If"
             raise SiteError(f"no site is called {pattern!r}{inside}", at=at, fix=fix)
         single = len(values) == 1 and pattern in names
         return [self.site_of(value, None, pattern if single else "", at=at) for value in values]

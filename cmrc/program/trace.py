@@ -16,7 +16,8 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
 
     The model is a path to an ONNX file, an onnx.ModelProto or an onnx_ir.Model; or an nn.Module with example inputs
     (and torch.export's options, such as `dynamic_shapes`), or an ExportedProgram; or a folder that `save_pretrained`
-    wrote, whose weights stay in their files until somebody reads them.
+    wrote, whose weights stay in their files until somebody reads them. Inputs of an ONNX model that always have the same
+    value are given as `assume={"sr": 16000}`: they are constants then, and what depends on them alone is decided.
     """
     if isinstance(model, Program):
         return model
@@ -26,7 +27,10 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
     if isinstance(model, (str, Path)) or module in ("onnx", "onnx_ir"):
         from cmrc.hosts.onnx.host import OnnxHost
 
-        return Program(OnnxHost.load(model) if isinstance(model, (str, Path)) else OnnxHost.from_model(model))
+        assume = options.get("assume")
+        if isinstance(model, (str, Path)):
+            return Program(OnnxHost.load(model, assume=assume))
+        return Program(OnnxHost.from_model(model, assume=assume))
     if "torch" in sys.modules:  # somebody who holds a torch model has imported torch
         from cmrc.hosts.fx.host import is_torch_model
         from cmrc.hosts.fx.host import trace as trace_torch

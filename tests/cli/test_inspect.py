@@ -8,12 +8,13 @@ from pathlib import Path
 import onnx
 import pytest
 from command import cli
+from hosts.onnx.lowering import model, random
 from onnx import helper
 
 import cmrc
 
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits.onnx"
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"  # weights are computed at run time
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 def lines(text: str) -> list[str]:
@@ -59,20 +60,33 @@ def test_json_holds_everything_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "summary"),
+    ("nodes", "summary"),
     [
-        ("resnet50", "sites 3, of which none fold; most often (3 times) because: its weight is computed at run time"),
         (
-            "densenet121",
+            "h = Conv(x, w)\na = Relu(h)\nr = RandomNormalLike(v)\ny = Conv(a, r)",
+            "sites 2, of which none fold; most often (2 times) because: its weight is computed at run time",
+        ),
+        (
+            "r = RandomNormalLike(w)\ny = Conv(x, r)",
             "sites none: the model has no linear op and no convolution whose weights are stored in it; "
-            "ops that cmrc does not know: 121 ConstantOfShape, 121 Conv",
+            "ops that cmrc does not know: 1 RandomNormalLike, 1 Conv",
         ),
     ],
 )
-def test_a_model_of_which_nothing_folds_comes_with_the_reason(model: str, summary: str) -> None:
-    shown = cli("inspect", str(LIGHT / f"light_{model}.onnx"))
+def test_a_model_of_which_nothing_folds_comes_with_the_reason(nodes: str, summary: str, tmp_path: Path) -> None:
+    arrays = {"w": random(4, 3, 1, 1), "v": random(5, 4, 1, 1)}
+    onnx.save(model(nodes, {"x": ("N", 3, 6, 6)}, "y", **arrays), tmp_path / "model.onnx")
+    shown = cli("inspect", str(tmp_path / "model.onnx"))
     assert shown.exit_code == 0
     assert lines(shown.stdout)[3] == summary
+
+
+def test_weights_that_are_one_number_each_are_sites() -> None:
+    """The models that ship with onnx store no weights."""
+    shown = lines(cli("inspect", str(LIGHT / "light_squeezenet.onnx")).stdout)
+    assert shown[3].startswith("sites 66, of which 6")
+    share = int(shown[3].partition("they reach ")[2].partition("%")[0])
+    assert 0 < share <= 100
 
 
 def test_long_lists_are_cut_for_people_and_whole_in_json(tmp_path: Path) -> None:

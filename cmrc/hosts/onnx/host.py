@@ -22,6 +22,7 @@ from cmrc.errors import TraceError
 from cmrc.hosts.onnx import gradients
 from cmrc.hosts.onnx.load import SORT, last_line, load, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
+from cmrc.hosts.onnx.prepare import prepare
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
@@ -53,19 +54,31 @@ class OnnxHost:
         self._source = source if source is not None else model  # keeps what is memory-mapped in sight of `save`
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, providers: Sequence[str] = CPU) -> Self:
-        """A host for a file. Weights in external files stay there until they are used."""
-        return cls(load(Path(path)), providers=providers, path=Path(path).absolute())
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        providers: Sequence[str] = CPU,
+        assume: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A host for a file. Weights in external files stay there until they are used. `assume` fixes inputs by name."""
+        return cls(prepare(load(Path(path)), assume), providers=providers, path=Path(path).absolute())
 
     @classmethod
-    def from_model(cls, model: onnx.ModelProto | onnx_ir.Model, *, providers: Sequence[str] = CPU) -> Self:
+    def from_model(
+        cls,
+        model: onnx.ModelProto | onnx_ir.Model,
+        *,
+        providers: Sequence[str] = CPU,
+        assume: Mapping[str, Any] | None = None,
+    ) -> Self:
         """A host for a model in memory, which is not changed."""
         try:
             own = onnx_ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model.clone()
         except Exception as error:  # onnx_ir reports a graph out of order, or an odd field, in many ways
             raise TraceError(f"the model cannot be read: {last_line(error)}", fix=SORT) from error
         require_sound(own)
-        return cls(own, providers=providers)
+        return cls(prepare(own, assume), providers=providers)
 
     @cached_property
     def _sessions(self) -> Sessions:

@@ -39,7 +39,6 @@ from cmrc.ir.graph import (
     Value,
 )
 
-OLDEST_OPSET = 9
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
 
 
@@ -83,11 +82,8 @@ class _Reader:
     def read(self) -> ModelReading:
         graph = self.model.graph
         self.opset = self.model.opset_imports.get("", 0)
-        if self.opset < OLDEST_OPSET:
-            raise TraceError(
-                f"the model has opset {self.opset or 'none'}, cmrc reads opset {OLDEST_OPSET} and later",
-                fix="onnx.version_converter.convert_version(model, 17)",
-            )
+        if not self.opset:
+            raise TraceError("the model names no opset of the standard ops", fix=CHECK)
         self.known = infer(self.model, self.symbols)
         self.sizes = Sizes(self.opset, self.tensors, self.shapes)
         self.defaults = defaults(self.model)
