@@ -83,12 +83,12 @@ def _first_known_branch(model: onnx_ir.Model) -> tuple[onnx_ir.Node, onnx_ir.Gra
     """The first If whose condition depends on no input, and the branch that it takes."""
     graph = model.graph
     fixed = {name for name, value in graph.initializers.items() if not value.is_graph_input()}
-    constants = Constants(model, set(fixed))
+    constants = Constants(model, dict.fromkeys(fixed, ()))
     for node in graph:
         if node.op_type == "Constant":
-            constants.names.update(value.name or "" for value in node.outputs)
+            constants.sources.update((value.name or "", ()) for value in node.outputs)
         condition = node.inputs[0].name if node.op_type == "If" and node.inputs[0] is not None else ""
-        if condition in constants.names and condition:
+        if condition and condition in constants.sources:
             leaf = constants.leaf(condition, None, "unknown") if condition not in fixed else None
             tensor = graph.initializers[condition].const_value if condition in fixed else None
             taken = leaf.load() if leaf is not None else None if tensor is None else tensor.numpy()
