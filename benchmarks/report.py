@@ -20,6 +20,7 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
         "curves",
         "selection",
         "allocation",
+        "recovery",
         "pretrained",
         "heads",
         "masked",

@@ -3,8 +3,9 @@
     loss = distance of the outputs + `values` · distance of inner values + `labels` · cross-entropy (where data have labels)
 
 The rate rises over the first tenth of the time and falls to nothing along a half cosine. Held-out data, which are never trained
-on, are judged twenty times on the way; the best parameters are kept. Those that the model began with are the first candidate,
-so the result is never worse there.
+on, are judged twenty times on the way. After three rounds without a better one the run goes back to the best, and goes on at a third of
+the rate: a rate that is too high for a network costs some rounds, and no more. The parameters that the model began with are
+the first candidate, so the result is never worse on the held-out data.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from cmrc.recovery.saving import Saved, read
 
 ROUNDS = 20
 WARM = 0.1  # of the time
-PATIENCE = 6  # rounds without a better one, after which nothing more is expected
+PATIENCE = 3  # rounds without a better one, after which the run goes on from the best, and slower
+SLOWER = 1 / 3
+SLOWEST = 0.03  # of the rate; nothing more is expected then
 RATE = 0.01
 VALUES = 0.3
 LABELS = 0.3
@@ -133,6 +136,7 @@ class RecoveryRun:
     spent: float = 0.0
     rounds: int = 0
     since_best: int = 0
+    slower: float = 1.0
     began: float = 0.0
     best_loss: float = 0.0
     best: dict[str, Array] = field(default_factory=dict)
@@ -179,8 +183,8 @@ class RecoveryRun:
             loss = self.learner.step(lesson, self.teaching, self.rate(self.share))
             self.step += 1
             losses.append(loss)
-            if not math.isfinite(loss):  # too fast: back to the best, and what follows is slower, since the rate falls
-                self.learner.restore({f"parameter:{name}": array for name, array in self.best.items()})
+            if not math.isfinite(loss):
+                self.go_back()
                 losses.clear()
             if self.share < 1.0 and self.share - last < 1.0 / ROUNDS:
                 continue
@@ -193,11 +197,18 @@ class RecoveryRun:
             training = float(np.mean(losses)) if losses else math.nan
             losses = []
             tell(Round(self.rounds, self.step, min(self.share, 1.0), training, held_out, self.best_loss, self.began))
-            if self.share >= 1.0 or self.since_best >= PATIENCE:
+            if self.since_best >= PATIENCE:
+                self.go_back()
+            if self.share >= 1.0 or self.slower < SLOWEST:
                 break
             self.save()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+    def go_back(self) -> None:
+        """To the best parameters so far, and on from there more slowly."""
+        self.learner.restore({f"parameter:{name}": array for name, array in self.best.items()})
+        self.since_best, self.slower = 0, self.slower * SLOWER
 
     def _rows(self) -> Iterator[Part]:
         """Batches from where the run stands, epoch after epoch."""
@@ -218,9 +229,10 @@ class RecoveryRun:
         return (self.spent + self.clock() - self.started) / self.options.seconds
 
     def rate(self, share: float) -> float:
+        highest = self.options.rate * self.slower
         if share < WARM:
-            return self.options.rate * (share + 0.01) / (WARM + 0.01)
-        return self.options.rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (share - WARM) / (1.0 - WARM))))
+            return highest * (share + 0.01) / (WARM + 0.01)
+        return highest * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (share - WARM) / (1.0 - WARM))))
 
     def judge(self) -> float:
         """The mean loss on the held-out data."""
@@ -235,13 +247,14 @@ class RecoveryRun:
             return
         counts = {
             "step": self.step, "spent": self.spent + self.clock() - self.started, "rounds": self.rounds,
-            "since_best": self.since_best, "began": self.began, "best_loss": self.best_loss,
+            "since_best": self.since_best, "slower": self.slower, "began": self.began, "best_loss": self.best_loss,
         }  # fmt: skip
         Saved(counts, self.learner.state(), self.best).write(self.path, self.asked)
 
     def resume(self, saved: Saved) -> None:
         self.step, self.rounds = int(saved.counts["step"]), int(saved.counts["rounds"])
         self.since_best, self.spent = int(saved.counts["since_best"]), float(saved.counts["spent"])
+        self.slower = float(saved.counts["slower"])
         self.began, self.best_loss = float(saved.counts["began"]), float(saved.counts["best_loss"])
         self.best = dict(saved.best)
         self.learner.restore(saved.state)

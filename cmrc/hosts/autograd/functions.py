@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cmrc.hosts.autograd.arrays import torch_dtype
-from cmrc.ir.ops.functions import pool_counts, pool_pads
+from cmrc.ir.ops.functions import integers, pool_counts, pool_pads
 
 Attrs = Mapping[str, Any]
 Meaning = Callable[..., Tensor]
@@ -46,6 +46,24 @@ def _batch_norm(
     return y if bias is None else y + bias
 
 
+def _quantize(x: Tensor, scale: Tensor, zero: Tensor | None = None, *, dtype: str) -> Tensor:
+    """Rounded as numpy has it; its gradient is that of the straight line, since that of steps is zero."""
+    line = x / scale
+    steps = line + (torch.round(x.float() / scale.float()).to(line) - line).detach()
+    low, high = integers(dtype)
+    return (steps if zero is None else steps + zero.to(line)).clamp(low, high)
+
+
+def _dequantize(
+    x: Tensor, scale: Tensor, zero: Tensor | None = None, *, dtype: str, axis: int = 0, block: int = 0
+) -> Tensor:
+    if block:
+        size = x.shape[axis]
+        scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
+        zero = None if zero is None else zero.repeat_interleave(block, axis).narrow(axis, 0, size)
+    return (x.to(scale) if zero is None else x.to(scale) - zero.to(scale)) * scale
+
+
 def _elu(x: Tensor, alpha: float = 1.0, gamma: float = 1.0, input_scale: float = 1.0) -> Tensor:
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) * input_scale))
 
@@ -66,6 +84,8 @@ def _div(x: Tensor, y: Tensor) -> Tensor:
 POINTWISE: dict[str, Meaning] = {
     "identity": lambda x: x,
     "cast": lambda x, *, dtype: x.to(torch_dtype(dtype)),
+    "quantize": _quantize,
+    "dequantize": _dequantize,
     "neg": torch.neg,
     "abs": torch.abs,
     "exp": torch.exp,

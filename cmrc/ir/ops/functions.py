@@ -91,7 +91,7 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, mean: Array,
     return y if bias is None else y + bias
 
 
-def _integers(dtype: str) -> tuple[int, int]:
+def integers(dtype: str) -> tuple[int, int]:
     """The smallest and the largest number of an integer type."""
     bits = int(dtype.removeprefix("u").removeprefix("int"))
     return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -101,7 +101,7 @@ def _quantize(x: Array, scale: Array, zero: Array | None = None, *, dtype: str) 
     """Runtimes divide in float32, and round to even."""
     steps = np.rint(x.astype(np.float32) / scale.astype(np.float32)).astype(np.float64)
     shifted = steps if zero is None else steps + zero.astype(np.float64)
-    return np.clip(shifted, *_integers(dtype))
+    return np.clip(shifted, *integers(dtype))
 
 
 def _dequantize(

@@ -20,6 +20,8 @@ LOGICAL = {"not", "and", "or"}
 # What a function is tried with; a function that is not here has no options.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "cast": [{"dtype": "float32"}, {"dtype": "int64"}, {"dtype": "bool"}],
+    "quantize": [{"dtype": "int8"}, {"dtype": "uint8"}],
+    "dequantize": [{"dtype": "float32"}, {"dtype": "float32", "axis": 1, "block": 2}],
     "leaky_relu": [{}, {"alpha": 0.3}],
     "elu": [{}, {"alpha": 0.7, "gamma": 1.3, "input_scale": 2.0}],
     "celu": [{}, {"alpha": 0.7}],
@@ -36,7 +38,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "addcmul": [{}, {"value": 0.4}],
 }
 OPERANDS = {
-    "where": 3, "addcmul": 3, "batch_norm": 5, "prelu": 2,
+    "where": 3, "addcmul": 3, "batch_norm": 5, "prelu": 2, "quantize": 3, "dequantize": 3,
     **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "pow", "min", "max", "fmod", "equal", "not_equal", "greater",
                      "greater_equal", "less", "less_equal", "and", "or"), 2),
 }  # fmt: skip
@@ -72,6 +74,10 @@ def test_pointwise(fn: str) -> None:
                 operands = [operand > 0 for operand in operands]
             if fn == "where":
                 operands[0] = operands[0] > 0
+            if fn in ("quantize", "dequantize"):
+                blocks = 2 if "block" in options else 4
+                operands[1] = np.abs(operands[1][:, :blocks]) + 0.02
+                operands[2] = None if seed == 1 else rng.integers(0, 5, (3, blocks))
             if fn == "batch_norm":
                 operands[4] = np.abs(operands[4])
                 operands[1] = None if seed == 1 else operands[1]
@@ -210,12 +216,12 @@ def test_layout_and_what_folding_makes() -> None:
 
 
 # Where the derivative jumps, or is zero, a difference quotient says nothing.
-STEPS = {"sign", "floor", "ceil", "round", "cast", "fmod"}
+STEPS = {"sign", "floor", "ceil", "round", "cast", "fmod", "quantize"}
 
 
 @pytest.mark.parametrize("fn", [fn for fn in POINTWISE if fn not in STEPS and fn not in LOGICAL])
 def test_gradients_are_those_of_the_numpy_meaning(fn: str) -> None:
-    options, count = OPTIONS.get(fn, [{}])[-1], OPERANDS.get(fn, 1)
+    options, count = OPTIONS.get(fn, [{}])[0 if fn == "dequantize" else -1], OPERANDS.get(fn, 1)
     rng = np.random.default_rng(1)
     operands = [np.abs(rng.normal(0, 1, 20)) + 0.15 for _ in range(count)]
     if np.asarray(evaluate_op("pointwise", {"fn": fn, **options}, *operands)).dtype.kind != "f":
@@ -229,3 +235,10 @@ def test_gradients_are_those_of_the_numpy_meaning(fn: str) -> None:
     gradient = tensors[at].grad
     assert gradient is not None
     assert distance(gradient.numpy(), (high - low) / (2 * step)) < 1e-7
+
+
+def test_the_gradient_of_rounding_to_a_grid_is_that_of_the_line() -> None:
+    x = torch.tensor([0.33, 1.2, 900.0], dtype=torch.float64, requires_grad=True)
+    meanings.MEANINGS["pointwise"]({"fn": "quantize", "dtype": "int8"}, x, torch.tensor(0.5).double()).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0, 0.0]  # beyond the grid there is none
