@@ -65,6 +65,12 @@ SiteNames = Annotated[
         "--sites", metavar="NAME", help="A site, or a glob of them; repeatable.", show_default="all that fold"
     ),
 ]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Also write a page about it (.html), and the same as .md and .json beside it."
+    ),
+]
 Delta = Annotated[float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.")]
 BatchSize = Annotated[int, typer.Option("--batch", min=1, metavar="NUMBER", help="Samples per run.")]

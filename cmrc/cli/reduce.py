@@ -12,16 +12,30 @@ from typing import Annotated, Any
 import typer
 
 from cmrc.cli import terminal
-from cmrc.cli.options import AsJson, Delta, Force, Model, Output, Quiet, Seed, SiteNames, Verbose, examples, new_app
+from cmrc.cli.options import (
+    AsJson,
+    Delta,
+    Force,
+    Model,
+    Output,
+    Quiet,
+    ReportFile,
+    Seed,
+    SiteNames,
+    Verbose,
+    examples,
+    new_app,
+)
 from cmrc.cli.outputs import require_output
-from cmrc.cli.terminal import columns, fail, progress, reported
+from cmrc.cli.terminal import fail, print_table, progress, reported
 from cmrc.cli.wording import in_flags
 from cmrc.errors import RecipeError
 from cmrc.files import require_writable
 from cmrc.hosts.onnx.bench import PROVIDERS
 from cmrc.planning.recipe import PRESETS
+from cmrc.reduction.account import account_of
 from cmrc.reduction.frontier import SHARES
-from cmrc.reduction.page import require_report, write_report
+from cmrc.reduction.page import page_of, require_report, write_page
 from cmrc.reduction.reducer import PRESET, SHARE, reduce
 from cmrc.reduction.result import Reduction
 from cmrc.reduction.samples import LIMIT, MOST
@@ -36,6 +50,8 @@ UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
         "cmrc reduce model.onnx --data images/ -o small.onnx",
         "cmrc reduce model.onnx --data train.npz --held-out test.npz --agreement 0.97 -o small.onnx",
         "cmrc reduce model.onnx --data data.py:loader --speedup 1.5 --drop 0.01 -o small.onnx",
+        "cmrc reduce model.onnx --data reviews.jsonl --tokenizer tokenizer/ -o small.onnx",
+        "cmrc reduce bert-folder/ --data texts/ -o small.onnx --report report.html",
         "cmrc reduce model.onnx --data images/ -o small.onnx --pick 0.6",
     )
     + "\n\nIt splits the data, calibrates once, plans and folds several sizes, measures each on held-out samples, and takes the "
@@ -50,7 +66,7 @@ def reduce_command(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="A .npy or .npz file, a folder of them, a folder of pictures, or script.py:loader.",
+            help="A .npy or .npz file, a folder of pictures, audio or .npz files, texts (.txt, .jsonl), or script.py:loader.",
             show_default="random numbers",
         ),
     ] = None,
@@ -109,7 +125,7 @@ def reduce_command(
             min=2,
             metavar="NUMBER",
             help="Samples to use at most.",
-            show_default=f"{LIMIT}, or up to {MOST} of a light model",
+            show_default=f"{LIMIT}, up to {MOST} of a light model, fewer of a large one",
         ),
     ] = None,
     batch: Annotated[
@@ -122,13 +138,30 @@ def reduce_command(
         ),
     ] = None,
     side: Annotated[
-        int | None, typer.Option(min=1, metavar="PIXELS", help="Pictures, for a model of any size.", show_default="224")
+        str | None,
+        typer.Option(metavar="PIXELS", help="Pictures, for a model of any size: 224, or 48x320.", show_default="224"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Texts: where the model's tokenizer.json is.", show_default="the model's own folder"
+        ),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Texts: tokens at most.", show_default="128")
+    ] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Audio: samples a second.", show_default="16000")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="NUMBER", help="Audio, for a model of any length.", show_default="4"),
     ] = None,
     answer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which of several outputs is judged.", show_default="the first")
     ] = None,
     reads: Annotated[
-        str | None, typer.Option(metavar="HOW", help="How an output is read: classes, binary or values.")
+        str | None, typer.Option(metavar="HOW", help="How an output is read: classes, binary, values or embedding.")
     ] = None,
     class_axis: Annotated[int, typer.Option(metavar="AXIS", help="The axis of the classes.")] = -1,
     tolerance: Annotated[
@@ -144,12 +177,7 @@ def reduce_command(
     provider: Annotated[
         str, typer.Option(metavar="NAME", help=f"Where to time: {', '.join(PROVIDERS)}, or onnxruntime's own name.")
     ] = "cpu",
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Also write a page about it (.html), and the same as .md and .json beside it."
-        ),
-    ] = None,
+    report: ReportFile = None,
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJson = False,
@@ -171,13 +199,16 @@ def reduce_command(
             latency=None if latency is None else as_milliseconds(latency), agreement=agreement, metric=metric,
             drop=drop, measured=measured, keep=keep, pick=pick, frontier=as_parts(frontier), sites=sites or "*",
             protect=protect or (), preset=preset, refit=refit, samples=samples, batch=batch, normalise=normalise,
-            side=side, answer=int(answer) if answer and answer.isdigit() else answer, reads=reads,
+            side=side, tokenizer=tokenizer, length=length, rate=rate, seconds=seconds, answer=int(answer) if answer and answer.isdigit() else answer, reads=reads,
             class_axis=class_axis, tolerance=tolerance, delta=delta, swaps=swaps, timed=timed, threads=threads,
             provider=provider, seed=seed, work=work or output.with_suffix(".work"), observer=Stages(),
         )  # fmt: skip
         result.plan.save(plan_file)
         result.save(output, overwrite=True)
-        pages = [] if report is None else write_report(result, report, name=model.name)
+        pages = []
+        if report is not None:
+            account = account_of(result, model.resolve().name)
+            pages = write_page(page_of(account), account, report)
         if as_json:
             print(json.dumps({"output": str(output), "plan": str(plan_file), **result.to_json()}, indent=1))
         else:
@@ -209,13 +240,6 @@ def show(result: Reduction, written: Sequence[Path]) -> None:
 
 def replaced(result: Reduction) -> int:
     return sum(len(entry.units) for entry in result.plan.entries)
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = columns(*head)
-    for row in rows:
-        table.add_row(*row)
-    terminal.out.print(table)
 
 
 @dataclass(slots=True)

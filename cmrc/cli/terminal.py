@@ -65,6 +65,13 @@ def columns(*names: str) -> Table:
     return table
 
 
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = columns(*head)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
 def fail(code: int) -> NoReturn:
     raise typer.Exit(code)
 

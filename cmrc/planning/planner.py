@@ -148,7 +148,7 @@ class _Planning:
                 ranked = self._rank(stats)
             self._replace(step, ranked, counts)
         self.result.made = _record(self.recipe, recorded, ranked, final, self.left_out)
-        self.result.scores = {r.site.name: r.scores.score for r in ranked}
+        self.result.scores = {r.site.name: r.order.by_unit() for r in ranked}
         return self.result
 
     def first_statistics(self) -> Stats:

@@ -1,4 +1,4 @@
-"""The distribution of a plan's scores at each site, with the cut: `cmrc plan ... --plot scores.png`."""
+"""What the selection of a plan went by at each site, with the cut: `cmrc plan ... --plot scores.png`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cmrc.program.plan import Plan
 
 
 def plot_scores(plan: Plan, path: str | Path) -> None:
-    """One panel per site: the units by score, those that were replaced apart from those that stay. PNG, SVG or PDF."""
+    """One panel per site: the units by score, or by the risk that each added in its turn; first those that were replaced."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -29,15 +29,19 @@ def plot_scores(plan: Plan, path: str | Path) -> None:
         for entry in plan.entries:
             if entry.site == site:
                 gone[list(entry.units)] = True
-        order = np.argsort(scores, kind="stable")
+        order = np.lexsort((scores, ~gone))
         place = np.arange(len(scores))
         for chosen, label, colour in ((gone, "replaced", "tab:red"), (~gone, "kept", "tab:blue")):
             shown = chosen[order]
             panel.scatter(place[shown], scores[order][shown], s=6, color=colour, label=f"{label}: {int(shown.sum())}")
         if scores.min() > 0:
             panel.set_yscale("log")
-        panel.set(
-            title=site, xlabel="units by score", ylabel=str(plan.made.get("recipe", {}).get("objective", "score"))
-        )
+        panel.set(title=site, xlabel="units, replaced ones first", ylabel=_went_by(plan))
         panel.legend(loc="best", fontsize="small")
     write_picture(figure, Path(path))
+
+
+def _went_by(plan: Plan) -> str:
+    recipe = plan.made.get("recipe", {})
+    objective = str(recipe.get("objective", "score"))
+    return objective if recipe.get("select", "bottom") == "bottom" else f"{objective}: risk added by its removal"

@@ -32,6 +32,12 @@ class Order:
         """The first so many, in ascending order."""
         return tuple(sorted(int(u) for u in self.units[:count]))
 
+    def by_unit(self) -> Array:
+        """What the selection went by, for every unit: its score, or the risk that it added in its turn."""
+        risk = np.empty(len(self.units))
+        risk[self.units] = self.added
+        return risk
+
 
 def bottom(score: Array) -> Order:
     """Smallest scores first; equal ones by number."""

@@ -27,7 +27,7 @@ def difference(first: Plan, second: Plan) -> list[dict[str, Any]]:
         kept, either = units - len(set(mine) | set(other)), units - len(both)
         rows.append(
             {"site": site, "first": to_ranges(sorted(set(mine) - set(other))),
-             "second": to_ranges(sorted(set(other) - set(mine))), "both": len(both),
+             "second": to_ranges(sorted(set(other) - set(mine))), "only_first": len(set(mine) - set(other)), "only_second": len(set(other) - set(mine)), "both": len(both),
              "jaccard": kept / either if either else 1.0, "values": apart if np.isfinite(apart) else None}
         )  # fmt: skip
     return rows

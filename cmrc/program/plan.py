@@ -50,7 +50,7 @@ class Plan:
     fingerprint: Fingerprint | None = None
     source: str = "plan"
     made: dict[str, Any] = field(default_factory=dict)  # how `cmrc.plan` made it: recipe, data, what each site kept
-    scores: dict[str, Array] = field(default_factory=dict)  # of every unit, by site
+    scores: dict[str, Array] = field(default_factory=dict)  # by site: what the selection went by, of every unit
 
     def __post_init__(self) -> None:
         if self.program is not None and self.fingerprint is None:

@@ -29,8 +29,21 @@ Normalise = Literal["imagenet", "unit", "symmetric", "raw"]
 class Pictures:
     """How pictures are read; what is None follows from the model's input."""
 
-    normalise: Normalise | None = None
-    side: int | None = None
+    normalise: str | None = None
+    height: int | None = None
+    width: int | None = None
+
+    @classmethod
+    def of(cls, normalise: str | None, side: int | str | None) -> Pictures:
+        """`side` is 224 for a square, or "48x320", height by width."""
+        if side is None:
+            return cls(normalise)
+        sides = str(side).lower().split("x")
+        if len(sides) > 2 or not all(each.isdigit() and int(each) for each in sides):
+            raise InputError(
+                f"side={side} is not a size of pictures", fix="write side=224, or height by width: side=48x320"
+            )
+        return cls(normalise, int(sides[0]), int(sides[-1]))
 
     def __post_init__(self) -> None:
         if self.normalise not in (None, *get_args(Normalise)):
@@ -118,7 +131,10 @@ def picture_reader(path: Path, inputs: Sequence[Value], asked: Pictures) -> Pict
             at=str(path),
             fix="give arrays (.npz), or a loader: script.py:loader",
         )
-    sides = [n if isinstance(n, int) else asked.side or SIDE for n in (height, width)]
+    sides = [
+        n if isinstance(n, int) else said or SIDE
+        for n, said in ((height, asked.height), (width, asked.width))
+    ]  # fmt: skip
     floating = value.dtype.startswith(("float", "bfloat"))
     normalise = asked.normalise or (("imagenet" if first and channels == 3 else "unit") if floating else "raw")
     remarks = []
@@ -126,7 +142,7 @@ def picture_reader(path: Path, inputs: Sequence[Value], asked: Pictures) -> Pict
         remarks.append(
             f"pictures are normalised as {normalise!r}, a guess by the model's shape: say normalise= if not so"
         )
-    if asked.side is None and not all(isinstance(n, int) for n in (height, width)):
+    if asked.height is None and not all(isinstance(n, int) for n in (height, width)):
         remarks.append(f"pictures are resized to {SIDE} x {SIDE}: say side= for another size")
     files = tuple(_files(path))
     folders = sorted({file.parent for file in files})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,9 @@ from cmrc.verification.result import Plain
 Metric = Callable[..., Any]
 NEAR = 0.1  # of the spread of the outputs: values that lie apart by less agree, where nothing else is said
 TINY = 1e-12  # the least probability whose logarithm is taken
+EMBEDDING = "embedding"
+ANCHORS = 512  # samples of the calibration data among which the nearest is looked for
+SCALE = 20.0  # of cosines as logits, the usual one of sentence encoders
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,18 @@ class Speed:
 
 
 class Judge:
-    """The original on held-out rows, run once; every reduced model is held against it."""
+    """The original on held-out rows, run once; every reduced model is held against it.
+
+    An embedding has no answer of its own. What it is for is to find what is near, so its answer is which of the `others`
+    (calibration rows, as the original embeds them) is nearest: both models agree where that is the same one.
+    """
 
     def __init__(
         self,
         program: Program,
         rows: Rows,
         *,
+        others: Rows | None = None,
         metric: Metric | None = None,
         delta: float = 0.05,
         answer: str | int | None = None,
@@ -93,11 +101,27 @@ class Judge:
         self.outputs = Interpreter(program).run(self.inputs)
         self.remarks: list[str] = []
         self.output = self._output(answer)
+        self.anchors: Array | None = None
+        self.are_probabilities = False
+        if others is not None and (
+            reads == EMBEDDING or (reads is None and _are_unit_vectors(self.outputs[self.output]))
+        ):
+            few = replace(others, numbers=others.numbers[:ANCHORS])
+            inputs = {value.name: few.all()[value.name] for value in program.graph.inputs}
+            self.anchors = self._vectors(Interpreter(program).run(inputs)[self.output], inputs)
+            reads = "classes"
+            self.remarks.append(
+                f"the output is an embedding: two models agree on a sample if the same one of {len(self.anchors)} calibration "
+                "samples is nearest to it"
+            )
         self.readout = self._readout(reads, class_axis, tolerance)
-        self.are_probabilities = self.readout.kind == "classes" and _are_probabilities(
-            self.outputs[self.output], class_axis
+        self.are_probabilities = (
+            self.anchors is None
+            and self.readout.kind == "classes"
+            and _are_probabilities(self.outputs[self.output], class_axis)
         )
         self.truth = self._truth()
+        self.counted = self._counted()
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -112,11 +136,34 @@ class Judge:
             self.remarks.append(f"of {len(names)} outputs {names[0]!r} is judged: say answer= for another")
         return 0
 
+    def _counted(self) -> Array | None:
+        """Which tokens of each row count, where the model answers token by token and the rows are padded."""
+        name = self.rows.samples.mask
+        if (
+            name is None
+            or self.readout.logits(self._logits(self.outputs[self.output])).shape[:2] != self.inputs[name].shape
+        ):
+            return None
+        return self.inputs[name].astype(bool)
+
+    def _vectors(self, output: Array, inputs: Mapping[str, Array]) -> Array:
+        """One unit vector per row: the mean over the tokens that count, of an output with one vector per token."""
+        if output.ndim > 2:
+            name = self.rows.samples.mask
+            steps = output.reshape(len(output), -1, output.shape[-1])
+            weight = np.ones(steps.shape[:2]) if name is None else inputs[name]
+            output = (steps * weight[..., None]).sum(1) / weight.sum(1)[:, None]
+        return np.asarray(output / np.maximum(np.linalg.norm(output, axis=1, keepdims=True), TINY))
+
+    @property
+    def near(self) -> float:
+        """How far values may lie apart and still agree, where nobody says."""
+        return NEAR * float(self.outputs[self.output].astype(np.float64).std()) or 1e-6
+
     def _readout(self, reads: str | None, axis: int, tolerance: float | None) -> Readout:
-        shape = self.outputs[self.output].shape
+        shape = self._logits(self.outputs[self.output]).shape
         if reads is None and tolerance is None and (len(shape) < 2 or shape[axis] == 1):
-            z = self.outputs[self.output].astype(np.float64)
-            near = NEAR * float(z.std()) or 1e-6
+            near = self.near
             self.remarks.append(
                 f"the output is one number per answer: answers agree if they lie within {near:.3g}, a tenth of their "
                 "spread; say tolerance= for another, or reads=binary for a logit"
@@ -126,7 +173,7 @@ class Judge:
 
     def _truth(self) -> Array | None:
         """The labels as [rows, answers] where they name classes of the output."""
-        if self.labels is None or self.readout.kind == "values":
+        if self.labels is None or self.readout.kind == "values" or self.anchors is not None:
             return None
         logits = self.readout.logits(self.outputs[self.output])
         classes = np.asarray(self.labels).reshape(len(self.labels), -1)
@@ -141,13 +188,15 @@ class Judge:
         return None if self.metric is None else self._score(self.outputs)
 
     def _logits(self, output: Array) -> Array:
-        """What is compared: of probabilities their logarithms, so that KL means what it says."""
+        """What is compared: of probabilities their logarithms, so that KL means what it says; of embeddings what is near."""
+        if self.anchors is not None:
+            return np.asarray(SCALE * self._vectors(output, self.inputs) @ self.anchors.T)
         return np.log(np.maximum(output, TINY)) if self.are_probabilities else output
 
     def evidence(self, after: Sequence[Array]) -> Evidence:
         """Answer by answer: whether both agree, the original's margin, and how far the logits moved."""
         z, other = self._logits(self.outputs[self.output]), self._logits(after[self.output])
-        return compare(self.readout, z, other, None, np.zeros(len(z), dtype=np.float32))
+        return compare(self.readout, z, other, self.counted, np.zeros(len(z), dtype=np.float32))
 
     def run(self, lowered: Lowered) -> list[Array]:
         return Interpreter(Program(lowered.host)).run(self.inputs)
@@ -192,6 +241,12 @@ class Judge:
                 fix="return one number, or one per row",
             )
         return score.reshape(-1)
+
+
+def _are_unit_vectors(output: Array) -> bool:
+    """Rows of length 1 on both sides of 0, as an encoder gives that normalises them."""
+    length = np.linalg.norm(output.reshape(len(output), -1), axis=1)
+    return bool(output.ndim == 2 and output.shape[1] > 1 and (output < 0).any() and np.allclose(length, 1, atol=1e-3))
 
 
 def _are_probabilities(output: Array, axis: int) -> bool:

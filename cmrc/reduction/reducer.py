@@ -8,6 +8,7 @@ interruption, and a call with other goals costs seconds. A site that cannot be u
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import RecipeError, StatsError
+from cmrc.files import write_whole
 from cmrc.hosts.onnx.bench import size_of
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe, make_recipe
@@ -27,14 +29,17 @@ from cmrc.program.plan import Plan
 from cmrc.program.reach import reach
 from cmrc.program.sites import Site
 from cmrc.program.trace import trace
+from cmrc.reduction.account import account_of
 from cmrc.reduction.frontier import SHARES, Frontier, wanted_shares
 from cmrc.reduction.goals import Goals, Whole
 from cmrc.reduction.images import Pictures
-from cmrc.reduction.measuring import Judge, Metric
+from cmrc.reduction.measuring import EMBEDDING, Judge, Metric
 from cmrc.reduction.observer import Clock, Observer, Unobserved
 from cmrc.reduction.result import Data, Reduction, Size
 from cmrc.reduction.samples import Reading, affordable_rows, load_function
+from cmrc.reduction.sounds import Sounds
 from cmrc.reduction.subject import Subject, split_data
+from cmrc.reduction.texts import Texts
 from cmrc.reduction.timing import ORIGINAL, Timing
 from cmrc.reduction.workfolder import WorkFolder, digest_of, digest_of_run
 from cmrc.statistics.calibrate import calibrate, choose
@@ -74,7 +79,11 @@ def reduce(
     batch: int | None = None,
     seed: int = 0,
     normalise: str | None = None,
-    side: int | None = None,
+    side: int | str | None = None,
+    tokenizer: str | Path | None = None,
+    length: int | None = None,
+    rate: int | None = None,
+    seconds: float | None = None,
     answer: str | int | None = None,
     reads: str | None = None,
     class_axis: int = -1,
@@ -95,6 +104,9 @@ def reduce(
     labels)`, higher is better; without any, the smallest model that agrees on 0.98 of the held-out rows. `keep` keeps this
     part of the units of every layer instead, and `pick` takes the size of this share. `answer` names the output that is judged.
 
+    Pictures are normalised (`normalise`) and resized (`side`, for a model of any size). Texts need the folder of a `tokenizer` (a model in a
+    Hugging Face folder has its own) and are cut at `length` tokens. Audio is read at `rate` in windows of `seconds`.
+
     `frontier` are the parts of the multiply-adds (of the bytes, with a goal of `size`) that are tried. `refit=False` saves a pass over the data
     for each size, at some loss. `work` is a folder in which everything is kept for the next call.
     """
@@ -106,23 +118,36 @@ def reduce(
         raise RecipeError("a goal of speed needs timing", fix="leave out timed=False")
     wanted = wanted_shares(frontier, goals)
     judge_by: Metric | None = load_function(metric) if isinstance(metric, str) else metric
+    tokenizer, reads = _of_folder(model, tokenizer, reads)
     with _folder(work) as folder:
         clock = Clock(Unobserved() if observer is None else observer)
         clock.stage("reading", str(model) if isinstance(model, (str, Path)) else type(model).__name__)
         program = trace(model, args, **options)
         most = affordable_rows(program.graph.inputs, program.cost().macs) if samples is None else samples
-        reading = Reading(most, seed, Pictures(normalise, side))  # type: ignore[arg-type]
+        reading = Reading(
+            most, seed, Pictures.of(normalise, side), Texts(tokenizer, length), Sounds(rate, seconds)
+        )  # fmt: skip
         rows = split_data(program, data, held_out, reading, batch=batch)
         goals.require_enough(len(rows.judged.numbers))
-        asked = {"preset": preset, "seed": seed, "batch": rows.calibration.batch, "protect": list(protect)}
+        subject = Subject(program, rows, model, seed, samples is None)
+        asked = {"preset": preset, "seed": seed, "batch": subject.rows.calibration.batch, "protect": list(protect)}
         if refit:
             asked["recompute"] = "fits"
         run = _Run(
-            Subject(program, rows, model), goals, clock, asked, sites, Timing(timed, threads, provider),
+            subject, goals, clock, asked, sites, Timing(timed, threads, provider),
             _Judging(judge_by, _name_of(metric), {"answer": answer, "reads": reads, "class_axis": class_axis, "tolerance": tolerance}),
-            swaps, list(rows.remarks),
+            swaps, list(subject.rows.remarks),
         )  # fmt: skip
         return run.all(folder, wanted)
+
+
+def _of_folder(model: Any, tokenizer: str | Path | None, reads: str | None) -> tuple[Path | None, str | None]:
+    """What a Hugging Face folder says by itself: its tokenizer, and that a model without a head gives embeddings."""
+    config = Path(model) / "config.json" if isinstance(model, (str, Path)) else None
+    if config is None or not config.is_file():
+        return (None if tokenizer is None else Path(tokenizer)), reads
+    kinds = json.loads(config.read_text()).get("architectures") or [""]
+    return Path(tokenizer or model), reads or (EMBEDDING if kinds[0].endswith("Model") else None)
 
 
 @contextmanager
@@ -176,6 +201,8 @@ class _Run:
     def all(self, folder: Path, wanted: Sequence[float]) -> Reduction:
         subject, rows = self.subject, self.subject.rows
         folding, declined = self._sites()
+        if positions := subject.masked(folding):
+            self.asked["positions"] = positions
         recipe = make_recipe(**self.asked)
         digested = {**self.asked, "of": self.of, "sites": [site.value for site in folding]}
         work = WorkFolder.open(folder, digest_of_run(subject.program.fingerprint, (rows.calibration,), digested))
@@ -184,25 +211,32 @@ class _Run:
         stats = self._statistics(work, recipe, folding)
         self.clock.stage("original", f"{len(rows.judged.numbers)} held-out samples")
         judge = Judge(
-            subject.program, rows.judged, metric=self.judging.metric, delta=self.goals.delta, **self.judging.reading
+            subject.program,
+            rows.judged,
+            others=rows.calibration,
+            metric=self.judging.metric,
+            delta=self.goals.delta,
+            **self.judging.reading,
         )
         self.remarks += judge.remarks
+        judged_rows = digest_of_run(subject.program.fingerprint, (rows.judged,), {})
         conditions = digest_of({
-            **self.judging.reading, "delta": self.goals.delta, "metric": self.judging.name,
-            "rows": digest_of_run(subject.program.fingerprint, (rows.judged,), {}),
+            **self.judging.reading, "delta": self.goals.delta, "metric": self.judging.name, "rows": judged_rows,
         })  # fmt: skip
         frontier = Frontier(subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks)
         whole, sizes = self._time(work, frontier.measure(wanted))
         chosen = self._choose(sizes, whole)
         lowered, check, verification = self._finish(sizes[chosen], judge)
         self.clock.stop()
-        data = Data(len(rows.calibration.numbers), len(judge), rows.what, rows.is_random)
+        data = Data(len(rows.calibration.numbers), len(judge), rows.what, rows.is_random, judged_rows)
         reached = reach(subject.sized, [site for site in folding if site.value in stats.sites])
-        return Reduction(
+        result = Reduction(
             subject.program, sizes, chosen, self.goals, whole, self.of, lowered, check, verification, data, reached,
             declined, list(dict.fromkeys(self.remarks)), recipe.to_json(), self.clock.seconds,
             judge.evidence(judge.run(lowered)), self._risks(stats, recipe, lowered.plan),
         )  # fmt: skip
+        write_whole(work.account, json.dumps(account_of(result, subject.name)).encode())
+        return result
 
     def _sites(self) -> tuple[list[Site], dict[str, str]]:
         """The sites whose units can be replaced, and what stops the others."""
@@ -249,7 +283,8 @@ class _Run:
     def _time(self, work: WorkFolder, sizes: Sequence[Size]) -> tuple[Whole, list[Size]]:
         """What the original costs, and the speed of every size beside it."""
         original, cost = self.subject.file(work), self.subject.sized.cost()
-        whole = Whole(cost.parameters, cost.macs, size_of(original))
+        macs = self.subject.macs_of(self.subject.program.host)
+        whole = Whole(cost.parameters, macs, size_of(original))
         if not self.timing.wanted:
             return whole, list(sizes)
         files = {ORIGINAL: original, **{f"{size.share:.3f}": size.path for size in sizes}}
@@ -270,11 +305,12 @@ class _Run:
         if not self.swaps or not len(lowered.plan):
             return lowered, check, None
         self.clock.stage("verify", f"{self.swaps} swaps")
-        data = HeldOut(judge.inputs, judge.labels if judge.truth is not None else None, None)
+        data = HeldOut(judge.inputs, judge.labels if judge.truth is not None else None, judge.counted)
         result = verify(
             self.subject.program, lowered, data, swaps=self.swaps, delta=self.goals.delta, watch=self.clock.track,
-            class_axis=self.judging.reading["class_axis"], output=judge.output, reads=judge.readout.kind,
-            tolerance=judge.readout.tolerance or None,
+            class_axis=self.judging.reading["class_axis"], output=judge.output,
+            reads="values" if judge.anchors is not None else judge.readout.kind,
+            tolerance=judge.near if judge.anchors is not None else judge.readout.tolerance or None,
         )  # fmt: skip
         return lowered, check, result
 

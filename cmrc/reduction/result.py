@@ -40,6 +40,7 @@ class Data:
     judged: int
     what: str
     is_random: bool
+    digest: str  # of what it was judged on
 
 
 @dataclass(eq=False, repr=False)
@@ -249,6 +250,7 @@ class Reduction:
     def to_json(self) -> dict[str, Any]:
         return {
             "cmrc": __version__,
+            "model": self.program.fingerprint.digest,
             "ready": self.ready,
             "verdict": self.verdict,
             "problems": self.problems,
@@ -262,7 +264,7 @@ class Reduction:
             "check": {"holds": self.check.holds, "error": self.check.error, "tolerance": self.check.tolerance},
             "verification": None if self.verification is None else self.verification.to_json(),
             "data": {"calibration": self.data.calibration, "held_out": self.data.judged, "what": self.data.what,
-                     "random": self.data.is_random, "digest": self.size.plan.made.get("data")},
+                     "random": self.data.is_random, "judged": self.data.digest, "digest": self.size.plan.made.get("data")},
             "delta": self.goals.delta,
             "recipe": dict(self.recipe),
             "reach": {"parameters": self.reach.share_of_parameters, "macs": self.reach.share_of_macs},

@@ -2,6 +2,8 @@
 
     a .npy or .npz file, or a folder of them     names need not match where shapes say which array is which input
     a folder of pictures                         resized and normalised (images.py)
+    a folder of audio files                      one channel at the model's rate, in windows (sounds.py)
+    .txt, .jsonl, a folder of .txt               tokens, by the model's tokenizer (texts.py)
     script.py:loader                             a function, or a thing to iterate over, that gives batches
     an iterable of batches                       as for `cmrc.calibrate`
     nothing                                      random numbers, which say nothing about the model's real work
@@ -24,6 +26,8 @@ from cmrc.errors import InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.ir.graph import Array, Value, numpy_dtype
 from cmrc.reduction.images import Pictures, is_picture_folder, picture_reader
+from cmrc.reduction.sounds import Sounds, is_sound_folder, sound_reader
+from cmrc.reduction.texts import Texts, is_text, read_texts
 from cmrc.statistics.arrays import FILES, read_arrays
 from cmrc.statistics.batches import LABELS, SIZE, as_array, batches
 
@@ -31,7 +35,6 @@ LIMIT = 2048  # rows, unless more are asked for or cost little
 MOST = 8192  # rows of a model that is light
 WORK = 10**11  # multiply-adds of one pass over more than `LIMIT` rows: seconds
 RANDOM = 256  # random rows
-BATCH_BYTES = 16 * 2**20  # of the inputs of one batch
 Take = Callable[[Array], dict[str, Array]]
 
 
@@ -53,6 +56,7 @@ class Samples:
     what: str
     remarks: tuple[str, ...] = ()
     is_random: bool = False
+    mask: str | None = None  # the input that tells real tokens from padding
 
     def __len__(self) -> int:
         return self.count
@@ -75,7 +79,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some rows of the samples, in batches: a batch is as large as the model takes, or as memory allows."""
+    """Some rows of the samples, in batches of `size`, or of the size that the model takes."""
 
     samples: Samples
     numbers: Array
@@ -91,7 +95,7 @@ class Rows:
 
     @property
     def batch(self) -> int:
-        return self.fixed or self.size or _fitting_batch(self.samples)
+        return self.fixed or self.size or SIZE
 
     @property
     def fixed(self) -> int | None:
@@ -116,12 +120,6 @@ def fixed_batch(inputs: Sequence[Value]) -> int | None:
     return fixed.pop() if len(fixed) == 1 and len(first) == 1 else None
 
 
-def _fitting_batch(samples: Samples) -> int:
-    row = samples.take(np.zeros(1, dtype=np.int64))
-    size = sum(row[value.name].nbytes for value in samples.inputs)
-    return int(min(SIZE, max(1, BATCH_BYTES // max(size, 1))))
-
-
 # ---------------------------------------------------------------- reading
 
 
@@ -132,6 +130,8 @@ class Reading:
     limit: int | None = LIMIT
     seed: int = 0
     pictures: Pictures = field(default_factory=Pictures)
+    texts: Texts = field(default_factory=Texts)
+    sounds: Sounds = field(default_factory=Sounds)
 
 
 def read_samples(data: Any, inputs: Sequence[Value], reading: Reading | None = None) -> Samples:
@@ -174,9 +174,15 @@ def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
     if is_picture_folder(path):
         reader = picture_reader(path, inputs, how.pictures)
         return Samples(inputs, len(reader), reader.take, reader.what, reader.remarks)
+    if is_sound_folder(path):
+        heard = sound_reader(path, inputs, how.sounds)
+        return Samples(inputs, len(heard), heard.take, heard.what, heard.remarks)
+    if is_text(path):
+        texts = read_texts(path, inputs, how.texts)
+        return replace(_of_arrays([texts.arrays], inputs, texts.what, texts.remarks), mask=texts.mask)
     files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
     if not files:
-        raise InputError("the folder has no pictures and no .npy or .npz files", at=str(path), fix=FILES)
+        raise InputError("the folder has no pictures, audio, .txt, .npy or .npz files", at=str(path), fix=FILES)
     parts, remarks = [], dict[str, None]()
     for file in files:
         arrays = read_arrays(file)

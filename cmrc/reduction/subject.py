@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cmrc.errors import HostError, RecipeError
 from cmrc.hosts.protocols import Host, Sizable
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
+from cmrc.program.sites import Site
 from cmrc.reduction.samples import Reading, Rows, first_rows, read_samples
 from cmrc.reduction.workfolder import WorkFolder
+from cmrc.statistics.batches import SIZE
+from cmrc.statistics.columns import positions_at
+
+LONG = 5e11  # multiply-adds of a pass over the calibration rows: tens of seconds on one core
+FEW = 64  # calibration rows that every model gets
+VALUES = 512 * 2**20  # bytes of all values of a model that one batch may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class Subject:
     program: Program
     rows: Split
     model: Any  # as it was given: a path, or a model in memory
+    seed: int
+    is_trimmed: bool  # few enough rows that a pass over them does not take long
     shapes: dict[str, tuple[int, ...]] = field(init=False)
     sized: Program = field(init=False)
 
@@ -67,6 +79,34 @@ class Subject:
         row = first_rows(self.rows.calibration, 1)
         self.shapes = {value.name: row[value.name].shape for value in self.program.graph.inputs}
         self.sized = self.at_these_sizes(self.program.host) if self._is_dynamic() else self.program
+        if self.rows.calibration.size is None:
+            count = self._fitting_rows()
+            calibration, judged = (replace(rows, size=count) for rows in (self.rows.calibration, self.rows.judged))
+            self.rows = replace(self.rows, calibration=calibration, judged=judged)
+        if self.is_trimmed:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Fewer calibration rows for a large model: the layers are fitted anew for every size, a pass over the rows each."""
+        numbers = self.rows.calibration.numbers
+        enough = max(FEW, int(LONG // max(self.macs_of(self.program.host), 1)))
+        if len(numbers) <= enough:
+            return
+        some = np.sort(np.random.default_rng(self.seed).choice(numbers, enough, replace=False))
+        said = f"{enough} of {len(numbers)} calibration samples are used, for the time that a pass takes: say samples= for more"
+        self.rows = replace(
+            self.rows, calibration=replace(self.rows.calibration, numbers=some), remarks=(*self.rows.remarks, said)
+        )
+
+    def _fitting_rows(self) -> int:
+        """So many rows at a time that the values between the layers, which calibration looks at, fit into memory."""
+        sizes = [node.output.shape for node in self.sized.graph.nodes]
+        one = sum(4 * math.prod(n for n in shape[1:] if isinstance(n, int)) for shape in sizes)
+        return int(min(SIZE, max(1, VALUES // max(one, 1))))
+
+    @property
+    def name(self) -> str:
+        return Path(self.model).resolve().name if isinstance(self.model, (str, Path)) else type(self.model).__name__
 
     def _is_dynamic(self) -> bool:
         sizes = [size for value in self.program.graph.inputs for size in value.shape[1:]]
@@ -76,7 +116,32 @@ class Subject:
         return Program(host.with_sizes(self.shapes) if isinstance(host, Sizable) else host)
 
     def macs_of(self, host: Host) -> int:
-        return (Program(host) if self.sized is self.program else self.at_these_sizes(host)).cost().macs
+        """The multiply-adds of one row of the data."""
+        if self.sized is not self.program:
+            return self.at_these_sizes(host).cost().macs
+        return Program(host).cost(self.sizes).macs
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The dynamic sizes of the inputs, by name, as they are in one row of the data."""
+        return {
+            name: size
+            for value in self.program.graph.inputs
+            for name, size in zip(value.shape, self.shapes[value.name], strict=True)
+            if isinstance(name, str)
+        }
+
+    def masked(self, sites: Sequence[Site]) -> str | dict[str, str] | None:
+        """Where rows are padded texts: the mask of the sites whose positions are those tokens, by site or for all of them."""
+        mask = self.rows.calibration.samples.mask
+        if mask is None:
+            return None
+        own = [self.sized.site_of(site.value, site.axis, site.name) for site in sites]
+        tokens = self.shapes[mask][1]
+        by_token = [
+            site for site in own if [self.sizes.get(str(n), n) for n in positions_at(self.sized, site)] == [tokens]
+        ]  # fmt: skip
+        return mask if len(by_token) == len(own) else {site.value: mask for site in by_token}
 
     def file(self, work: WorkFolder) -> Path:
         """The model as a file: the one that was given, else one in the work folder."""

@@ -4,6 +4,7 @@
     stats.safetensors       the calibration; `calibration` is its checkpoint while it runs
     plan-0.600.json         the plan of each size, and model-0.600.onnx
     measures-0.600.json     what was measured of it, and under which conditions
+    account.json            what a report shows of the last choice
 
 Files of another run are removed, and the run begins anew.
 """
@@ -27,7 +28,8 @@ from cmrc.statistics.batches import as_array
 from cmrc.statistics.stats import digest_of_batch
 
 ASKED = "asked.json"
-OURS = ("plan-*", "model-*", "measures-*", "stats.safetensors", "calibration*", "original.onnx*", ASKED)
+ACCOUNT = "account.json"
+OURS = ("plan-*", "model-*", "measures-*", "stats.safetensors", "calibration*", "original.onnx*", ASKED, ACCOUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ class WorkFolder:
     @property
     def original(self) -> Path:
         return self.folder / "original.onnx"
+
+    @property
+    def account(self) -> Path:
+        return self.folder / ACCOUNT
 
     def plan(self, share: float) -> Path:
         return self.folder / f"plan-{share:.3f}.json"

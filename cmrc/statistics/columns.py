@@ -61,7 +61,7 @@ def columns_of(program: Program, site: Site, positions: Positions = "all") -> Co
         )
     slots = 1
     if positions == "each":
-        places = [n for d, n in enumerate(site.shape) if d not in _not_positions(site.shape, site.axis, headed)]
+        places = positions_at(program, site)
         if not all(isinstance(n, int) for n in places):
             raise StatsError(
                 "the number of positions is known only at run time",
@@ -70,6 +70,12 @@ def columns_of(program: Program, site: Site, positions: Positions = "all") -> Co
             )
         slots = int(np.prod([int(n) for n in places], dtype=np.int64))
     return Columns(site.name, site.value, site.axis, site.units, vector * slots, positions, slots)
+
+
+def positions_at(program: Program, site: Site) -> list[int | str]:
+    """How many positions a site has, along each of the axes that count them."""
+    fixed = _not_positions(site.shape, site.axis, _holds_heads(program, site))
+    return [n for axis, n in enumerate(site.shape) if axis not in fixed]
 
 
 def _holds_heads(program: Program, site: Site) -> bool:

@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command import cli
 
 import cmrc
 from cmrc.errors import FileError
-from cmrc.reduction import page
+from cmrc.reduction import account, charts, page
+from cmrc.reduction.account import Account, account_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -29,56 +31,68 @@ def reduction() -> cmrc.Reduction:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def told(reduction: cmrc.Reduction) -> Account:
+    return account_of(reduction, "digits.onnx")
+
+
 def test_the_paragraph_is_for_people(reduction: cmrc.Reduction) -> None:
-    words = page.in_plain_words(reduction, "digits.onnx")
+    words = account.in_plain_words(reduction, "digits.onnx")
     removed = sum(len(entry.units) for entry in reduction.plan.entries)
     assert words.startswith(f"digits.onnx was made smaller by removing {removed} of its inner units")
     assert "On 360 samples that were set aside and not used to make it" in words
     assert words.endswith("It meets what was asked for.")
 
 
-def test_markdown_has_the_tables(reduction: cmrc.Reduction) -> None:
-    text = page.markdown(reduction, "digits.onnx")
+def test_markdown_has_the_tables(reduction: cmrc.Reduction, told: Account) -> None:
+    text = page.page_of(told).to_markdown()
     assert text.startswith("# digits.onnx: ready\n")
     assert reduction.verdict in text
     for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in rows.splitlines()}) == 1
 
 
-def test_pictures_hold_what_was_measured(reduction: cmrc.Reduction) -> None:
-    points = page.frontier_chart(reduction)["data"]["values"]
+def test_pictures_hold_what_was_measured(reduction: cmrc.Reduction, told: Account) -> None:
+    points = charts.frontier_chart(told)["data"]["values"]
     assert [point["which"] for point in points].count("chosen") == 1
     assert [point["agreement"] for point in points] == [s.measures.quality.agreement.value for s in reduction.sizes]
-    latency = page.latency_chart(reduction)
+    latency = charts.latency_chart(told)
     assert latency is not None
     assert [row["size"] for row in latency["data"]["values"]] == [
         "original",
         *(f"{s.share:g}" for s in reduction.sizes),
     ]
-    widths = page.widths_chart(reduction)["data"]["values"]
+    widths = charts.widths_chart(told)["data"]["values"]
     assert sum(row["units"] for row in widths if row["what"] == "removed") == sum(
         len(e.units) for e in reduction.plan.entries
     )
-    answers = page.certificate_chart(reduction)["data"]["values"]
+    certificate = charts.certificate_chart(told)
+    assert certificate is not None
+    answers = certificate["data"]["values"]
     assert sum(row["answer"] == "the same" for row in answers) / 360 == reduction.measures.quality.agreement.value
     assert not [row for row in answers if row["certain"] == "cannot change" and row["answer"] == "another"]
 
 
-def test_risks_are_in_the_order_of_the_selection_with_its_cut(reduction: cmrc.Reduction) -> None:
-    rows = page.risk_chart(reduction)["data"]["values"]
+def test_risks_are_those_of_the_joint_selection_in_its_order_with_its_cut(
+    reduction: cmrc.Reduction, told: Account
+) -> None:
+    rows = (charts.risk_chart(told) or {})["data"]["values"]
     for entry in reduction.plan.entries:
         own = [row for row in rows if row["layer"] == entry.site]
         assert [row["unit"] for row in own] == ["removed"] * len(entry.units) + ["kept"] * (len(own) - len(entry.units))
-        risk = [row["risk"] for row in own]
-        assert risk == sorted(risk)
+        went_by = reduction.plan.scores[entry.site]
+        assert sorted(row["added"] for row in own) == pytest.approx(np.sort(np.maximum(went_by, charts.LEAST)))
+        gone = [row["added"] for row in own[: len(entry.units)]]
+        assert sorted(gone) == pytest.approx(np.sort(np.maximum(went_by[list(entry.units)], charts.LEAST)))
+        assert own[-1]["total"] == pytest.approx(np.maximum(went_by, 0).sum())
 
 
-def test_the_graph_marks_what_became_of_each_node(reduction: cmrc.Reduction) -> None:
-    spec = page.graph_chart(reduction)
+def test_the_graph_marks_what_became_of_each_node(reduction: cmrc.Reduction, told: Account) -> None:
+    spec = charts.graph_chart(told)
     nodes = spec["layer"][1]["data"]["values"]
     assert len(nodes) == len(reduction.program.graph.nodes)
     assert {node["name"] for node in nodes if node["what"] == "replaced"} == {e.site for e in reduction.plan.entries}
-    assert {node["what"] for node in nodes} <= set(page.STATES)
+    assert {node["what"] for node in nodes} <= set(charts.STATES)
     assert len({(node["x"], node["y"]) for node in nodes}) == len(nodes)
 
 
@@ -110,13 +124,13 @@ def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @needs_vega
 def test_the_page_needs_nothing_beside_it(reduction: cmrc.Reduction) -> None:
-    text = page.page(reduction, "<digits>.onnx")
+    text = page.page_of(account_of(reduction, "<digits>.onnx")).to_html()
     assert "<h1>&lt;digits&gt;.onnx" in text
     head = text[: text.index('<script type="module">')]
     assert not re.findall(r'(?:src|href)="(?!data:)', head)
-    charts = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
-    assert charts is not None
-    assert set(json.loads(charts[1].replace("<\\/", "</"))) == {
+    drawn = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
+    assert drawn is not None
+    assert set(json.loads(drawn[1].replace("<\\/", "</"))) == {
         "frontier",
         "latency",
         "widths",
@@ -136,14 +150,41 @@ def test_the_command_writes_page_markdown_and_json(tmp_path: Path, monkeypatch: 
 
 
 @needs_vega
+def test_the_page_is_made_again_from_the_work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the model and the data are gone; two runs are compared, and so are their plans, each with a page."""
+    monkeypatch.chdir(tmp_path)
+    for name, share in (("a", "0.8"), ("b", "0.5")):
+        cli("reduce", str(EXAMPLES / "digits.onnx"), "--data", str(EXAMPLES / "digits_train.npz"), "-o", f"{name}.onnx", "--report",
+            f"{name}.html", "--frontier", share, "--no-refit", "--no-timed", "--samples", "600", "--pick", share)  # fmt: skip
+    shown = cli("report", "a.onnx", "-o", "again.html")
+    assert shown.stdout == "wrote again.html, again.md and again.json\n", shown.output
+    assert Path("again.html").read_text() == Path("a.html").read_text()
+    compared = cli("compare", "a.work", "b.work", "--report", "two.html")
+    assert compared.exit_code == 0, compared.output
+    assert compared.stdout.splitlines()[-2].startswith("b needs fewer multiply-adds; ")
+    assert json.loads(Path("two.json").read_text())["same_model"] is True
+    plans = cli("plan", "diff", "a.plan.json", "b.plan.json", "--report", "diff.html")
+    assert plans.exit_code == 1, plans.output
+    assert plans.stdout.splitlines()[-1] == "wrote diff.html, diff.md and diff.json"
+    for path in ("two.html", "diff.html"):
+        assert 'id="charts">{"' in Path(path).read_text()
+    missing = cli("report", "nowhere.work", "-o", "again.html")
+    assert missing.stderr == (
+        "file: there is no nowhere.work\n  fix: name the work folder that `cmrc reduce` made, or its report (.json)\n"
+    )
+
+
+@needs_vega
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 @pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: cmrc[browser]")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
-def test_the_page_opens_in_a_browser(reduction: cmrc.Reduction, tmp_path: Path, width: int, scheme: Any) -> None:
+def test_the_page_opens_in_a_browser(
+    reduction: cmrc.Reduction, told: Account, tmp_path: Path, width: int, scheme: Any
+) -> None:
     """Offline, without a word on the console; every picture is drawn, nothing is wider than the window; hover and search work."""
     from playwright.sync_api import sync_playwright
 
-    page.write_report(reduction, tmp_path / "report.html", name="digits.onnx")
+    page.write_page(page.page_of(told), told, tmp_path / "report.html")
     said: list[str] = []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -164,5 +205,10 @@ def test_the_page_opens_in_a_browser(reduction: cmrc.Reduction, tmp_path: Path, 
         tab.locator("#graph svg path[aria-label*='gelu']").first.hover()
         tab.wait_for_selector("#vg-tooltip-element.visible")
         assert "gelu" in tab.locator("#vg-tooltip-element").inner_text()
+        where = "document.querySelector('#graph svg path[aria-label*=gelu]').getBoundingClientRect().x"
+        before = tab.evaluate(where)
+        tab.locator("#graph svg").hover()
+        tab.mouse.wheel(0, -300)
+        tab.wait_for_function(f"Math.abs({where} - {before}) > 2")
         browser.close()
     assert said == []

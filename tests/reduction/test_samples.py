@@ -176,11 +176,11 @@ def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
     assert rows[0, 0] == pytest.approx((1 - 0.485) / 0.229)
     assert rows[0, 2] == pytest.approx(-0.406 / 0.225)
     for how, red in (("unit", 1.0), ("symmetric", 1.0), ("raw", 255.0)):
-        said = read_samples(folder, colour, Reading(pictures=Pictures(how)))  # type: ignore[arg-type]
+        said = read_samples(folder, colour, Reading(pictures=Pictures(how)))
         assert said.remarks == ()
         assert everything(said)["image"][0, 0] == pytest.approx(red)
     last = (Value("image", ("batch", "h", "w", 3), "uint8"),)
-    samples = read_samples(folder, last, Reading(pictures=Pictures(side=6)))
+    samples = read_samples(folder, last, Reading(pictures=Pictures.of(None, 6)))
     assert everything(samples)["image"].shape == (2, 6, 6, 3)
     assert everything(samples)["image"].dtype == np.uint8
     with pytest.raises(InputError, match="there is no normalise='gamma'"):

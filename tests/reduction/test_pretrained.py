@@ -1,0 +1,72 @@
+"""A Hugging Face folder, as `save_pretrained` writes it, goes through `cmrc reduce` with texts and its own tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokens import make_tokenizer
+
+import cmrc
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: cmrc[text]")
+
+
+def make_folder(folder: Path, kind: str) -> Path:
+    """A BERT of two thin layers with its tokenizer."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, num_labels=3,
+        max_position_embeddings=40,
+    )  # fmt: skip
+    getattr(transformers, kind)(config).save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+def write_texts(path: Path, count: int = 160) -> Path:
+    words = np.array(["call", "me", "ishmael", "the", "whale"])
+    draw = np.random.default_rng(0)
+    path.write_text("\n".join(" ".join(draw.choice(words, draw.integers(2, 9))) for _ in range(count)))
+    return path
+
+
+def test_a_classifier_of_texts(tmp_path: Path) -> None:
+    folder, texts = make_folder(tmp_path / "bert", "BertForSequenceClassification"), write_texts(tmp_path / "a.txt")
+    result = cmrc.reduce(folder, texts, frontier=[0.8], pick=0.8, refit=False, timed=False)
+    masked = result.recipe["positions"]
+    assert set(masked.values()) == {"attention_mask"}
+    assert set(masked) == {"gelu", "gelu_1"}  # not the pooler, which has no tokens
+    assert set(result.to_json()["widths"]) >= {
+        f"bert.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in (0, 1)
+    }
+    assert result.check.holds
+    result.save(tmp_path / "small.onnx")
+    ids = np.array([[2, 4, 5, 3, 0], [2, 7, 8, 6, 3]])
+    mask = (ids > 0).astype(np.int64)
+    small = cmrc.trace(tmp_path / "small.onnx")
+    assert small.run({"input_ids": ids, "attention_mask": mask})[0].shape == (2, 3)
+    assert small.cost().parameters < result.whole.parameters
+
+
+def test_an_encoder_agrees_where_the_nearest_stays(tmp_path: Path) -> None:
+    folder, texts = make_folder(tmp_path / "bert", "BertModel"), write_texts(tmp_path / "a.txt")
+    result = cmrc.reduce(folder, texts, frontier=[0.8], pick=0.8, refit=False, timed=False)
+    assert any(
+        remark.startswith("the output is an embedding: two models agree on a sample if the same one of 120 calibration")
+        for remark in result.remarks
+    )
+    assert 0.2 < result.measures.quality.agreement.value <= 1
+
+
+def test_a_language_model_reads_windows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=9, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    make_tokenizer(tmp_path / "gpt")
+    texts = write_texts(tmp_path / "a.txt", 400)
+    result = cmrc.reduce(tmp_path / "gpt", texts, frontier=[0.9], pick=0.9, refit=False, timed=False, length=16)
+    assert result.data.what.endswith("windows of a.txt, 16 tokens")
+    assert result.check.holds

@@ -1,0 +1,24 @@
+"""A small tokenizer, as a Hugging Face folder holds one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "call", "me", "ishmael", "the", "whale"]
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """tokenizer.json of whole words, with its settings beside it."""
+    import tokenizers
+
+    folder.mkdir(exist_ok=True)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    return folder
