@@ -4,7 +4,7 @@
     a folder of .txt     the texts of every file
     reviews.jsonl        one JSON object per line: its `text`, and its `label` if it has one
 
-The model's inputs are told apart by their names: token numbers, attention mask, token types, positions. A longer text is cut. For a
+The name of an input says what it takes: token numbers, attention mask, token types, positions. A longer text is cut. For a
 model without a mask, as language models often are, the texts are joined and cut into windows, so that nothing is padded.
 """
 
@@ -68,8 +68,8 @@ def read_texts(path: Path, inputs: Sequence[Value], asked: Texts) -> TextRows:
                 at=str(path),
                 fix="give arrays (.npz), or a loader: script.py:loader",
             )
-    found = [pair for file in ([path] if path.is_file() else _files(path)) for pair in _texts(file)]
-    if not found:
+    labelled = [pair for file in ([path] if path.is_file() else _files(path)) for pair in _texts(file)]
+    if not labelled:
         raise InputError("there is no text in it", at=str(path), fix=FILES)
     tokenizer = _tokenizer(asked.tokenizer)
     fixed = {int(n) for value in inputs for n in value.shape[1:] if isinstance(n, int)}
@@ -77,25 +77,25 @@ def read_texts(path: Path, inputs: Sequence[Value], asked: Texts) -> TextRows:
     mask = next((name for name, role in roles.items() if role == "mask"), None)
     remarks = []
     if mask is None:
-        numbers = _windows(tokenizer, [text for text, _ in found], length, path)
+        numbers = _windows(tokenizer, [text for text, _ in labelled], length, path)
     else:
         tokenizer.enable_truncation(length)
         tokenizer.enable_padding(length=max(fixed, default=None), **_padding_of(tokenizer, asked.tokenizer))
-        encoded = tokenizer.encode_batch([text for text, _ in found])
+        encoded = tokenizer.encode_batch([text for text, _ in labelled])
         parts = [(each.ids, each.attention_mask, each.type_ids) for each in encoded]
         numbers = {
             role: np.array(part) for role, part in zip(("ids", "mask", "types"), zip(*parts, strict=True), strict=True)
         }
         if cut := sum(bool(each.overflowing) for each in encoded):
             remarks.append(
-                f"{cut} of {len(found)} texts are longer than {length} tokens, and are cut: say length= for more"
+                f"{cut} of {len(labelled)} texts are longer than {length} tokens, and are cut: say length= for more"
             )
     numbers["positions"] = np.broadcast_to(np.arange(numbers["ids"].shape[1]), numbers["ids"].shape)
     arrays = {value.name: numbers[roles[value.name]].astype(numpy_dtype(value.dtype)) for value in inputs}
-    labels = [label for _, label in found]
+    labels = [label for _, label in labelled]
     if mask is not None and all(isinstance(label, int) for label in labels):
         arrays["labels"] = np.array(labels)
-    of = f"{len(found)} texts" if mask else f"{len(numbers['ids'])} windows"
+    of = f"{len(labelled)} texts" if mask else f"{len(numbers['ids'])} windows"
     what = f"{of} of {path.name}, {numbers['ids'].shape[1]} tokens"
     return TextRows(arrays, mask, what, tuple(remarks))
 

@@ -38,7 +38,7 @@ def test_a_classifier_of_texts(tmp_path: Path) -> None:
     result = cmrc.reduce(folder, texts, frontier=[0.8], pick=0.8, refit=False, timed=False)
     masked = result.recipe["positions"]
     assert set(masked.values()) == {"attention_mask"}
-    assert set(masked) == {"gelu", "gelu_1"}  # not the pooler, which has no tokens
+    assert set(masked) == {"gelu", "gelu_1", "transpose_3", "transpose_7"}  # not the pooler, which has no tokens
     assert set(result.to_json()["widths"]) >= {
         f"bert.encoder.layer.{i}.intermediate.intermediate_act_fn" for i in (0, 1)
     }
@@ -63,10 +63,13 @@ def test_an_encoder_agrees_where_the_nearest_stays(tmp_path: Path) -> None:
 
 def test_a_language_model_reads_windows(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=9, n_embd=16, n_layer=1, n_head=2, n_positions=32)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
-    make_tokenizer(tmp_path / "gpt")
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=64, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    make_tokenizer(tmp_path / "llama")
     texts = write_texts(tmp_path / "a.txt", 400)
-    result = cmrc.reduce(tmp_path / "gpt", texts, frontier=[0.9], pick=0.9, refit=False, timed=False, length=16)
+    result = cmrc.reduce(tmp_path / "llama", texts, frontier=[0.9], pick=0.9, refit=False, timed=False, length=16)
     assert result.data.what.endswith("windows of a.txt, 16 tokens")
     assert result.check.holds

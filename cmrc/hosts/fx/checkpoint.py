@@ -44,6 +44,8 @@ DTYPES = {  # names in a safetensors header
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 CHUNK = 1 << 24  # bytes that are copied at a time
+ROWS = Dim("batch", min=1, max=2**16)
+LONGEST = 2**16  # tokens, where the config does not say
 SEQUENCE = 16  # tokens of the example that a text model is traced with; batch and length stay dynamic
 
 
@@ -92,10 +94,14 @@ def example_inputs(model: Any, folder: Path) -> dict[str, Any]:
         kwargs["input_ids"] = torch.zeros((2, SEQUENCE), dtype=torch.int64)
         if not type(model).__name__.endswith("ForCausalLM"):
             kwargs["attention_mask"] = torch.ones((2, SEQUENCE), dtype=torch.int64)
-        axes: dict[int, Any] = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+        longest = int(getattr(config, "max_position_embeddings", 0) or LONGEST)
+        axes: dict[int, Any] = {
+            0: ROWS,
+            1: Dim("tokens", min=2, max=max(longest - 2, SEQUENCE)),
+        }  # all inputs share them
     elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         kwargs[name] = torch.zeros((2, getattr(config, "num_channels", 3), config.image_size, config.image_size))
-        axes = {0: Dim.DYNAMIC}
+        axes = {0: ROWS}
     else:
         raise TraceError(
             f"there is no example input for {type(model).__name__} ({folder})",
