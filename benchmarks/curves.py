@@ -445,9 +445,10 @@ def draw(record: Record, figure: Figure) -> None:
     figure.legend(loc="outside lower center", ncols=2, fontsize=7)
 
 
-TEXT = """No fine-tuning. Ours gets a budget of multiply-accumulates and nothing else; it may cut every unit and head that folds, while the
-others cut the layers that the table of this network above names. Latency is of one sample, in turns with the whole network, on the machine
-and under the load that the line below names. † cannot get so small.
+TEXT = """No fine-tuning. Ours gets a budget of multiply-accumulates and nothing else; it may cut every unit and head that folds. The others cut
+the layers that the other table of this network names. Sizes that are not shown were not measured yet. Latency is of one sample, in turns with
+the whole network, on the machine and under the load that the line below names; of modules in torch, where ours is a traced graph beside
+a module written by hand. † cannot get so small.
 """
 SECTIONS: tuple[Section, ...] = tuple(
     Section(f"curves_{name}", f"Curves: {title}", TEXT, body, draw, (name,), (9.0, 4.6))

@@ -32,6 +32,8 @@ from cmrc.verification.interpreter import Interpreter
 
 KEPT = (0.8, 0.55, 0.3)  # the parts of a site at which it is measured
 PREDICTIONS = 1024  # answers of the model that are compared
+FEWEST = 256  # answers, where running more would take too long
+WORK = 4 * 10**12  # multiply-accumulates of all runs together: minutes
 LEAST_ROWS = 8
 COPIES = 16  # of the outputs, in float64 and at a time
 BYTES = 2**29  # of values that are held at a time
@@ -86,7 +88,7 @@ class LossProbe:
             entry.value: self.program.site_of(entry.value, entry.axis) for plan in plans for entry in plan.entries
         }
         sites, interpreter = list(places.values()), Interpreter(self.program)
-        parts = list(self._parts(interpreter, sites))
+        parts = list(self._parts(interpreter, sites, len(plans)))
         sums, weight = [0.0] * len(plans), 0.0
         runs = self._runs(interpreter, sites, parts, plans)
         for place, loss, answers in self.watch(runs, len(parts) * len(plans)):
@@ -105,8 +107,8 @@ class LossProbe:
             for place, plan in enumerate(plans):
                 yield place, self._loss(plain, run.intervene(interventions=[plan]), counted), float(counted.sum())
 
-    def _parts(self, interpreter: Interpreter, sites: Sequence[Site]) -> Iterator[Batch]:
-        """Rows of the first batches, in parts whose values fit."""
+    def _parts(self, interpreter: Interpreter, sites: Sequence[Site], plans: int) -> Iterator[Batch]:
+        """Rows of the first batches, in parts whose values fit. A plan runs half of the model, on average."""
         wanted = at_once = 0
         for batch in batches(self.data, self.program.host.inputs, size=self.recipe.batch):
             if not at_once:
@@ -114,7 +116,8 @@ class LossProbe:
                 outputs = one.intervene()
                 bytes_of_one = sum(array.nbytes for array in one.plain.values())
                 answers = max(1, math.prod(outputs[0].shape[1:-1]))
-                wanted = max(LEAST_ROWS, PREDICTIONS // answers)
+                affordable = WORK // max(self.program.cost().macs * plans // 2, 1)
+                wanted = max(LEAST_ROWS, min(PREDICTIONS // answers, max(FEWEST // answers, affordable)))
                 at_once = max(
                     1, BYTES // (4 * sum(math.prod(array.shape[1:]) * COPIES for array in outputs) + bytes_of_one)
                 )

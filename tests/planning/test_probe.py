@@ -9,6 +9,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import StatsError
+from cmrc.planning import probe
 from cmrc.planning.counts import measured_risk
 from cmrc.planning.probe import LossProbe, divergence
 from cmrc.planning.ranking import rank
@@ -62,6 +63,22 @@ def test_only_what_lies_behind_a_site_runs_again(program: cmrc.Program, monkeypa
     deeper = {"act_a": 1, "act_b": 2, "act_c": 2}  # the last two lie side by side
     expected = [*held, *range(1, last + 1), *(k for name in SITES for k in range(deeper[name], last + 1))]
     assert levels == expected
+
+
+@pytest.mark.parametrize(("passes", "rows"), [(10**9, 1024), (300, 300), (1, probe.FEWEST)])
+def test_a_heavy_model_is_probed_on_fewer_rows(
+    passes: int, rows: int, program: cmrc.Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, _ = data(1100, 5)
+    recipe = make_recipe(preset="joint", sites=SITES)
+    stats = cmrc.calibrate(program, [x], sites=SITES, need=["scatter"])
+    ranked = [rank(program, program.find(name)[0], stats[name], recipe, ()) for name in SITES]
+    monkeypatch.setattr(probe, "WORK", passes * (program.cost().macs * 3 // 2))
+    counted: list[int] = []
+    real = LossProbe._loss
+    monkeypatch.setattr(LossProbe, "_loss", lambda self, a, b, c: counted.append(len(c)) or real(self, a, b, c))
+    LossProbe(program, recipe, [x], unwatched).of_sites(ranked, [[1], [1], [1]])
+    assert sum(counted) == 3 * rows
 
 
 def test_padding_does_not_count() -> None:
