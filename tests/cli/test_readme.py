@@ -1,4 +1,7 @@
-"""The first thing that people see is true: the command of the README, its numbers, its links, and the example."""
+"""The first thing that people see is true: the command of the README, its numbers, its links, and the example.
+
+`python docs/site/readme_table.py` writes the numbers anew.
+"""
 
 from __future__ import annotations
 
