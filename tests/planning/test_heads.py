@@ -7,14 +7,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from nets import Tokens, activations, data, exported, seeded, traced
 from tolerances import ACROSS_F32, EXACT_F64, distance
+from torch import nn
 
 import cmrc
 from cmrc.errors import ObjectiveError
 from cmrc.planning.selection import eliminate, eliminate_groups, greedy
+from cmrc.statistics.readers import elements
 
 HEADS, VECTOR, TOKENS, WIDTH = 4, 3, 3, 12
+
+
+class Projections(nn.Module):
+    """Attention whose queries, keys and values have a projection each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, _ = x.shape
+        q, k, v = (layer(x).reshape(n, t, HEADS, VECTOR).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.proj(mixed.transpose(1, 2).reshape(n, t, WIDTH))
 
 
 def heads_program(host: str) -> cmrc.Program:
@@ -47,6 +64,24 @@ def test_heads_become_affine_functions_of_those_that_stay(host: str, recompute: 
     clamped = program.clamped(plan).run({program.host.inputs[0]: x[:8]})
     assert distance(lowered.host.run({program.host.inputs[0]: x[:8]})[0], clamped[0]) < tolerance
     assert lowered.report.after.parameters < lowered.report.before.parameters
+
+
+@pytest.mark.parametrize("host", ["torch", "onnx"])
+def test_value_units_of_every_head_become_affine_functions_of_others(host: str) -> None:
+    """By hand: the same elements of every head, where the projection reads them."""
+    program, (x, _) = traced(seeded(Projections()).float(), TOKENS, WIDTH), data(8, TOKENS, WIDTH)
+    program = exported(program) if host == "onnx" else program
+    x, rng = x.astype(np.float32), np.random.default_rng(0)
+    stats = cmrc.calibrate(program, [x], sites=[heads_of(program).name])
+    place = elements(program, next(iter(stats.sites.values())).columns)
+    assert place is not None
+    units = [VECTOR * head + 1 for head in range(HEADS)]
+    parents = [unit for unit in range(WIDTH) if unit not in units]
+    mapped = cmrc.Affine(parents, rng.normal(size=(len(units), len(parents))), rng.normal(size=len(units)))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do(place.value, units=units, affine=mapped, axis=place.axis))
+    assert lowered.check((x,)).holds
+    fewer = HEADS * WIDTH + HEADS + HEADS * WIDTH  # rows of the values with their biases, columns of the projection
+    assert lowered.report.before.parameters - lowered.report.after.parameters == fewer
 
 
 def test_the_maps_are_those_of_least_squares_between_elements() -> None:
