@@ -172,6 +172,12 @@ def reduce_command(
         int,
         typer.Option(min=0, metavar="NUMBER", help="Also verify the result under so many interchange interventions."),
     ] = 0,
+    recover: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES", help="Train the chosen size towards the original, without labels (needs torch)."
+        ),
+    ] = None,
     timed: Annotated[bool, typer.Option(help="Time every size under onnxruntime.")] = True,
     threads: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Threads inside an op, when timing.")] = 1,
     provider: Annotated[
@@ -200,7 +206,7 @@ def reduce_command(
             drop=drop, measured=measured, keep=keep, pick=pick, frontier=as_parts(frontier), sites=sites or "*",
             protect=protect or (), preset=preset, refit=refit, samples=samples, batch=batch, normalise=normalise,
             side=side, tokenizer=tokenizer, length=length, rate=rate, seconds=seconds, answer=int(answer) if answer and answer.isdigit() else answer, reads=reads,
-            class_axis=class_axis, tolerance=tolerance, delta=delta, swaps=swaps, timed=timed, threads=threads,
+            class_axis=class_axis, tolerance=tolerance, delta=delta, swaps=swaps, recover=recover, timed=timed, threads=threads,
             provider=provider, seed=seed, work=work or output.with_suffix(".work"), observer=Stages(),
         )  # fmt: skip
         result.plan.save(plan_file)
@@ -229,8 +235,9 @@ def show(result: Reduction, written: Sequence[Path]) -> None:
     if result.verification is not None:
         terminal.out.print(result.verification.verdict, markup=False)
     exact = "is" if result.check.holds else "is NOT"
+    whole = "the small model" if result.lowered.recovery is None else "before it was trained, the small model"
     terminal.out.print(
-        f"check: the small model {exact} exactly the original with {replaced(result)} units replaced "
+        f"check: {whole} {exact} exactly the original with {replaced(result)} units replaced "
         f"(off by {result.check.error:.1e}, allowed {result.check.tolerance:.0e})",
         markup=False,
     )

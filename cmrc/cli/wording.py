@@ -17,10 +17,10 @@ from cmrc.errors import CmrcError
 # Keywords whose flag is the same word; then those that are called otherwise.
 SAME = (
     "about", "agreement", "answer", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "drop", "frontier", "held_out", "keep", "latency", "length", "loss",
-    "macs", "metric", "need", "normalise", "output", "pick",
-    "plot", "positions", "preset", "protect", "provider", "rate", "reads", "recipe", "residue", "rounds", "samples", "seconds", "seed", "sessions", "side", "site", "sites",
-    "size", "speedup",
-    "stats", "stress", "swaps", "threads", "tokenizer", "tolerance", "until", "work",
+    "macs", "metric", "minutes", "need", "normalise", "output", "pick",
+    "plot", "positions", "preset", "protect", "provider", "rate", "reads", "recipe", "recover", "residue", "rounds", "samples", "seconds", "seed", "sessions", "side", "site", "sites",
+    "size", "speedup", "steps",
+    "stats", "stress", "swaps", "threads", "tokenizer", "tolerance", "train", "until", "work",
 )  # fmt: skip
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"sizes": "--size"}
 

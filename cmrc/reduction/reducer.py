@@ -21,7 +21,7 @@ import numpy as np
 
 from cmrc.errors import RecipeError, StatsError
 from cmrc.files import write_whole
-from cmrc.hosts.onnx.bench import size_of
+from cmrc.hosts.onnx.bench import PROVIDERS, size_of, start
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe, make_recipe
 from cmrc.program.lower import Lowered, lower
@@ -29,6 +29,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.reach import reach
 from cmrc.program.sites import Site
 from cmrc.program.trace import trace
+from cmrc.recovery.recover import recover as train_towards_original
 from cmrc.reduction.account import account_of
 from cmrc.reduction.frontier import SHARES, Frontier, wanted_shares
 from cmrc.reduction.goals import Goals, Whole
@@ -92,6 +93,7 @@ def reduce(
     provider: str = "cpu",
     timed: bool = True,
     swaps: int = 0,
+    recover: float | None = None,
     work: str | Path | None = None,
     observer: Observer | None = None,
     **options: Any,
@@ -107,6 +109,8 @@ def reduce(
     Pictures are normalised (`normalise`) and resized (`side`, for a model of any size). Texts need the folder of a `tokenizer` (a model in a
     Hugging Face folder has its own) and are cut at `length` tokens. Audio is read at `rate` in windows of `seconds`.
 
+    `recover` trains the chosen size towards the original, for so many minutes and without labels; it is judged again afterwards.
+
     `frontier` are the parts of the multiply-adds (of the bytes, with a goal of `size`) that are tried. `refit=False` saves a pass over the data
     for each size, at some loss. `work` is a folder in which everything is kept for the next call.
     """
@@ -116,6 +120,8 @@ def reduce(
     ).or_default()  # fmt: skip
     if not timed and (goals.speedup is not None or goals.latency is not None):
         raise RecipeError("a goal of speed needs timing", fix="leave out timed=False")
+    if recover is not None and recover <= 0:
+        raise RecipeError(f"recover={recover:g} is no time to train in", fix="give minutes: recover=5")
     wanted = wanted_shares(frontier, goals)
     judge_by: Metric | None = load_function(metric) if isinstance(metric, str) else metric
     tokenizer, reads = _of_folder(model, tokenizer, reads)
@@ -123,6 +129,10 @@ def reduce(
         clock = Clock(Unobserved() if observer is None else observer)
         clock.stage("reading", str(model) if isinstance(model, (str, Path)) else type(model).__name__)
         program = trace(model, args, **options)
+        if timed and isinstance(model, (str, Path)) and Path(model).is_file():
+            start(
+                Path(model), provider=PROVIDERS.get(provider.lower(), provider)
+            )  # refuses it before the work, not after
         most = affordable_rows(program.graph.inputs, program.cost().macs) if samples is None else samples
         reading = Reading(
             most, seed, Pictures.of(normalise, side), Texts(tokenizer, length), Sounds(rate, seconds)
@@ -136,7 +146,7 @@ def reduce(
         run = _Run(
             subject, goals, clock, asked, sites, Timing(timed, threads, provider),
             _Judging(judge_by, _name_of(metric), {"answer": answer, "reads": reads, "class_axis": class_axis, "tolerance": tolerance}),
-            swaps, list(subject.rows.remarks),
+            swaps, recover, list(subject.rows.remarks),
         )  # fmt: skip
         return run.all(folder, wanted)
 
@@ -187,6 +197,7 @@ class _Run:
     timing: Timing
     judging: _Judging
     swaps: int
+    minutes: float | None  # of recovery
     remarks: list[str]
 
     @property
@@ -226,14 +237,18 @@ class _Run:
         frontier = Frontier(subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks)
         whole, sizes = self._time(work, frontier.measure(wanted))
         chosen = self._choose(sizes, whole)
-        lowered, check, verification = self._finish(sizes[chosen], judge)
+        lowered, check, verification = self._finish(sizes[chosen], judge, work)
+        final = sizes[chosen].measures
+        if lowered.recovery is not None:
+            final = replace(final, quality=judge.quality(lowered))
+            self.remarks.append(str(lowered.recovery))
         self.clock.stop()
         data = Data(len(rows.calibration.numbers), len(judge), rows.what, rows.is_random, judged_rows)
         reached = reach(subject.sized, [site for site in folding if site.value in stats.sites])
         result = Reduction(
             subject.program, sizes, chosen, self.goals, whole, self.of, lowered, check, verification, data, reached,
             declined, list(dict.fromkeys(self.remarks)), recipe.to_json(), self.clock.seconds,
-            judge.evidence(judge.run(lowered)), self._risks(stats, recipe, lowered.plan),
+            judge.evidence(judge.run(lowered)), self._risks(stats, recipe, lowered.plan), final,
         )  # fmt: skip
         write_whole(work.account, json.dumps(account_of(result, subject.name)).encode())
         return result
@@ -297,11 +312,17 @@ class _Run:
             return int(np.argmin([abs(size.share - self.goals.pick) for size in sizes]))
         return self.goals.choose([size.measures for size in sizes], whole)
 
-    def _finish(self, size: Size, judge: Judge) -> tuple[Lowered, Any, Verification | None]:
-        """The chosen size against the clamped model, and under interventions if asked."""
+    def _finish(self, size: Size, judge: Judge, work: WorkFolder) -> tuple[Lowered, Any, Verification | None]:
+        """The chosen size against the clamped model; then, if asked, trained, and under interventions."""
         self.clock.stage("check", f"the chosen size, {size.share:g}")
         lowered = lower(self.subject.program, size.plan)
         check = lowered.check(*self.subject.batches(CHECKED))
+        if self.minutes is not None and len(lowered.plan):
+            self.clock.stage("recovery", f"{self.minutes:g} minutes of training towards the original")
+            lowered = train_towards_original(
+                self.subject.program, lowered, self.subject.rows.calibration, minutes=self.minutes,
+                seed=self.asked["seed"], checkpoint=work.recovery(size.share),
+            )  # fmt: skip
         if not self.swaps or not len(lowered.plan):
             return lowered, check, None
         self.clock.stage("verify", f"{self.swaps} swaps")

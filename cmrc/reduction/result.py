@@ -66,6 +66,7 @@ class Reduction:
     risks: Mapping[
         str, tuple[list[float], int]
     ]  # by site: what each removal adds to the risk, in order; how many are gone
+    measures: Measures  # of the chosen size; after recovery, where it was trained
 
     def __repr__(self) -> str:
         return f"Reduction({self.verdict})"
@@ -77,10 +78,6 @@ class Reduction:
     @property
     def plan(self) -> Plan:
         return self.lowered.plan
-
-    @property
-    def measures(self) -> Measures:
-        return self.size.measures
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the small model as ONNX, whole or not at all. What was found about it stands in its metadata."""
@@ -182,7 +179,8 @@ class Reduction:
         head = ("", f"of {WORDS[self.of]}", "parameters", "multiply-adds", "file", "ms", "speed-up", "agreement", "KL")
         rows: list[tuple[str, ...]] = [head + ((task,) if has_task else ())]
         for i, size in enumerate(self.sizes):
-            m, q = size.measures, size.measures.quality
+            m = self.measures if i == self.chosen else size.measures
+            q = m.quality
             pair = q.metric or q.accuracy
             rows.append((
                 ">" if i == self.chosen else "",
@@ -259,7 +257,8 @@ class Reduction:
                          "milliseconds": self.whole.milliseconds},
             "sizes_are_parts_of": self.of,
             "chosen": self.size.share,
-            "frontier": [{"share": size.share, **size.measures.to_json()} for size in self.sizes],
+            "frontier": [{"share": size.share, **(self.measures if size is self.size else size.measures).to_json()} for size in self.sizes],
+            "recovery": self.lowered.recovery and self.lowered.recovery.to_json(),
             "widths": {site: [row["units"], row["kept"]] for site, row in self.size.plan.made.get("sites", {}).items()},
             "check": {"holds": self.check.holds, "error": self.check.error, "tolerance": self.check.tolerance},
             "verification": None if self.verification is None else self.verification.to_json(),

@@ -29,7 +29,17 @@ from cmrc.statistics.stats import digest_of_batch
 
 ASKED = "asked.json"
 ACCOUNT = "account.json"
-OURS = ("plan-*", "model-*", "measures-*", "stats.safetensors", "calibration*", "original.onnx*", ASKED, ACCOUNT)
+OURS = (
+    "plan-*",
+    "recovery-*",
+    "model-*",
+    "measures-*",
+    "stats.safetensors",
+    "calibration*",
+    "original.onnx*",
+    ASKED,
+    ACCOUNT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,9 @@ class WorkFolder:
 
     def model(self, share: float) -> Path:
         return self.folder / f"model-{share:.3f}.onnx"
+
+    def recovery(self, share: float) -> Path:
+        return self.folder / f"recovery-{share:.3f}"
 
     def load(self, name: str, judged: str) -> dict[str, Any] | None:
         """What was noted under a name in the same conditions."""

@@ -24,3 +24,23 @@ def test_a_module_is_reduced_timed_and_saved(tmp_path: Path) -> None:
     assert agree > 0.5
     result.save(tmp_path / "small.onnx")
     assert cmrc.trace(tmp_path / "small.onnx").cost().macs == result.measures.macs
+
+
+def test_the_chosen_size_is_trained_and_judged_again(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    call = {
+        "held_out": examples / "digits_test.npz", "frontier": [0.3], "pick": 0.3, "refit": False, "timed": False,
+        "samples": 600, "work": tmp_path / "w",
+    }  # fmt: skip
+    plain = cmrc.reduce(examples / "digits.onnx", examples / "digits_train.npz", **call)
+    trained = cmrc.reduce(examples / "digits.onnx", examples / "digits_train.npz", recover=0.05, **call)
+    before, after = plain.measures.quality.kl, trained.measures.quality.kl
+    assert before is not None
+    assert after is not None
+    assert after <= before * 1.05  # in three seconds on a busy machine little may happen
+    assert trained.lowered.recovery is not None
+    assert trained.measures.macs == plain.measures.macs
+    assert str(trained.lowered.recovery) in trained.remarks
+    assert trained.check.holds  # of what was lowered, before it was trained
+    trained.save(tmp_path / "small.onnx")
+    assert trained.to_json()["recovery"]["steps"] > 0
