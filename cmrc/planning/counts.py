@@ -31,7 +31,7 @@ def _part(amount: float, units: int) -> int:
 
 def _lookup(by_name: Mapping[str, Any], site: Site, program: Program) -> Any:
     """What a mapping by name or glob says of a site: the first that fits."""
-    names = [name for name, values in program.host.names.items() if list(values) == [site.value]]
+    names = [name for name, values in program.names.items() if list(values) == [site.value]]
     for pattern, value in by_name.items():
         if pattern in (site.name, site.value) or any(fnmatch.fnmatchcase(name, pattern) for name in names):
             return value

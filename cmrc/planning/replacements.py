@@ -28,7 +28,7 @@ def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constan
     units = r.order.first(count)
     recipe, stats = r.recipe, r.stats
     method = recipe.method
-    name = r.site.name if list(program.host.names.get(r.site.name, ())) == [r.site.value] else r.site.value
+    name = r.site.name if list(program.names.get(r.site.name, ())) == [r.site.value] else r.site.value
     if method.replace in CONSTANT:
         fresh = [unit for unit in units if unit not in constants_so_far]
         if fresh:

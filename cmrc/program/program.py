@@ -78,7 +78,7 @@ class Program(Sites):
 
     def group(self, name: str, *, at: str = "") -> Group:
         """The group of this name, or the one that the site of this name writes."""
-        values = self.host.names.get(name, ())
+        values = self.names.get(name, ())
         meant = [group for group in self._groups if group.name == name]
         meant = meant or [g for g in self._groups if any(w.value in values or w.site == name for w in g.writers)]
         if len(meant) == 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from cmrc.ir.graph import Graph, Node, Shape, Value
 from cmrc.ir.verify import verify_graph
 
 EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
+
+
+NUMBERED = re.compile(r"_\d+$")  # mul_17, /mlp/Mul_output_0: a name that an exporter counted out
 
 
 class Ending(Enum):
@@ -153,8 +157,46 @@ class Sites:
         return unit_axes(self.graph)
 
     @cached_property
+    def names(self) -> dict[str, list[str]]:
+        """Every name to the values that it means: the host's, and `path:input` for what the layer at `path` reads."""
+        names = {name: list(values) for name, values in self.host.names.items()}
+        read: dict[str, list[str]] = {}
+        for node in self.graph.nodes:
+            if node.op in ("linear", "conv") and node.path and isinstance(node.inputs[0], str):
+                value = self._before_rounding(node.inputs[0])
+                if value not in self.inside and value not in read.setdefault(f"{node.path}:input", []):
+                    read[f"{node.path}:input"].append(value)
+        for name, values in read.items():
+            names.setdefault(name, values)
+            if len(values) > 1:
+                names.update({f"{name}@{i}": [value] for i, value in enumerate(values)})
+        return names
+
+    def _before_rounding(self, value: str) -> str:
+        """The value that a quantised one was rounded from."""
+        maker = self.producers.get(value)
+        while maker is not None and maker.attrs.get("fn") in ("quantize", "dequantize") and maker.values():
+            value = maker.values()[0]
+            maker = self.producers.get(value)
+        return value
+
+    @cached_property
     def _titles(self) -> dict[str, str]:
-        """The name that reports use for a value: the innermost module that returns it, else its own."""
+        """The name that reports use for a value: the innermost module that returns it; where there is none, what reads it."""
+        best = self._module_titles()
+        for alias, values in self.names.items():
+            if alias.endswith(":input") and len(values) == 1 and self._is_counted_out(values[0]):
+                best.setdefault(values[0], alias)
+        return best
+
+    def _is_counted_out(self, value: str) -> bool:
+        """Whether a name inside a module says no more than the op, of a value that has one reader. A sum keeps its name."""
+        maker = self.producers.get(value)
+        if maker is None or maker.kind == "add" or len(self.consumers[value]) > 1:
+            return False
+        return bool(NUMBERED.search(value)) or (bool(maker.path) and value == maker.kind)
+
+    def _module_titles(self) -> dict[str, str]:
         best: dict[str, str] = {}
         for alias, values in self.host.names.items():
             if len(values) != 1:
@@ -193,7 +235,7 @@ class Sites:
 
     def find(self, pattern: str, *, at: str = "") -> list[Site]:
         """The sites that a name or a glob means. A name that means none or several is an error."""
-        names = self.host.names
+        names = self.names
         values = self._values_called(pattern)
         if pattern in names and len(values) > 1:
             calls = [f"{pattern}@{i}" for i in range(len(values))]
@@ -218,7 +260,7 @@ class Sites:
 
     def _values_called(self, pattern: str) -> list[str]:
         """The values of this name; of a glob, those that have units, in the order of the graph."""
-        names = self.host.names
+        names = self.names
         if pattern in names:
             return list(dict.fromkeys(names[pattern]))
         if not any(c in pattern for c in "*?["):

@@ -293,7 +293,7 @@ class _Run:
 
     def _name(self, site: Site) -> str:
         """As the user calls it, unless that name means something else."""
-        return site.name if list(self.subject.program.host.names.get(site.name, ())) == [site.value] else site.value
+        return site.name if list(self.subject.program.names.get(site.name, ())) == [site.value] else site.value
 
     def _time(self, work: WorkFolder, sizes: Sequence[Size]) -> tuple[Whole, list[Size]]:
         """What the original costs, and the speed of every size beside it."""
