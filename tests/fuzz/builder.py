@@ -202,6 +202,12 @@ class Builder:
             imports.append(helper.make_opsetid(node.domain, 1))
         model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version(self.opset))
         try:
-            return run(start(model.SerializeToString()), {n: a for n, a in feeds.items() if n not in constant})
+            arrays = run(start(model.SerializeToString()), {n: a for n, a in feeds.items() if n not in constant})
         except Refused as error:
             raise Unfit(str(error)) from error
+        if node.op_type.startswith("Reduce") and not all(array.size for array in feeds.values()):
+            (inferred,) = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
+            dims = inferred.type.tensor_type.shape.dim
+            if [d.dim_value for d in dims] != list(arrays[0].shape):
+                raise Unfit("onnxruntime keeps the shape of what has no elements")
+        return arrays

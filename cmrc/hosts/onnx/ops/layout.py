@@ -136,9 +136,12 @@ def read_slice(view: View) -> Step:
     axis, part_or_none = next(iter(cut.items()))
     if len(cut) == 1 and part_or_none is not None:
         return select(view, axis, part_or_none)
-    computed = [None if i in cut else n for i, n in enumerate(shape)]
-    computed = [len(p) if (p := cut.get(i)) is not None else n for i, n in enumerate(computed)]
-    return Step("along", (0,), {"fn": "slice", "axes": tuple(cut)}, view.out(computed))
+    computed = view.out(
+        [len(p) if (p := cut.get(i)) is not None else None if i in cut else n for i, n in enumerate(shape)]
+    )
+    # Inference may say that a dynamic size stays what it was.
+    out = tuple(view.unknown() if i in cut and n == shape[i] else n for i, n in enumerate(computed))
+    return Step("along", (0,), {"fn": "slice", "axes": tuple(cut)}, out)
 
 
 def read_split(view: View) -> list[Step]:
@@ -182,7 +185,7 @@ def read_reshape(view: View) -> Step:
 def _reshape(view: View, computed: Sequence[Dim | None]) -> Step:
     """The same elements in another shape. Where inference got the input's wrong, the two do not agree."""
     before, after = product(view.shape()), product(shape := view.out(computed))
-    if before[0] != after[0] and not before[1] and not after[1]:
+    if before[0] != after[0] and before[1] == after[1]:
         raise LeftWhole(f"{list(view.shape())}, which shape inference gives for its input, cannot become {list(shape)}")
     return Step("reshape", (0,), {}, shape)
 

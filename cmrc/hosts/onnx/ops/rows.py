@@ -8,6 +8,8 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir
 
+from cmrc.errors import TraceError
+from cmrc.hosts.onnx.load import label
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
 from cmrc.ir.evaluate import apply, materialise
 from cmrc.ir.graph import Dim, Marks, Tensor
@@ -129,11 +131,28 @@ def _size_after(size: Dim, kernel: int, attrs: Mapping[str, Any], i: int) -> Dim
     if attrs.get("transposed"):
         extra = int(attrs["output_padding"][i])
         return (size - 1) * stride - around + reach + extra if isinstance(size, int) else None
-    if isinstance(size, int):  # shape inference counts a window in ceil mode that onnxruntime leaves out
+    if isinstance(size, int):
         if attrs.get("ceil"):
             return windows_in_ceil_mode(size, pad[i], reach, stride)
         return (size + around - reach) // stride + 1
     return size if around == reach - 1 and stride == 1 else None
+
+
+def _require_agreement(view: View, sizes: Sequence[Dim], attrs: Mapping[str, Any]) -> None:
+    """In ceil mode: that onnx and onnxruntime count the same windows. A sum with the result could not be loaded otherwise."""
+    for size, length, pad, dilation, stride in zip(
+        sizes, attrs["kernel"], attrs["pad"], attrs["dilation"], attrs["stride"], strict=True
+    ):
+        reach = dilation * (length - 1) + 1
+        if not isinstance(size, int):
+            continue
+        if windows_in_ceil_mode(size, pad, reach, stride) != -(-(size + sum(pad) - reach) // stride) + 1:
+            raise TraceError(
+                "its last window would start in the padding: onnx's shape inference counts that window, onnxruntime does not",
+                node=label(view.node),
+                op=view.node.op_type,
+                fix="leave ceil_mode out, or pad less at the end",
+            )
 
 
 def _padding(view: View, rank: int) -> str | tuple[tuple[int, int], ...]:
@@ -203,6 +222,8 @@ def read_pool(view: View, fn: str) -> Step:
     if len(sizes) == rank:
         attrs["pad"] = conv_pads(cast(ConvAttrs, attrs), sizes, attrs["kernel"])
     _require_whole_windows(shape[2:], attrs["kernel"], attrs)
+    if attrs["ceil"] and not isinstance(attrs["pad"], str):
+        _require_agreement(view, shape[2:], attrs)
     if fn == "avg_pool":
         attrs["include_pad"] = bool(view.attr("count_include_pad", 0))
     spatial = [_size_after(n, k, attrs, i) for i, (n, k) in enumerate(zip(shape[2:], attrs["kernel"], strict=True))]
