@@ -15,7 +15,8 @@ from cmrc.cli import terminal
 from cmrc.cli.options import NPY, AsJson, Model, PlanFile, Quiet, Seed, Sizes, Verbose, examples, new_app, parse_sizes
 from cmrc.cli.terminal import fail, progress, reported
 from cmrc.hosts.inputs import require_known
-from cmrc.program.check import Check, check_batches, nudged_host, random_batches
+from cmrc.program.check import Check, check_batches, clamped_in_float64, nudged_host, random_batches
+from cmrc.program.lower import stored_otherwise
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.provenance import provenance_notes
@@ -54,7 +55,8 @@ def check(
 ) -> None:
     """Check a lowered model against the original with units replaced.
 
-    The exit code is 0 only if they are equal, up to rounding. Beside it stands how often the lowered model has the top class
+    The exit code is 0 only if they are equal, up to rounding. A file as `cmrc lower` writes it is also compared number by number
+    with what folding the plan gives, unless a tolerance is given. Beside it stands how often the lowered model has the top class
     of the original: equal to the plan is not the same as good.
 
     A model that was recovered (`cmrc recover`) is not equal to the plan, and this is said: judge it with `cmrc verify`.
@@ -71,9 +73,11 @@ def check(
             progress(inputs, None, "batches"),
             tolerance=tolerance,
             nudged=lambda: nudged_host(program, loaded.entries),
+            exactly=clamped_in_float64(program, loaded.entries),
             seed=seed,
         )
-        result = replace(result, recovered="recovered" in provenance_notes(small))
+        stored = stored_otherwise(program, loaded, small) if tolerance is None else None
+        result = replace(result, recovered="recovered" in provenance_notes(small), stored=stored)
         if as_json:
             print(
                 json.dumps(
@@ -88,6 +92,7 @@ def check(
                         "answers": result.answers,
                         "random": data is None,
                         "recovered": result.recovered,
+                        "stored": None if result.stored is None else list(result.stored),
                     },
                     indent=1,
                 )

@@ -32,6 +32,7 @@ from cmrc.files import require_picture
 from cmrc.hosts.protocols import LOSSES
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
+from cmrc.planning.progress import remove_checkpoint
 from cmrc.planning.recipe import AUTO, PRESETS, Recipe
 from cmrc.program.trace import trace
 from cmrc.statistics.stats import Stats
@@ -151,16 +152,18 @@ def plan_make(
         known = Stats.load(stats) if stats is not None else None
         plan = make_plan(
             program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
-            checkpoint=checkpoint, **options,
+            checkpoint=checkpoint, keep_checkpoint=True, **options,
         )  # fmt: skip
         plan.save(path, one_file=path is not output)
         if plot is not None:
             plot_scores(plan, plot)
         if as_json:
             print(json.dumps({"output": str(output), **plan.made}, indent=1))
-            return
-        show_made(plan)
-        terminal.out.print(f"wrote {output}: {len(plan)} replacements")
+        else:
+            show_made(plan)
+            terminal.out.print(f"wrote {output}: {len(plan)} replacements")
+    if checkpoint is not None:  # only now is the plan in its place
+        remove_checkpoint(checkpoint)
 
 
 def as_amount(text: str) -> int | float:

@@ -193,6 +193,15 @@ class Host(Protocol):
 
 
 @runtime_checkable
+class Stored(Protocol):
+    """A host whose weights can be compared with those of another one by one."""
+
+    def unequal_stored(self, other: Host) -> tuple[str, ...] | None:
+        """The weights that hold other numbers, beyond a few last bits; `None` where names, shapes or types differ."""
+        ...
+
+
+@runtime_checkable
 class Trainable(Protocol):
     """A host whose model is also a torch module."""
 

@@ -23,7 +23,7 @@ from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
 from cmrc.planning.counts import counts_of_steps, final_counts
 from cmrc.planning.probe import LossProbe
-from cmrc.planning.progress import Progress, SiteResult
+from cmrc.planning.progress import Progress, SiteResult, remove_checkpoint
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import AUTO, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
@@ -51,6 +51,7 @@ def plan(
     keeps: Sequence[int | float] = KEEPS,
     reading: Mapping[str, Any] | None = None,
     checkpoint: str | Path | None = None,
+    keep_checkpoint: bool = False,
     **options: Any,
 ) -> Plan:
     """A plan by a recipe, or by a preset and the keys of a recipe as options: `preset="joint", keep=0.5`.
@@ -64,7 +65,8 @@ def plan(
     `output`, `tolerance`).
 
     `checkpoint` is a folder for the statistics and for every site that is done. If this call is interrupted, the same
-    call continues from there, to the same bits; the folder is removed at the end.
+    call continues from there, to the same bits; the folder is removed at the end. With `keep_checkpoint` it stays, until
+    `remove_checkpoint` is called once the plan is saved.
     """
     chosen = make_recipe(recipe, **options)
     if stats is not None and stats.fingerprint is not None:
@@ -86,8 +88,8 @@ def plan(
     progress = None if checkpoint is None else Progress.start(Path(checkpoint), program, chosen, stats, data)
     planning = _Planning(program, data, chosen, sites, watch, progress)
     result = planning.run(stats)
-    if progress is not None:
-        progress.finish()
+    if checkpoint is not None and not keep_checkpoint:
+        remove_checkpoint(Path(checkpoint))
     return result
 
 

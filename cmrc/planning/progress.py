@@ -138,14 +138,6 @@ class Progress:
         arrays = {name: np.ascontiguousarray(array) for name, array in _arrays_of(result)}
         write_whole(self._site(step, number), save(arrays, {"site": json.dumps(header)}))
 
-    def finish(self) -> None:
-        """The plan is complete: remove what was written for it."""
-        for pattern in ("statistics-*.safetensors", "site-*.safetensors", "calibration-*"):
-            for path in self.folder.glob(pattern):
-                path.unlink()
-        if not any(self.folder.iterdir()):
-            self.folder.rmdir()
-
     def _statistics(self, step: int) -> Path:
         return self.folder / f"statistics-{step}.safetensors"
 
@@ -154,6 +146,15 @@ class Progress:
 
     def _of_another_run(self, path: Path) -> PlanError:
         return PlanError("the checkpoint was written for another model, recipe or data", at=str(path), fix=FIX)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """The plan is complete: remove what was written for it."""
+    for pattern in ("statistics-*.safetensors", "site-*.safetensors", "calibration-*"):
+        for path in folder.glob(pattern):
+            path.unlink()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _digest_of_data(program: Program, recipe: Recipe, data: Any) -> str:

@@ -16,11 +16,11 @@ import numpy as np
 
 from cmrc._version import __version__
 from cmrc.errors import HostError, InputError, PlanError, ResidueError
-from cmrc.hosts.protocols import Host, ReportsUntied, Trainable
+from cmrc.hosts.protocols import Host, ReportsUntied, Stored, Trainable
 from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
-from cmrc.program.check import Check, Inputs, check_batches, nudged_host, random_batches
+from cmrc.program.check import Check, Inputs, check_batches, clamped_in_float64, nudged_host, random_batches
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.report import Report, make_report
@@ -164,6 +164,7 @@ class Lowered:
             chosen,
             tolerance=tolerance,
             nudged=lambda: nudged_host(self.program, self.plan.entries),
+            exactly=clamped_in_float64(self.program, self.plan.entries),
             seed=seed,
         )
         recovered = self.recovery is not None and bool(self.recovery.trained)
@@ -185,6 +186,17 @@ class Lowered:
             if not self.program.args and not kwargs:
                 raise
             return [(*self.program.args, *kwargs.values())]  # those of the trace
+
+
+def stored_otherwise(program: Program, plan: Plan, found: Program) -> tuple[str, ...] | None:
+    """The weights of a lowered file that hold other numbers than folding the plan gives; `None` where they are not the same weights.
+
+    A wrong number moves the outputs by less than rounding where its unit is off or its weight small. Here it shows.
+    """
+    if not isinstance(found.host, Stored):
+        return None
+    expected = passes.run(program.with_dos(plan), since=program.graph).graph
+    return found.host.unequal_stored(program.host.build(expected))
 
 
 def provenance_of(program: Program, plan: Plan) -> dict[str, str]:

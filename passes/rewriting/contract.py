@@ -141,7 +141,7 @@ def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
             return Declined("it sums constants with weights known only at run time")
         if slab.shape[inner[1]] != 1:
             return Declined("the constants differ by position, and the product mixes positions")
-    slab = np.take(slab, [0], axis=inner[position])
+    slab = slab.sum(axis=inner[position], keepdims=True)  # one position, or zeros, of which there may be none
     return sink(sweep, node, facts, axis, fact.units, slab.reshape((1,) * (rank - slab.ndim) + slab.shape))
 
 

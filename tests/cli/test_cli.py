@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from command import cli
 from rich.console import Console
@@ -91,6 +93,23 @@ def test_lower_then_check_holds(folder: Path) -> None:
     assert told.exit_code == 0
     assert json.loads(told.stdout)["holds"] is True
     assert json.loads(told.stdout)["moved"] > 1000 * json.loads(told.stdout)["tolerance"]
+
+
+def test_check_sees_a_wrong_number_that_hardly_moves_the_outputs(folder: Path) -> None:
+    assert cli("lower", "model.onnx", "plan.json", "-o", "small.onnx").exit_code == 0
+    model = onnx.load("small.onnx")
+    weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)
+    array = onnx.numpy_helper.to_array(weight).copy()
+    array[0, 0] += 1e-5 * np.abs(array).max()
+    weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+    onnx.save(model, "wrong.onnx")
+    told = cli("check", "model.onnx", "wrong.onnx", "plan.json", "--json")
+    found = json.loads(told.stdout)
+    assert (told.exit_code, found["holds"], found["stored"]) == (1, False, [weight.name])
+    assert found["error"] <= found["tolerance"]  # too little for the outputs
+    shown = cli("check", "model.onnx", "wrong.onnx", "plan.json")
+    assert f"the file holds other numbers than the fold of this plan gives, in {weight.name}" in shown.stdout
+    assert cli("check", "model.onnx", "wrong.onnx", "plan.json", "--tolerance", "1e-4").exit_code == 0
 
 
 def test_check_fails_for_a_model_that_is_not_the_lowered_one(folder: Path) -> None:
@@ -539,6 +558,22 @@ def test_names_from_files_are_no_markup(folder: Path) -> None:
     shown = cli("plan", "show", "odd.json")
     assert shown.exit_code == 0
     assert "[/red] :smile:" in shown.stdout
+
+
+def test_a_plan_that_is_not_saved_keeps_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = str(DIGITS.with_name("digits_test.npz"))
+    asked = ("--data", data, "--preset", "joint", "--keep", "0.5", "--sites", "act*", "--checkpoint", "unfinished")
+    command = ("plan", "model.onnx", *asked)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cmrc.Plan, "save", fail)
+        assert cli(*command, "-o", "plan2.json").exit_code != 0
+    assert list((folder / "unfinished").iterdir())
+    assert cli(*command, "-o", "plan2.json").exit_code == 0
+    assert not (folder / "unfinished").exists()
 
 
 def test_an_interrupted_plan_resumes_from_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

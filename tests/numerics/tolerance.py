@@ -13,7 +13,8 @@ from onnx import numpy_helper
 
 import cmrc
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.program.check import OutputCheck, check_batches, nudged_host, random_batches
+from cmrc.program.check import OutputCheck, check_batches, clamped_in_float64, nudged_host, random_batches
+from cmrc.program.lower import stored_otherwise
 
 OFF = 1e-3  # of the largest entry of a weight
 SITES = 4
@@ -21,16 +22,20 @@ SITES = 4
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Error over tolerance: of the right result, and of every wrong one."""
+    """Error over tolerance: of the right result, and of every wrong one; and how many wrong entries `cmrc check` sees in the file."""
 
     right: float
     wrong: list[float]
+    in_file: int
+    right_in_file: bool
 
     def to_json(self) -> dict[str, Any]:
         return {
             "right": round(self.right, 4),
             "cases": len(self.wrong),
             "noticed": sum(ratio > 1 for ratio in self.wrong),
+            "noticed in the file": self.in_file,
+            "right in the file": self.right_in_file,
             "within rounding": sum(
                 ratio <= 2 * self.right for ratio in self.wrong
             ),  # no more than twice the right result
@@ -54,18 +59,21 @@ def measure(path: Path, *, cases: int, seed: int = 0) -> Measured:
     def worst_of(host: OnnxHost) -> OutputCheck:
         """As `lowered.check` compares."""
         nudged = lambda: nudged_host(program, plan.entries)  # noqa: E731
-        return check_batches(program.host, clamped, host, batches, nudged=nudged).worst
+        exactly = clamped_in_float64(program, plan.entries)
+        return check_batches(program.host, clamped, host, batches, nudged=nudged, exactly=exactly).worst
 
     assert isinstance(lowered.host, OnnxHost)
     right = worst_of(lowered.host)
     proto = onnx_ir.to_proto(lowered.host.model)
     names = changed(onnx_ir.to_proto(program.host.model), proto)  # type: ignore[attr-defined]
-    wrong = []
+    wrong, in_file = [], 0
     for _ in range(cases):
-        host = OnnxHost.from_model(with_wrong_entry(proto, str(rng.choice(names)), rng))
-        worst = worst_of(host)
+        made = with_wrong_entry(proto, str(rng.choice(names)), rng)
+        worst = worst_of(OnnxHost.from_model(made))
         wrong.append(worst.error / worst.tolerance)
-    return Measured(right.error / right.tolerance, wrong)
+        in_file += bool(stored_otherwise(program, plan, cmrc.trace(made)))
+    fine = stored_otherwise(program, plan, cmrc.trace(proto)) == ()
+    return Measured(right.error / right.tolerance, wrong, in_file, fine)
 
 
 def changed(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:

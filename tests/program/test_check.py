@@ -12,7 +12,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CheckError, InputError
-from cmrc.program.check import USUAL, check_batches, nudge, random_batches
+from cmrc.program.check import USUAL, check_batches, clamped_in_float64, nudge, random_batches
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
@@ -312,3 +312,46 @@ def test_a_nudge_moves_numbers_by_their_last_bit() -> None:
     assert np.all((moved != values) == (values != 0))
     assert np.allclose(moved, values, rtol=2e-7, atol=0)
     assert np.array_equal(nudge(np.arange(3), np.random.default_rng(0)), np.arange(3))
+
+
+class Twins(nn.Module):
+    """The difference of two layers that are nearly the same: what is left is mostly rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(6, 64), nn.ReLU()
+        self.first, self.second = nn.Linear(64, 9), nn.Linear(64, 9)
+        with torch.no_grad():
+            self.second.weight.copy_(self.first.weight * (1 + 1e-5 * torch.randn(9, 64)))
+            self.second.bias.copy_(self.first.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.act(self.fc(x))
+        return self.first(h) - self.second(h)
+
+
+def test_what_rounding_in_float64_explains_is_equal() -> None:
+    torch.manual_seed(0)
+    program = cmrc.trace(Twins().eval(), (X,))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=range(40), constant=0.3))
+    host, graph = program.host, lowered.plan.entries
+    expected, got = lowered.clamped.run((X,))[0], lowered.host.run((X,))[0]
+    exactly = clamped_in_float64(lowered.program, graph)
+    (truth,) = exactly({"x": X.numpy()})
+    scale = np.abs(expected).max()
+    assert np.abs(expected - truth).max() / scale > 10 * USUAL["float32"]
+    without = check_batches(host, lowered.clamped, lowered.host, [(X,)])
+    check = check_batches(host, lowered.clamped, lowered.host, [(X,)], exactly=exactly)
+    assert not np.array_equal(expected, got)
+    assert (without.holds, check.holds) == (False, True)
+    assert check.worst.exact
+    assert ", against float64)" in str(check)
+
+
+def test_a_wrong_number_is_not_explained_by_float64() -> None:
+    lowered = lowered_by(TwoHeads())
+    add(lowered, "first.bias", 1e-3)
+    exactly = clamped_in_float64(lowered.program, lowered.plan.entries)
+    check = check_batches(lowered.program.host, lowered.clamped, lowered.host, [(X,)], exactly=exactly)
+    assert not check.holds
+    assert not check.worst.exact

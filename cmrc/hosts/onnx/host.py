@@ -19,6 +19,7 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import TraceError
+from cmrc.hosts.folded import within_last_bits
 from cmrc.hosts.onnx import gradients
 from cmrc.hosts.onnx.load import SORT, last_line, load, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
@@ -28,7 +29,7 @@ from cmrc.hosts.onnx.save import save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
-from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Learner
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Learner
 from cmrc.ir.graph import Array, Graph
 
 CPU = ("CPUExecutionProvider",)
@@ -151,6 +152,22 @@ class OnnxHost:
             for value in node.outputs:
                 value.shape = None  # what was declared may speak of dynamic sizes
         return self._another(model)
+
+    def unequal_stored(self, other: Host) -> tuple[str, ...] | None:
+        """The initializers that hold other numbers than those of another host, beyond a few last bits."""
+        if not isinstance(other, OnnxHost):
+            return None
+        mine, theirs = ({n: v.const_value for n, v in h.model.graph.initializers.items()} for h in (self, other))
+        if mine.keys() != theirs.keys():
+            return None
+        unequal = []
+        for name, tensor in mine.items():
+            like = theirs[name]
+            if tensor is None or like is None or (tensor.dtype, tensor.shape) != (like.dtype, like.shape):
+                return None
+            if not within_last_bits(tensor.numpy(), like.numpy()):
+                unequal.append(name)
+        return tuple(unequal)
 
     def annotations(self) -> list[dict[str, Any]]:
         """The do's recorded in the model, in the plan's order."""

@@ -105,6 +105,9 @@ def select(view: View, axis: int, keep: Sequence[int], output: int = 0) -> Step:
     return Step("select", (0,), attrs, (*shape[:axis], len(keep), *shape[axis + 1 :]), output)
 
 
+TO_THE_END = 10**9  # no axis is as long; exporters write this, or the largest number of a type
+
+
 def read_slice(view: View) -> Step:
     shape = view.shape()
     starts: tuple[int, ...]
@@ -129,7 +132,7 @@ def read_slice(view: View) -> Step:
             part = range(size)[start:end:step]
             if part != range(size):
                 cut[axis] = part
-        elif not (start == 0 and end >= 2**31 - 1 and step == 1):
+        elif not (start == 0 and end >= TO_THE_END and step == 1):
             cut[axis] = None
     if not cut:
         return Step("pointwise", (0,), {"fn": "identity"}, view.out(shape))

@@ -103,6 +103,12 @@ def _conv(view: View, given: Tensor | None, *, transposed: bool) -> Step:
         "dilation": tuple(view.attr("dilations", (1,) * rank)),
     }
     if transposed:
+        if isinstance(attrs["pad"], str) and any(view.attr("output_padding", ())):
+            raise _disagreement(
+                view,
+                "it has automatic padding and output_padding: onnx's shape inference adds the latter, onnxruntime does not",
+                "leave output_padding out, or write the padding as numbers",
+            )
         if isinstance(attrs["pad"], str) or view.attr("output_shape", None) is not None:
             raise LeftWhole("its padding follows from the size of its result")
         attrs |= {"transposed": True, "output_padding": tuple(view.attr("output_padding", (0,) * rank))}
@@ -147,12 +153,16 @@ def _require_agreement(view: View, sizes: Sequence[Dim], attrs: Mapping[str, Any
         if not isinstance(size, int):
             continue
         if windows_in_ceil_mode(size, pad, reach, stride) != -(-(size + sum(pad) - reach) // stride) + 1:
-            raise TraceError(
+            raise _disagreement(
+                view,
                 "its last window would start in the padding: onnx's shape inference counts that window, onnxruntime does not",
-                node=label(view.node),
-                op=view.node.op_type,
-                fix="leave ceil_mode out, or pad less at the end",
+                "leave ceil_mode out, or pad less at the end",
             )
+
+
+def _disagreement(view: View, reason: str, fix: str) -> TraceError:
+    """A node whose size onnx and onnxruntime see differently: whatever is computed with one of them is wrong or cannot be loaded."""
+    return TraceError(reason, node=label(view.node), op=view.node.op_type, fix=fix)
 
 
 def _padding(view: View, rank: int) -> str | tuple[tuple[int, int], ...]:
