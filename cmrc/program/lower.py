@@ -188,15 +188,15 @@ class Lowered:
             return [(*self.program.args, *kwargs.values())]  # those of the trace
 
 
-def stored_otherwise(program: Program, plan: Plan, found: Program) -> tuple[str, ...] | None:
+def stored_otherwise(program: Program, plan: Plan, small: Program) -> tuple[str, ...] | None:
     """The weights of a lowered file that hold other numbers than folding the plan gives; `None` where they are not the same weights.
 
     A wrong number moves the outputs by less than rounding where its unit is off or its weight small. Here it shows.
     """
-    if not isinstance(found.host, Stored):
+    if not isinstance(small.host, Stored):
         return None
     expected = passes.run(program.with_dos(plan), since=program.graph).graph
-    return found.host.unequal_stored(program.host.build(expected))
+    return small.host.unequal_stored(program.host.build(expected))
 
 
 def provenance_of(program: Program, plan: Plan) -> dict[str, str]:

@@ -17,7 +17,7 @@ from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.hosts.onnx.shapes import dtype_name
 from cmrc.ir.evaluate import constant
-from cmrc.ir.graph import ArrayLiteral, Node, Tensor, Value, numpy_dtype
+from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, numpy_dtype
 
 
 def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:
@@ -70,6 +70,10 @@ def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Val
         value = _cast(patch, value, onnx_ir.DataType.FLOAT, f"{node.name}.value")
     along = [onnx_ir.AttrInt64("axis", node.attrs["axis"])]
     spread = patch.insert("Gather", [value, patch.array(clamp.places(node))], f"{node.name}.spread", along)
+    if dtype == "bool":  # onnxruntime has no Where of truth values
+        others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
+        chosen = patch.insert("And", [spread, patch.array(clamp.mask(node))], f"{node.name}.chosen")
+        return patch.insert("Or", [others, chosen], output)
     return patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], output)
 
 
@@ -129,7 +133,9 @@ def insert_like(patch: ModelPatch, node: Node) -> None:
         assert isinstance(slot, int)  # a part of a fused node is never copied
         inputs += [None] * (slot + 1 - len(inputs))
         given = inputs[slot]
-        dtype = node.output.dtype if given is None or given.dtype is None else dtype_name(given.dtype)
+        declared = None if given is None else given.dtype
+        own = operand.dtype if isinstance(operand, Leaf | Apply) and given is not None else node.output.dtype
+        dtype = own if declared is None else dtype_name(declared)
         inputs[slot] = patch.value(operand, dtype)
     while inputs and inputs[-1] is None:
         inputs.pop()
