@@ -31,20 +31,25 @@ CONVNETS = 5  # trained checkpoints; seeds take turns
 METHODS: dict[str, dict[str, Any]] = {  # as the paper names them; ours follow
     "CMR-Logit": {"preset": "cmr-logit"},
     "VBP": {"preset": "vbp"},
-    # Ranks by the curvature-weighted variance, folds means: g = 0 where the loss is the distance to the model's own output.
-    "cwvar": {"objective": "task", "replace": "mean", "loss": "kl"},
+    "cwvar": {
+        "objective": "task",
+        "replace": "mean",
+        "gradient": False,
+    },  # ranks by the curvature-weighted variance, folds means
     "cwvar, with gradient": {"objective": "task", "replace": "mean"},
     "CMR-Const, each alone": {"preset": "cmr-const"},
     "CMR-Const": {"preset": "cmr-const-refit"},
-    "CMR-Const, no gradient": {"preset": "cmr-const-refit", "loss": "kl"},
+    "CMR-Const, no gradient": {"preset": "cmr-const-refit", "gradient": False},
     "CMR-Const, iterative": {"preset": "cmr-const-refit"},  # scored anew halfway: `Case.by`
     "CMR-Affine": {"preset": "cmr-affine"},
+    "CMR-Affine, with gradient": {"preset": "cmr-affine", "gradient": True},
     "magnitude": {"preset": "magnitude"},  # of the head's columns: `Case.by`
     "random": {"preset": "random"},
     "joint, means": {"preset": "reconstruction"},
     "joint, affine": {"preset": "joint"},
     "CMR-Logit, affine for swaps": {"preset": "cmr-logit", "replace": "affine", "interchange": 0.5},
     "joint, affine for swaps": {"preset": "joint-interchange"},
+    "joint, learned on swaps": {"preset": "joint-learned"},
 }
 OURS = tuple(METHODS)[tuple(METHODS).index("random") + 1 :]
 Pair = tuple[np.ndarray, np.ndarray]
@@ -71,11 +76,6 @@ class Case:
         """With the gradient and curvature of the task."""
         return cmrc.calibrate(self.program, [self.calibration], sites=self.site, need=NEED)
 
-    @cached_property
-    def own(self) -> cmrc.Stats:
-        """With those of the distance to the network's own output: the same curvature, no gradient."""
-        return cmrc.calibrate(self.program, [self.calibration], sites=self.site, need=NEED, loss="kl")
-
     @property
     def units(self) -> int:
         return self.program.find(self.site)[0].units
@@ -100,8 +100,7 @@ class Case:
     def plan(self, keep: int, options: Mapping[str, Any]) -> cmrc.Plan:
         """By these options of a recipe; what a schedule scores anew, it calibrates anew."""
         told = {"sites": [self.site], "keep": keep, "multiple_of": 1, "seed": self.seed, **options}
-        stats = self.own if told.get("loss") == "kl" else self.stats
-        return cmrc.plan(self.program, stats, data=[self.calibration], **told)
+        return cmrc.plan(self.program, self.stats, data=[self.calibration], **told)
 
     def verified(self, plan: cmrc.Plan, *, swaps: int = SWAPS, seed: int | None = None) -> dict[str, Any]:
         """Lowered, and compared with the network under swaps of what is kept, drawn by the case's seed or another."""

@@ -66,7 +66,7 @@ def mnist(quick: bool) -> dict[str, Any]:
         "constant: reconstruction, refitted": {"preset": "reconstruction", "replace": "refit"},
         "constant: cmr-const": {"preset": "cmr-const"},
         "constant: cmr-const-refit": {"preset": "cmr-const-refit"},
-        "affine: cmr-affine": {"preset": "cmr-affine"},
+        "affine: cmr-affine": {"preset": "cmr-affine", "gradient": True},
         "affine: cmr-logit": {"preset": "cmr-logit", "replace": "affine"},
         "affine: joint": {"preset": "joint"},
         "affine for interchange: joint-interchange": {"preset": "joint-interchange"},

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 KEEPS = (0.75, 0.5, 0.25)
 METHODS: dict[str, dict[str, Any]] = {
     "CMR-Logit": {"preset": "cmr-logit"},
-    "CMR-Affine": {"preset": "cmr-affine"},
+    "CMR-Affine": {"preset": "cmr-affine", "gradient": True},  # as in the paper's main text
     "CMR-Const": {"preset": "cmr-const"},
     "VBP": {"preset": "vbp"},
     "magnitude": {"preset": "magnitude"},

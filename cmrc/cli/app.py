@@ -23,6 +23,7 @@ class Commands(LazyGroup):
         "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, and the units that can be replaced."),
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
+        "diagnose": Entry("cmrc.cli.diagnose", "Say how far the scores of units can be trusted, with advice."),
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
         "recover": Entry("cmrc.cli.recover", "Lower a model, then train the result towards the original for a while."),
         "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),

@@ -107,6 +107,21 @@ class PlanShowDocument(Document):
     do: list[DoDocument]
 
 
+class FindingDocument(Document):
+    site: str
+    what: str = Field(description="coupling, predictions, kinks, sensitivity; or curvature, where it is not known")
+    value: float | None
+    good: bool | None
+    advice: str
+
+
+class DiagnoseDocument(Document):
+    """`cmrc diagnose`"""
+
+    model: str
+    findings: list[FindingDocument]
+
+
 class DifferenceDocument(Document):
     site: str
     both: int
@@ -241,6 +256,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "plan": PlanMakeDocument,
     "plan show": PlanShowDocument,
     "plan diff": PlanDiffDocument,
+    "diagnose": DiagnoseDocument,
     "lower": LowerDocument,
     "check": CheckDocument,
     "verify": VerifyDocument,

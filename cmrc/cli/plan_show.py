@@ -15,12 +15,15 @@ from cmrc.program.plan_entry import to_ranges
 
 app = new_app()
 
+MOST = 8  # units whose c* is taken apart, unless all are asked for
+
 
 @app.command("show", epilog=examples("cmrc plan show plan.json", "cmrc plan show plan.json --json"))
 def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """Show a plan: every do with its site, units and constants.
 
-    Beside them, the model that the plan was made for and how it was made.
+    Beside them, the model that the plan was made for and how it was made. Where constants are c*, it shows what they are made of: the
+    curvature-weighted mean, the gradient part, and what was folded after clipping; -v shows every unit.
     """
     with reported(as_json):
         loaded = Plan.load(plan)
@@ -45,7 +48,7 @@ def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, ver
             )
             table.add_row(f"[{r['do']}]", e.site, str(e.axis), str(r["count"]), shortened(str(r["units"])), becomes)
         terminal.out.print(table)
-        show_made(loaded)
+        show_made(loaded, every_unit=verbose)
         if loaded.fingerprint:
             terminal.out.print(
                 f"for model {loaded.fingerprint.digest} with {len(loaded.fingerprint.weights)} parameters"
@@ -60,12 +63,22 @@ class _Recipe(BaseModel):
     seed: int
 
 
+class _Parts(BaseModel):
+    """c* = weighted mean − gradient part, of each unit."""
+
+    units: list[int]
+    lengths: bool
+    weighted_mean: list[float] = Field(alias="weighted mean")
+    gradient_part: list[float] = Field(alias="gradient part")
+
+
 class _Site(BaseModel):
     units: int
     kept: int
     predicted: float
     curvature: str = ""
     means: int = Field(default=0, alias="mean instead of c*")
+    parts: _Parts | None = Field(default=None, alias="c*")
 
 
 class _Certificate(BaseModel):
@@ -85,7 +98,7 @@ class _Made(BaseModel):
     certificate: _Certificate | None = None
 
 
-def show_made(plan: Plan) -> None:
+def show_made(plan: Plan, *, every_unit: bool = False) -> None:
     """How a plan came about, for a person."""
     if not plan.made:
         return
@@ -104,9 +117,36 @@ def show_made(plan: Plan) -> None:
         remark = f"{site.curvature}; the mean for {site.means} columns without a c*" if site.means else site.curvature
         table.add_row(name, str(site.units), str(site.kept), f"{site.predicted:.4g}", remark)
     terminal.out.print(table)
+    for name, site in record.sites.items():
+        if site.parts is not None:
+            show_parts(plan, name, site.parts, every_unit)
     certificate = record.certificate
     if certificate is not None:
         terminal.out.print(
             f"{certificate.target} is certified with probability {1 - certificate.delta:g} at keep {certificate.keep:g}, "
             f"the smallest of {len(certificate.tests)} tested"
         )
+
+
+def show_parts(plan: Plan, site: str, parts: _Parts, every_unit: bool) -> None:
+    """What the c* of a site are made of: the units whose gradient part is largest, or all of them."""
+    count = min({len(parts.units), len(parts.weighted_mean), len(parts.gradient_part)})
+    order = sorted(range(count), key=lambda i: (-abs(parts.gradient_part[i]), i))
+    folded = {
+        unit: value.item()
+        for entry in plan.entries
+        if entry.site == site and entry.weight is None and entry.constant.size == len(entry.units)
+        for unit, value in zip(entry.units, entry.constant.ravel(), strict=True)
+    }
+    shown = sorted(order) if every_unit else order[:MOST]
+    what = "lengths of the vectors" if parts.lengths else "c* = weighted mean − gradient part"
+    rest = "" if len(shown) == count else f"; the {len(shown)} largest gradient parts of {count}, all with -v"
+    terminal.out.print(f"{site}: {what}{rest}")
+    table = columns("unit", "weighted mean", "gradient part", "c*", "folded")
+    for i in shown:
+        unit, mean, gradient = parts.units[i], parts.weighted_mean[i], parts.gradient_part[i]
+        optimal = "" if parts.lengths else f"{mean - gradient:.4g}"
+        table.add_row(
+            str(unit), f"{mean:.4g}", f"{gradient:.4g}", optimal, f"{folded[unit]:.4g}" if unit in folded else ""
+        )
+    terminal.out.print(table)

@@ -2,6 +2,7 @@
 
 coupling      ρ_off = ‖H − diag H‖_F / ‖H‖_F of blocks of units, and the bound on adding up single scores   (prop. offdiag)
 remainder     the third-order term that the quadratic leaves out: κ, spectral norms by power iteration      (prop. remainder)
+kinks         on how many samples a replacement crosses a ReLU's kink, where that bound does not hold       (ass. bounded-relu)
 predictions   predicted against measured change of the loss, unit by unit
 sensitivity   how much the kept set depends on which half of the data was calibrated on
 """
@@ -21,7 +22,7 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import complement
 from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor
-from cmrc.planning.objectives import Context, constant_risk, score
+from cmrc.planning.objectives import constant_risk, optimal_constant
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe
 from cmrc.program.plan import Plan
@@ -37,9 +38,12 @@ from cmrc.statistics.stats import Stats
 KAPPA = {"cross-entropy": 2**1.5 / (6 * 3**0.5), "kl": 2**1.5 / (6 * 3**0.5), "logit": 0.0, "squared-error": 0.0}
 
 
+SPANNED = 1e-9  # of the largest: directions of perturbations below it are rounding
+
+
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """Of one block: ρ_off, the norm of its curvature, its smallest eigenvalue, and κ_F = ‖H‖_F / μ where μ > 0."""
+    """Of one block: ρ_off, the norm of its curvature, and μ: the least δᵀHδ/δᵀδ of the perturbations considered (κ_F = ‖H‖_F / μ)."""
 
     units: tuple[int, ...]
     ratio: float
@@ -56,20 +60,35 @@ class Coupling:
         return self.ratio * self.norm / self.smallest if self.smallest > 1e-12 * self.norm else np.inf
 
 
-def coupling_of(curvature: Array, units: Sequence[int]) -> Coupling:
-    """ρ_off(B) = ‖H_B − diag H_B‖_F / ‖H_B‖_F of one block; 0 where H_B = 0 (paper prop. offdiag-additivity)."""
+def coupling_of(curvature: Array, units: Sequence[int], perturbations: Array | None = None) -> Coupling:
+    """ρ_off(B) = ‖H_B − diag H_B‖_F / ‖H_B‖_F of one block; 0 where H_B = 0 (paper prop. offdiag-additivity).
+
+    μ is taken on the span of `perturbations` [n, block], else on all of the block: its smallest eigenvalue, 0 where there are fewer
+    logits than units.
+    """
     block = curvature[np.ix_(units, units)]
     norm = float(np.linalg.norm(block))
     apart = float(np.linalg.norm(block - np.diag(block.diagonal())))
-    smallest = float(np.linalg.eigvalsh(block).min()) if norm else 0.0
+    seen = block
+    if perturbations is not None:
+        _, size, directions = np.linalg.svd(np.atleast_2d(perturbations), full_matrices=False)
+        span = directions[size > SPANNED * max(float(size.max(initial=0.0)), np.finfo(np.float64).tiny)]
+        seen = span @ block @ span.T
+    smallest = float(np.linalg.eigvalsh(seen).min()) if norm and len(seen) else 0.0
     return Coupling(tuple(int(u) for u in units), apart / norm if norm else 0.0, norm, smallest)
 
 
 def coupling(stats: SiteStats, *, size: int = 32, blocks: int = 50, seed: int = 0) -> list[Coupling]:
-    """Random blocks of units, by the mean Gauss-Newton matrix of the site (need "coupling")."""
+    """Random blocks of units, by the mean Gauss-Newton matrix of the site (need "coupling").
+
+    With rows (need "rows") μ is that of the perturbations ā − a which mean replacement makes on them.
+    """
     curvature = stats.wanted("H", "coupling") / stats.samples
     rng, width = np.random.default_rng(seed), len(curvature)
-    return [coupling_of(curvature, np.sort(rng.permutation(width)[: min(size, width)]).tolist()) for _ in range(blocks)]
+    chosen = [np.sort(rng.permutation(width)[: min(size, width)]) for _ in range(blocks)]
+    rows = stats.arrays.get("rows")
+    away = None if rows is None else stats.mean - rows
+    return [coupling_of(curvature, units.tolist(), None if away is None else away[:, units]) for units in chosen]
 
 
 # ---------------------------------------------------------------- the third order
@@ -140,6 +159,52 @@ def _above(program: Program, start: Node, site: str) -> list[Node]:
     return linears
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kinks:
+    """For some units, alone: the share of samples on which moving the unit to its constant crosses a ReLU's kink."""
+
+    units: tuple[int, ...]
+    share: Array
+
+    @property
+    def holds(self) -> bool:
+        """Whether the remainder's assumption holds on all samples seen."""
+        return not self.share.any()
+
+
+def kinks(program: Program, stats: SiteStats, constants: Array, data: Any, *, count: int = 16, seed: int = 0) -> Kinks:
+    """Check on data what `remainder` assumes: that the way from a to c stays in one region of the ReLUs behind the site.
+
+    Behind the site the first ReLU's operand moves along a straight line, so it crosses 0 on the way only if its signs at both ends differ;
+    if none does, the next ReLU's operand moves along a straight line too. So the signs at both ends decide.
+    """
+    operands = [
+        node.inputs[0]
+        for node in program.graph.nodes
+        if node.op == "pointwise" and node.attrs.get("fn") == "relu" and isinstance(node.inputs[0], str)
+    ]
+    width = stats.columns.units
+    units = np.sort(np.random.default_rng(seed).permutation(width)[: min(count, width)])
+    parts = list(batches(data, program.host.inputs))
+    rows = sum(len(batch) for batch in parts)
+
+    def signs(host: Host) -> list[Array]:
+        return [
+            np.concatenate([(host.run(b.inputs, [name])[-1] > 0).reshape(len(b), -1) for b in parts])
+            for name in operands
+        ]
+
+    before = signs(program.host)
+    share = []
+    for unit in units:
+        plan = Plan(program).do(stats.columns.value, units=[int(unit)], constant=float(constants[unit]))
+        crossed = np.zeros(rows, dtype=bool)
+        for one, other in zip(before, signs(program.clamped(plan)), strict=True):
+            crossed |= (one != other).any(axis=1)
+        share.append(float(crossed.mean()))
+    return Kinks(tuple(int(u) for u in units), np.array(share))
+
+
 # ---------------------------------------------------------------- predicted against measured
 
 
@@ -160,19 +225,19 @@ class Predictions:
 def predictions(
     program: Program, stats: Stats, site: str, data: Any, *, count: int = 16, loss: str = "cross-entropy", seed: int = 0
 ) -> Predictions:
-    """Clamp sampled units to their scored constants, one at a time, and measure the loss on the data."""
+    """Clamp sampled units to their own c* (within the calibrated range), one at a time, and measure the loss on the data."""
     site_stats = stats[site]
-    scores = score("task", Context(program, site_stats))
+    constants, _ = optimal_constant(site_stats)
     width = site_stats.columns.units
     units = np.sort(np.random.default_rng(seed).permutation(width)[: min(count, width)])
-    predicted = site_stats.columns.by_unit(constant_risk(site_stats, scores.constant)).sum(-1)[units]
+    predicted = site_stats.columns.by_unit(constant_risk(site_stats, constants)).sum(-1)[units]
     parts = list(batches(data, program.host.inputs))
     plain = [program.host.run(batch.inputs)[0] for batch in parts]
     targets = [None if batch.labels is None else as_array(batch.labels) for batch in parts]
     base = _mean_loss(plain, plain, targets, loss)
     measured = []
     for unit in units:
-        plan = Plan(program).do(site_stats.columns.value, units=[int(unit)], constant=float(scores.constant[unit]))
+        plan = Plan(program).do(site_stats.columns.value, units=[int(unit)], constant=float(constants[unit]))
         host: Host = program.clamped(plan)
         measured.append(_mean_loss([host.run(b.inputs)[0] for b in parts], plain, targets, loss) - base)
     return Predictions(tuple(int(u) for u in units), predicted, np.array(measured))

@@ -3,8 +3,9 @@
     zero, mean, optimal   constants 0, ā, c*
     refit                 all constants of the site together, with the curvature between units (paper section 5.3)
     affine                B = C_SK (C_KK + λ)⁻¹, β = ā_S − B ā_K: every unit that stays is a parent, one factorisation for all
-    wls                   a few parents for each unit, weighed by its own curvature (the paper's CMR-Affine)
+    wls                   a few parents for each unit, weighed by its own curvature (the paper's CMR-Affine), with or without g
     merge                 one parent, the most correlated one (neuron merging)
+    learned               an affine map of all that stay, by gradient: see `learned.py`
 
 λ is relative to each parent's own variance, so that rescaling a unit changes nothing.
 """
@@ -46,8 +47,10 @@ class Fit:
     ridge: float | None = None
 
 
-def refit(stats: SiteStats, units: Sequence[int], *, clip: bool = True, ridge: float = 1e-6) -> Fit:
-    """All constants together: minimise Σ_s g·δ + ½ δᵀHδ over c_S, δ = c − a.
+def refit(
+    stats: SiteStats, units: Sequence[int], *, clip: bool = True, gradient: bool = True, ridge: float = 1e-6
+) -> Fit:
+    """All constants together: minimise Σ_s g·δ + ½ δᵀHδ over c_S, δ = c − a; without gradient g = 0.
 
     The normal equations are H̄_SS c = Σ_k E[H_jk a_k] − E[g_j]. H̄ has as few dimensions as there are logits, so the least
     change from the means is taken; never worse than the means, which are taken if the clipped solution were.
@@ -56,7 +59,7 @@ def refit(stats: SiteStats, units: Sequence[int], *, clip: bool = True, ridge: f
     n = stats.count
     h = stats.wanted("H", "coupling")[np.ix_(chosen, chosen)] / n
     ha = stats.wanted("HA", "coupling")[np.ix_(chosen, chosen)].sum(1) / n
-    g = stats.wanted("g", "curvature")[chosen] / n
+    g = stats.wanted("g", "curvature")[chosen] / n if gradient else np.zeros(len(chosen))
     mean = stats.mean[chosen]
     if float(h.diagonal().max(initial=0.0)) < VANISHING:
         return Fit(mean)  # the loss does not depend on these units
@@ -279,11 +282,13 @@ def wls(
     parents: int = 16,
     rule: str = "pearson",
     ridge: float = 1e-2,
+    gradient: bool = True,
     output: Array | None = None,
     seed: int = 0,
 ) -> Fit:
     """Curvature-weighted ridge least squares, unit by unit: θ = (ΦᵀDΦ + λ)⁻¹ (ΦᵀDa − Φᵀg), Φ = [1, a_P], D = diag h.
 
+    Without gradient g = 0. With it every unit's map is bent towards a lower loss by itself, and together they overshoot.
     h below zero counts as zero, and a unit whose Σh is flat is fitted by h = 1 and g = 0: the proxy has no minimum there.
     Φ is centred and scaled by D's own moments, so λ is relative and never shrinks the constant term. A unit whose fit leaves
     all that was seen of it far behind (`BLOWN_UP`) gets its mean instead.
@@ -291,7 +296,8 @@ def wls(
     replaced = np.asarray(units, dtype=np.int64)
     keep = complement(replaced, stats.columns.units)
     chosen = choose_parents(stats, replaced, keep, parents, rule, output, seed)
-    rows, g, h = (stats.wanted(name, "rows and curvature") for name in ("rows", "row_g", "row_h"))
+    rows, h = (stats.wanted(name, "rows and curvature") for name in ("rows", "row_h"))
+    g = stats.wanted("row_g", "rows and curvature") if gradient else np.zeros_like(h)
     flat = optimal_constant(stats, clip=False)[1]
     place = {int(unit): i for i, unit in enumerate(keep)}
     weight, bias = np.zeros((len(replaced), len(keep))), np.empty(len(replaced))

@@ -7,8 +7,9 @@ An objective says what g and H are; the rest follows (paper section 4.1 and tabl
     objective       g, h                      constant   score
     variance        0, 1                      ā          Var a                  VBP, mean replacement
     logit           0, 2‖W_:,j‖²              ā          Var a · ‖W_:,j‖²       CMR-Logit
-    task            of the loss, per sample   c*         Δ(c*)                  CMR-Const
+    task            of the loss, per sample   c*         Δ(c*)                  CMR-Const; without gradient also CMR-Affine
     removal         of the loss, per sample   0          Δ(0)                   head removal (eq. head-removal-score)
+    norm            0, 2                      0          E‖a‖²                  head removal without gradients (eq. head-variance-score)
     taylor          of the loss               0          E|g a|                 first order, for comparison
     magnitude       -                         ā          ‖incoming weights‖²    for comparison
     random          -                         ā          random                 for comparison
@@ -48,7 +49,8 @@ class Context:
 
     program: Program
     stats: SiteStats
-    clip: bool = True
+    clip_scores: bool = False
+    gradient: bool = True  # without it g = 0: curvature alone
     seed: int = 0
 
 
@@ -63,15 +65,23 @@ def logit(c: Context) -> Scores:
 
 
 def task(c: Context) -> Scores:
-    """s_j = Δ(c*_j), c* kept within the calibrated range; Δ(ā) where Σh is too small for a c* (eq. score-closed)."""
-    constant, fell_back = optimal_constant(c.stats, clip=c.clip)
-    return Scores(_by_unit(c.stats, constant_risk(c.stats, constant)), constant, fell_back)
+    """s_j = Δ(c*_j); Δ(ā) where Σh is too small for a c* (eq. score-closed). With `clip_scores` c* stays within the calibrated range."""
+    constant, fell_back = optimal_constant(c.stats, clip=c.clip_scores, gradient=c.gradient)
+    return Scores(_by_unit(c.stats, constant_risk(c.stats, constant, gradient=c.gradient)), constant, fell_back)
 
 
 def removal(c: Context) -> Scores:
     """s_h = Δ_h(0) = −1/n Σga + 1/2n Σha² (eq. head-removal-score)."""
     zero = np.zeros_like(c.stats.mean)
-    return Scores(_by_unit(c.stats, constant_risk(c.stats, zero)), zero, np.zeros(len(zero), dtype=bool))
+    risk = constant_risk(c.stats, zero, gradient=c.gradient)
+    return Scores(_by_unit(c.stats, risk), zero, np.zeros(len(zero), dtype=bool))
+
+
+def norm(c: Context) -> Scores:
+    """s_h = E‖head_h‖², per sample: Δ_h(0) at g = 0 and uniform curvature (eq. head-variance-score, α = 2)."""
+    zero = np.zeros_like(c.stats.mean)
+    columns = (c.stats.variance + c.stats.mean**2) * (c.stats.count / c.stats.samples)
+    return Scores(_by_unit(c.stats, columns), zero, np.zeros(len(zero), dtype=bool))
 
 
 def taylor(c: Context) -> Scores:
@@ -97,6 +107,7 @@ OBJECTIVES: dict[str, Callable[[Context], Scores]] = {
     "logit": logit,
     "task": task,
     "removal": removal,
+    "norm": norm,
     "taylor": taylor,
     "magnitude": magnitude,
     "random": random,
@@ -137,22 +148,43 @@ def gram(objective: str, context: Context) -> Array:
 # ---------------------------------------------------------------- the quadratic in one constant
 
 
-def constant_risk(stats: SiteStats, constant: Array) -> Array:
-    """Δ(c) of every column, per sample: 1/n [cΣg − Σga + ½(c²Σh − 2cΣha + Σha²)] (eq. taylor-proxy)."""
-    g, h, ga, ha, haa = (stats.wanted(name, "curvature") for name in ("g", "h", "ga", "ha", "haa"))
-    risk = constant * g - ga + 0.5 * (constant**2 * h - 2 * constant * ha + haa)
+def constant_risk(stats: SiteStats, constant: Array, *, gradient: bool = True) -> Array:
+    """Δ(c) of every column, per sample: 1/n [cΣg − Σga + ½(c²Σh − 2cΣha + Σha²)] (eq. taylor-proxy); without gradient g = 0."""
+    h, ha, haa = (stats.wanted(name, "curvature") for name in ("h", "ha", "haa"))
+    risk = 0.5 * (constant**2 * h - 2 * constant * ha + haa)
+    if gradient:
+        risk = constant * stats.wanted("g", "curvature") - stats.wanted("ga", "curvature") + risk
     return np.asarray(risk / stats.samples)
 
 
-def optimal_constant(stats: SiteStats, *, clip: bool = True) -> tuple[Array, Array]:
-    """c* = (Σha − Σg)/Σh, and where it is undefined: there the mean stands instead. Clipped to the calibrated range."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Decomposition:
+    """c* = Σha/Σh − Σg/Σh of every column (eq. cstar-decomp): the curvature-weighted mean less the gradient part."""
+
+    weighted_mean: Array
+    gradient: Array
+    flat: Array  # where Σh is too small for either: the mean stands there, and no gradient part
+
+    @property
+    def constant(self) -> Array:
+        return self.weighted_mean - self.gradient
+
+
+def decomposition(stats: SiteStats) -> Decomposition:
     g, h, ha = (stats.wanted(name, "curvature") for name in ("g", "h", "ha"))
     bent = h * stats.variance  # does not change when a unit is rescaled
     flat = bent <= FLAT * float(np.abs(bent).max())
-    constant = np.where(flat, stats.mean, (ha - g) / np.where(flat, 1.0, h))
+    whole = np.where(flat, 1.0, h)
+    return Decomposition(np.where(flat, stats.mean, ha / whole), np.where(flat, 0.0, g / whole), flat)
+
+
+def optimal_constant(stats: SiteStats, *, clip: bool = True, gradient: bool = True) -> tuple[Array, Array]:
+    """c* = (Σha − Σg)/Σh, and where it is undefined: there the mean stands instead. Clipped to the calibrated range."""
+    parts = decomposition(stats)
+    constant = parts.constant if gradient else parts.weighted_mean
     if clip:
         constant = np.clip(constant, stats.wanted("low", "range"), stats.wanted("high", "range"))
-    return constant, flat
+    return constant, parts.flat
 
 
 def _at_mean(stats: SiteStats, columns: Array) -> Scores:

@@ -22,6 +22,8 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
 from cmrc.planning.counts import counts_of_steps, final_counts
+from cmrc.planning.learned import learnable
+from cmrc.planning.objectives import decomposition
 from cmrc.planning.probe import LossProbe
 from cmrc.planning.progress import Progress, SiteResult, remove_checkpoint
 from cmrc.planning.ranking import Ranked, rank
@@ -144,14 +146,27 @@ class _Planning:
     def replace_in_steps(self, stats: Stats, ranked: list[Ranked], probe: LossProbe, *, recorded: Stats) -> Plan:
         """Decide how many units go, and replace them step by step of the schedule."""
         final = final_counts(self.program, ranked, self.recipe, probe)
-        for step, counts in enumerate([*counts_of_steps(self.recipe, ranked), final]):
+        steps = [*counts_of_steps(self.recipe, ranked), final]
+        for step, counts in enumerate(steps):
             if step:
                 stats = self._statistics(step)
                 ranked = self._rank(stats)
             self._replace(step, ranked, counts)
         self.result.made = _record(self.recipe, recorded, ranked, final, self.left_out)
+        for r, count, earlier in zip(ranked, final, steps[-2] if len(steps) > 1 else [0] * len(ranked), strict=True):
+            known = _of_site(stats, r.site)  # a site that was done before an interruption holds no statistics itself
+            self.result.made["sites"][r.site.name] |= self._told(known, r.order.units[earlier:count])
         self.result.scores = {r.site.name: r.order.by_unit() for r in ranked}
         return self.result
+
+    def _told(self, stats: SiteStats, units: Array) -> dict[str, Any]:
+        """What a plan says of the replacements of units, by the statistics of the step that replaced them."""
+        rule = self.recipe.method.replace
+        if rule == "learned":
+            return {"learned": learnable(self.program, stats) is not None}
+        if rule not in ("optimal", "refit") or self.recipe.recompute != "never" or not len(units):
+            return {}
+        return {"c*": _decomposed(stats, units)}
 
     def first_statistics(self) -> Stats:
         """Of all sites, in the model itself."""
@@ -173,7 +188,7 @@ class _Planning:
         ranked, first = [], None
         for site in self.sites:
             try:
-                known = stats.sites[site.value] if site.value in stats.sites else stats[site.name]
+                known = _of_site(stats, site)
                 _require_usable(known, site)
                 ranked.append(self._rank_site(site, known))
             except (ObjectiveError, StatsError) as error:
@@ -370,6 +385,20 @@ def _named(program: Program, recipe: Recipe) -> set[str]:
 def _lacks_a_need(stats: Stats, recipe: Recipe) -> bool:
     """Whether the statistics were gathered without what the recipe needs: then no site can be scored as it says."""
     return any(recipe.needs - site.needs for site in stats.sites.values())
+
+
+def _of_site(stats: Stats, site: Site) -> SiteStats:
+    return stats.sites[site.value] if site.value in stats.sites else stats[site.name]
+
+
+def _decomposed(stats: SiteStats, units: Array) -> dict[str, Any]:
+    """What the c* of units that this step replaced are made of; of heads, whose constants are vectors, the lengths."""
+    chosen = sorted(int(unit) for unit in units)
+    parts = decomposition(stats)
+    by_unit = [stats.columns.by_unit(part)[chosen] for part in (parts.weighted_mean, parts.gradient)]
+    lengths = stats.columns.features > 1
+    mean, gradient = (np.linalg.norm(p, axis=1) if lengths else p[:, 0] for p in by_unit)
+    return {"units": chosen, "lengths": lengths, "weighted mean": mean.tolist(), "gradient part": gradient.tolist()}
 
 
 def _record(

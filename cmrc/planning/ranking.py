@@ -45,7 +45,7 @@ def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: S
     if method.replace not in CONSTANT:
         _require_single(site, stats, recipe, place)
     number = sum(site.value.encode())  # sites that share a seed draw apart
-    context = Context(program, stats, recipe.clip, recipe.seed * 1_000_003 + number)
+    context = Context(program, stats, recipe.clip_scores, method.gradient, recipe.seed * 1_000_003 + number)
     scores = score(method.objective, context)
     if method.select == "bottom":
         by_score = np.array(scores.score)

@@ -21,9 +21,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from cmrc.errors import RecipeError
 from cmrc.planning.recipe_file import check_recipe, read_recipe
 
-ObjectiveName = Literal["variance", "logit", "task", "removal", "taylor", "magnitude", "random"]
+ObjectiveName = Literal["variance", "logit", "task", "removal", "norm", "taylor", "magnitude", "random"]
 SelectName = Literal["bottom", "joint"]
-ReplaceName = Literal["zero", "mean", "optimal", "refit", "affine", "wls", "merge"]
+ReplaceName = Literal["zero", "mean", "optimal", "refit", "affine", "learned", "wls", "merge"]
 ParentRule = Literal["pearson", "output-pearson", "random", "all"]
 LossName = Literal["cross-entropy", "kl", "logit", "squared-error"]
 CurvatureName = Literal["auto", "gauss-newton", "full", "monte-carlo"]
@@ -54,6 +54,7 @@ class Method:
     interchange: float | None = None  # the probability of a swap that affine maps are fitted for
     parents: int = 16
     parent_rule: ParentRule = "pearson"
+    gradient: bool = True  # of the loss, in scores and replacements that know its curvature; without it g = 0
 
 
 AUTO = "auto"  # the preset that suits each site: see `Recipe.at_site`
@@ -62,7 +63,7 @@ PRESETS: dict[str, Method] = {
     "cmr-logit": Method("logit"),
     "cmr-const": Method("task", "bottom", "optimal"),
     "cmr-const-refit": Method("task", "bottom", "refit"),
-    "cmr-affine": Method("task", "bottom", "wls", ridge=1e-2),
+    "cmr-affine": Method("task", "bottom", "wls", ridge=1e-2, gradient=False),
     "magnitude": Method("magnitude"),
     "taylor": Method("taylor"),
     "random": Method("random"),
@@ -71,7 +72,9 @@ PRESETS: dict[str, Method] = {
     "joint": Method("logit", "joint", "affine"),
     "joint-task": Method("task", "joint", "affine"),
     "joint-interchange": Method("logit", "joint", "affine", interchange=0.5),
+    "joint-learned": Method("logit", "joint", "learned", interchange=0.5),
     "heads-remove": Method("removal", "bottom", "zero"),
+    "heads-norm": Method("norm", "bottom", "zero"),
     "heads-constant": Method("task", "bottom", "optimal"),
 }
 
@@ -98,7 +101,9 @@ ALLOWED = {
     "interchange": "the probability of a swap: 0 or more, below 1",
     "parents": "a whole number, 1 or more",
     "parent_rule": one_of(ParentRule),
+    "gradient": "true or false",
     "clip": "true or false",
+    "clip_scores": "true or false",
     "sites": "a list of site names or globs",
     "protect": "a list of site names or globs",
     "keep": "a part of the units above 0 and up to 1.0, a whole number of units, or either by site or glob",
@@ -131,7 +136,9 @@ class Recipe:
     interchange: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = None
     parents: Number | None = None
     parent_rule: ParentRule | None = None
-    clip: Annotated[bool, Field(strict=True)] = True  # constants stay within the calibrated range
+    gradient: Annotated[bool, Field(strict=True)] | None = None
+    clip: Annotated[bool, Field(strict=True)] = True  # folded constants stay within the calibrated range
+    clip_scores: Annotated[bool, Field(strict=True)] = False  # those that units are scored with, too
 
     sites: list[str] = field(default_factory=lambda: ["*"])
     protect: list[str] = field(default_factory=list)
@@ -208,9 +215,9 @@ class Recipe:
             needs |= {"range"}
         if method.replace == "refit" or (method.select == "joint" and method.objective == "task"):
             needs |= {"coupling"}
-        if method.select == "joint" or method.replace in ("affine", "wls", "merge"):
+        if method.select == "joint" or method.replace in ("affine", "learned", "wls", "merge"):
             needs |= {"scatter"}
-        if method.replace == "wls" or method.ridge == "loo":
+        if method.replace in ("learned", "wls") or method.ridge == "loo":
             needs |= {"rows"}
         return frozenset(needs)
 

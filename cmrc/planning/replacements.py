@@ -8,6 +8,7 @@ import numpy as np
 
 from cmrc.ir.graph import Array
 from cmrc.planning import fits
+from cmrc.planning.learned import learnable, learned
 from cmrc.planning.objectives import optimal_constant
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import CONSTANT, Recipe
@@ -53,13 +54,17 @@ def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constan
 
 def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> Array:
     """The constants of some units, [units, features]."""
-    rule, stats = recipe.method.replace, r.stats
+    method, stats = recipe.method, r.stats
+    rule = method.replace
     if rule == "zero":
         return np.zeros((len(units), stats.columns.features))
     if rule == "refit":
-        columns = stats.columns.of_units(units)
-        return fits.refit(stats, columns.tolist(), clip=recipe.clip).bias.reshape(len(units), stats.columns.features)
-    constant = stats.mean if rule == "mean" else optimal_constant(stats, clip=recipe.clip)[0]
+        columns = stats.columns.of_units(units).tolist()
+        fit = fits.refit(stats, columns, clip=recipe.clip, gradient=method.gradient)
+        return fit.bias.reshape(len(units), stats.columns.features)
+    constant = stats.mean
+    if rule == "optimal":
+        constant, _ = optimal_constant(stats, clip=recipe.clip, gradient=method.gradient)
     return np.asarray(stats.columns.by_unit(constant)[list(units)])
 
 
@@ -74,12 +79,24 @@ def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -
         weights = outgoing(program, stats.columns) if method.parent_rule == "output-pearson" else None
         ridge = 1e-2 if method.ridge == "loo" else float(method.ridge)
         return fits.wls(
-            stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, output=weights, seed=recipe.seed
-        )
+            stats, units, parents=method.parents, rule=method.parent_rule, ridge=ridge, gradient=method.gradient,
+            output=weights, seed=recipe.seed,
+        )  # fmt: skip
+    if method.replace == "learned":
+        return _learned(program, r, units, recipe)
     return fits.affine(
         stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram, output=output,
         drift_ridge=method.drift_ridge, halves=r.halves,
     )  # fmt: skip
+
+
+def _learned(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> fits.Fit:
+    """Learned where that is a convex problem; the plan's record says at which sites, and elsewhere it is the least-squares fit for swaps."""
+    method, logits = recipe.method, learnable(program, r.stats)
+    first = fits.affine(r.stats, units, ridge=method.ridge, interchange=method.interchange, gram=r.gram)
+    if logits is None:
+        return first
+    return learned(r.stats, units, first, *logits, interchange=method.interchange or 0.0, seed=recipe.seed)
 
 
 def shape_constants(stats: SiteStats, constants: Array, site: Site) -> Array:

@@ -169,6 +169,19 @@ def closed_form(program: Program, columns: Columns) -> Array | None:
     return reading[0].weight
 
 
+def logits_of(program: Program, columns: Columns) -> tuple[Array, Array] | None:
+    """W and b where the model's first output is W a + b, with its classes along the last axis."""
+    weight = closed_form(program, columns)
+    if weight is None:
+        return None
+    node = program.producers[program.graph.outputs[0]]
+    if node.attrs["axis"] != len(node.output.shape) - 1:
+        return None
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    added = np.zeros(len(weight)) if bias is None else constant(bias) if isinstance(bias, Tensor) else None
+    return None if added is None else (weight, np.broadcast_to(added.astype(np.float64), len(weight)))
+
+
 def _smallest(shape: Shape) -> tuple[int, ...]:
     """The shape where every size known only at run time is 1."""
     return tuple(product([dim])[0] for dim in shape)

@@ -117,10 +117,18 @@ def by_margin(gamma: float, d2: float) -> float:
 
 
 def best_tail(evidence: Evidence) -> tuple[float, float]:
-    """Between two distortions Pr[‖Δz‖∞ > ε] stays, and Pr[m ≤ 2ε] grows: the best ε is one of the distortions."""
-    weights = evidence.shares.ravel()
-    m, m_share = _sorted_shares(evidence.margin.ravel(), weights)
-    e, e_share = _sorted_shares(evidence.largest.ravel(), weights)
+    return from_tails(evidence.margin.ravel(), evidence.largest.ravel(), weights=evidence.shares.ravel())
+
+
+def from_tails(
+    margins: npt.ArrayLike, largest: npt.ArrayLike, *, weights: npt.ArrayLike | None = None
+) -> tuple[float, float]:
+    """The best of 1 − Pr[m ≤ 2ε] − Pr[‖Δz‖∞ > ε] over ε, and that ε.
+
+    Between two distortions Pr[‖Δz‖∞ > ε] stays, and Pr[m ≤ 2ε] grows: the best ε is one of the distortions.
+    """
+    m, m_share = _sorted_shares(margins, weights)
+    e, e_share = _sorted_shares(largest, weights)
     close = np.concatenate([[0.0], np.cumsum(m_share)])[np.searchsorted(m, 2 * e, side="right")]
     beyond = np.concatenate([np.cumsum(e_share[::-1])[::-1], [0.0]])  # summed from above: exactly 0 beyond the largest
     far = beyond[np.searchsorted(e, e, side="right")]

@@ -160,6 +160,20 @@ def test_plan_show(folder: Path) -> None:
     assert told["model"] == cmrc.trace("model.onnx").fingerprint.digest
 
 
+def test_plan_show_takes_optimal_constants_apart(folder: Path) -> None:
+    plan = cmrc.Plan.load("plan.json")
+    units = list(plan.entries[0].units)
+    recipe = {"preset": "cmr-const", "objective": "task", "select": "bottom", "replace": "optimal", "seed": 0}
+    parts = {"units": units, "lengths": False, "weighted mean": [0.5, 0.75], "gradient part": [0.125, -4.0]}
+    site = {"units": 8, "kept": 6, "predicted": 0.1, "c*": parts}
+    plan.made = {"recipe": recipe, "data": "d", "samples": 9, "sites": {"act1": site}}
+    plan.save("other.json")
+    shown = cli("plan", "show", "other.json").stdout
+    assert "act1: c* = weighted mean − gradient part" in shown
+    (line,) = [line.split() for line in shown.splitlines() if line.split()[:2] == [str(units[1]), "0.75"]]
+    assert line[1:4] == ["0.75", "-4", "4.75"]
+
+
 def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path) -> None:
     cmrc.Plan(cmrc.trace("model.onnx")).do("head", units=[0], constant=0.0).save("bad.json")
     Path("small.onnx").write_bytes(b"what was there before")

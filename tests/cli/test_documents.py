@@ -22,6 +22,7 @@ LINES = {
     "plan": "plan model.onnx --data test.npz --sites act4 --preset vbp --keep 0.5 -o made.json",
     "plan show": "plan show plan.json",
     "plan diff": "plan diff plan.json other.json",
+    "diagnose": "diagnose model.onnx --data test.npz --sites act4 --units 2",
     "lower": "lower model.onnx plan.json -o small.onnx",
     "annotate": "annotate model.onnx plan.json -o annotated.onnx",
     "check": "check model.onnx ready.onnx plan.json --data test.npz",

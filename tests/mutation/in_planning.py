@@ -99,8 +99,8 @@ bug(
 )
 bug(
     "optimal-constant-sign",
-    "constant = np.where(flat, stats.mean, (ha - g) / np.where(flat, 1.0, h))",
-    "constant = np.where(flat, stats.mean, (ha + g) / np.where(flat, 1.0, h))",
+    "        return self.weighted_mean - self.gradient",
+    "        return self.weighted_mean + self.gradient",
     "the gradient moves the constant the wrong way",
     OBJECTIVES,
 )
@@ -122,8 +122,8 @@ bug(
 )
 bug(
     "risk-without-its-half",
-    "risk = constant * g - ga + 0.5 * (constant**2 * h - 2 * constant * ha + haa)",
-    "risk = constant * g - ga + (constant**2 * h - 2 * constant * ha + haa)",
+    "risk = 0.5 * (constant**2 * h - 2 * constant * ha + haa)",
+    "risk = constant**2 * h - 2 * constant * ha + haa",
     "the second order of the risk counts twice",
     OBJECTIVES,
 )

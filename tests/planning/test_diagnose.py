@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import cmrc
 from cmrc.errors import StatsError
-from cmrc.planning import diagnose
+from cmrc.planning import advice, diagnose
+from cmrc.planning.advice import examine
 from cmrc.planning.objectives import constant_risk, optimal_constant
 from cmrc.planning.recipe import make_recipe
 
@@ -127,3 +128,67 @@ def test_more_data_bring_the_kept_set_closer() -> None:
     found = diagnose.sensitivity(program, parts, "acts.0", make_recipe(preset="joint"), parts=(0.025, 0.5))
     assert [s.samples for s in found] == [20, 400, 800]
     assert found[0].jaccard < found[1].jaccard <= found[2].jaccard == 1.0
+
+
+def test_mu_is_that_of_the_perturbations_considered() -> None:
+    """H is singular where there are fewer logits than units; on the span of the perturbations the relative bound still holds."""
+    rng = np.random.default_rng(0)
+    factor, directions = rng.normal(size=(3, 6)), rng.normal(size=(2, 6))
+    curvature = factor.T @ factor
+    deltas = rng.normal(size=(50, 2)) @ directions
+    whole, spanned = (diagnose.coupling_of(curvature, range(6), p) for p in (None, deltas))
+    assert whole.relative == np.inf
+    quotients = [d @ curvature @ d / (d @ d) for d in deltas]
+    assert 0 < spanned.smallest <= min(quotients)
+    for delta in deltas:
+        apart = abs(0.5 * delta @ curvature @ delta - 0.5 * delta @ (curvature.diagonal() * delta))
+        assert apart <= spanned.relative * (0.5 * delta @ curvature @ delta) * (1 + 1e-9)
+
+
+def test_kinks_are_found_where_a_replacement_crosses_one() -> None:
+    """Against the pattern of the next ReLU at many points of the way from a to c."""
+    program, (x, y) = mlp(), data(40, 5)
+    stats = cmrc.calibrate(program, [(x, y)], sites="acts.*", need=NEEDS)
+    constants, _ = optimal_constant(stats["acts.0"])
+    found = diagnose.kinks(program, stats["acts.0"], constants, [(x, y)], count=7)
+    a = activations(program, x, "acts.0")
+    weight, bias = (program.graph.leaves()[f"layers.1.{name}"].load() for name in ("weight", "bias"))
+    for unit, share in zip(found.units, found.share, strict=True):
+        patterns = []
+        for part in np.linspace(0, 1, 101):
+            moved = a.copy()
+            moved[:, unit] += part * (constants[unit] - a[:, unit])
+            patterns.append(moved @ weight.T + bias > 0)
+        crossed = (np.stack(patterns) != patterns[0]).any(axis=(0, 2))
+        assert share == crossed.mean()
+    assert not found.holds
+    last = diagnose.kinks(program, stats["acts.1"], optimal_constant(stats["acts.1"])[0], [(x, y)])
+    assert last.holds
+
+
+def test_every_finding_has_a_number_and_a_sentence_of_advice() -> None:
+    program, (x, y) = mlp(), data(200, 5)
+    parts = [(x[i : i + 50], y[i : i + 50]) for i in range(0, 200, 50)]
+    found = examine(program, parts, make_recipe(loss="cross-entropy"), sites=["acts.0", "acts.1"], count=4)
+    assert [(f.site, f.what) for f in found] == [
+        (site, what) for site in ("acts.0", "acts.1") for what in ("coupling", "predictions", "kinks", "sensitivity")
+    ]
+    assert all(f.value is not None and f.advice.endswith(".") for f in found)
+    by_name = {(f.site, f.what): f for f in found}
+    assert by_name["acts.1", "kinks"].good
+    assert not by_name["acts.0", "kinks"].good
+
+
+def test_where_curvature_is_not_known_the_reason_stands_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        if "curvature" in options["need"]:  # type: ignore[operator]
+            raise StatsError("there are no gradients here", fix="none")
+        return calibrate(*arguments, **options)  # type: ignore[arg-type, return-value]
+
+    calibrate = cmrc.calibrate
+    monkeypatch.setattr(advice, "calibrate", refused)
+    program, (x, y) = mlp(), data(120, 5)
+    found = examine(program, [(x[:60], y[:60]), (x[60:], y[60:])], make_recipe(loss="kl"), sites="acts.0", count=2)
+    assert [f.what for f in found] == ["curvature", "sensitivity"]
+    assert found[0].value is None
+    assert found[0].advice == "not known here: there are no gradients here. Judge plans by `cmrc verify`."

@@ -134,8 +134,10 @@ def test_heads_are_scored_for_removal_and_for_their_best_constant() -> None:
         g, h = (stats.arrays[key][order] for key in ("row_g", "row_h"))
         rows = rows[np.lexsort(rows.T)]
         removal = (-(g * rows) + 0.5 * h * rows**2).sum(0) / 30
-        context = Context(program, stats, clip=False)
+        context = Context(program, stats)
         assert distance(score("removal", context).score, removal.reshape(2, -1).sum(1)) < EXACT_F64
+        # eq. head-variance-score: without gradients E‖head‖² per sample
+        assert distance(score("norm", context).score, (rows**2).sum(0).reshape(2, -1).sum(1) / 30) < EXACT_F64
         bent = h.sum(0) > 1e-9  # with positions="each" nothing reads the later tokens of a head
         constant = np.where(bent, (h * rows - g).sum(0) / np.where(bent, h.sum(0), 1.0), rows.mean(0))
         assert distance(score("task", context).constant, constant) < 1e-7
@@ -145,7 +147,7 @@ def test_heads_are_scored_for_removal_and_for_their_best_constant() -> None:
     # a constant of its own for every position is never worse
     scores = [
         score("task", Context(program, cmrc.calibrate(
-            program, [(x, y)], sites=name, need=EVERYTHING, positions=p, curvature="gauss-newton")[name], clip=False)).score
+            program, [(x, y)], sites=name, need=EVERYTHING, positions=p, curvature="gauss-newton")[name])).score
         for p in ("all", "each")
     ]  # fmt: skip
     assert (scores[1] <= scores[0] + EXACT_F64).all()
@@ -546,3 +548,58 @@ def test_kept_sets_do_not_depend_on_exact_rescalings_of_relu_units() -> None:
         assert overlaps[preset] == [1.0] * 4, preset
     for preset in ("vbp", "magnitude"):
         assert 0.2 < np.mean(overlaps[preset]) < 0.5
+
+
+# ---------------------------------------------------------------- what c* is made of
+
+
+def test_units_are_scored_by_their_unclipped_constant_unless_asked_otherwise() -> None:
+    """The constant that is folded is clipped; the order of the units is the paper's."""
+    program, (x, y) = mlp(), data(60, 5)
+    stats = cmrc.calibrate(program, [(x, y)], sites="acts.1", need=EVERYTHING)
+    wild, _ = optimal_constant(stats["acts.1"], clip=False)
+    tame, _ = optimal_constant(stats["acts.1"])
+    assert (wild != tame).any()
+    for clip_scores, constant in ((False, wild), (True, tame)):
+        plan = cmrc.plan(program, stats, preset="cmr-const", keep=0.5, clip_scores=clip_scores)
+        assert distance(plan.scores["acts.1"], constant_risk(stats["acts.1"], constant)) < EXACT_F64
+        (entry,) = plan.entries
+        assert distance(entry.constant, tame[list(entry.units)]) < EXACT_F64
+    loose = cmrc.plan(program, stats, preset="cmr-const", keep=0.5, clip=False).entries[0]
+    assert distance(loose.constant, wild[list(loose.units)]) < EXACT_F64
+
+
+def test_a_plan_tells_what_its_constants_are_made_of() -> None:
+    """c* = Σha/Σh − Σg/Σh (eq. cstar-decomp), for the units that the last step replaced."""
+    program, (x, y) = mlp(), data(60, 5)
+    stats = cmrc.calibrate(program, [(x, y)], sites="acts.1", need=EVERYTHING)
+    rows, g, h = (stats["acts.1"].arrays[name] for name in ("rows", "row_g", "row_h"))
+    plan = cmrc.plan(program, stats, preset="cmr-const", keep=0.5, clip=False)
+    parts = plan.made["sites"]["acts.1"]["c*"]
+    assert parts["units"] == sorted(plan.entries[0].units)
+    chosen = parts["units"]
+    assert distance(np.array(parts["weighted mean"]), ((h * rows).sum(0) / h.sum(0))[chosen]) < 1e-9
+    assert distance(np.array(parts["gradient part"]), (g.sum(0) / h.sum(0))[chosen]) < 1e-9
+    folded = np.array(parts["weighted mean"]) - np.array(parts["gradient part"])
+    assert distance(np.asarray(plan.entries[0].constant), folded[np.searchsorted(chosen, plan.entries[0].units)]) < 1e-9
+
+
+def test_without_gradient_a_loss_counts_by_its_curvature_alone() -> None:
+    """Cross-entropy without its gradient is the distance to the model's own output: the same h, and g = 0."""
+    program, (x, y) = mlp(), data(60, 5)
+    task, own = (
+        cmrc.calibrate(program, [(x, y)], sites="acts.1", need=EVERYTHING, loss=loss)
+        for loss in ("cross-entropy", "kl")
+    )
+    for options in ({"preset": "cmr-affine"}, {"preset": "cmr-const"}, {"preset": "cmr-const-refit"}):
+        plain = cmrc.plan(program, task, keep=0.5, gradient=False, **options)
+        zero = cmrc.plan(program, own, keep=0.5, gradient=True, **options)
+        bent = cmrc.plan(program, task, keep=0.5, gradient=True, **options)
+        assert plain.entries[0].units == zero.entries[0].units
+        assert distance(np.asarray(plain.entries[0].constant), np.asarray(zero.entries[0].constant)) < 1e-7
+        assert bent.entries[0].units != plain.entries[0].units
+    default = cmrc.plan(program, task, keep=0.5, preset="cmr-affine")
+    assert (
+        default.entries[0].units
+        == cmrc.plan(program, task, keep=0.5, preset="cmr-affine", gradient=False).entries[0].units
+    )

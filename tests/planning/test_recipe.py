@@ -63,6 +63,8 @@ REFUSED = {
     "seed: '4'": ("seed is '4'", "seed is a whole number, 0 or more"),
     "draws: 0": ("draws is 0", "draws is a whole number, 1 or more"),
     "clip: 1": ("clip is 1", "clip is true or false"),
+    "clip_scores: 1": ("clip_scores is 1", "clip_scores is true or false"),
+    "gradient: 0": ("gradient is 0", "gradient is true or false"),
     "loss: hinge": ("loss is 'hinge'", "loss is one of cross-entropy, kl, logit, squared-error"),
     "interchange: 1": ("interchange is 1", "interchange is the probability of a swap: 0 or more, below 1"),
     "sites: acts": ("sites is 'acts'", "sites is a list of site names or globs"),

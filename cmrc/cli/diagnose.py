@@ -1,0 +1,71 @@
+"""`cmrc diagnose`: can the scores of a model's units be trusted?"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from cmrc.cli import terminal
+from cmrc.cli.options import (
+    AsJson,
+    BatchSize,
+    CalibrationData,
+    Model,
+    Quiet,
+    Seed,
+    SiteNames,
+    Verbose,
+    examples,
+    new_app,
+)
+from cmrc.cli.terminal import columns, progress, reported
+from cmrc.hosts.protocols import LOSSES
+from cmrc.planning.advice import examine
+from cmrc.planning.recipe import make_recipe
+from cmrc.program.trace import trace
+
+app = new_app()
+
+
+@app.command(
+    "diagnose",
+    epilog=examples(
+        "cmrc diagnose model.onnx --data train.npz",
+        "cmrc diagnose model.onnx --data train.npz --sites act3 --preset cmr-logit --loss cross-entropy",
+    ),
+)
+def diagnose_command(
+    model: Model,
+    data: CalibrationData,
+    sites: SiteNames = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The preset whose kept set is compared.")] = "auto",
+    loss: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"The loss that is predicted: {', '.join(LOSSES)}. kl needs no labels."),
+    ] = "kl",
+    count: Annotated[
+        int, typer.Option("--units", min=2, metavar="NUMBER", help="Units of a site that are clamped.")
+    ] = 16,
+    batch: BatchSize = 64,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say how far the scores of units can be trusted, site by site, with a sentence of advice each.
+
+    Coupling: how much adding up single scores leaves out. Predictions: how predicted and measured losses rank. Kinks: where the bound on the
+    remainder does not hold. Sensitivity: how much of the kept set half of the data would change.
+    """
+    with reported(as_json):
+        recipe = make_recipe(preset=preset, loss=loss, batch=batch, seed=seed)
+        findings = examine(trace(model), data, recipe, sites=sites or "*", count=count, watch=progress)
+        if as_json:
+            print(json.dumps({"model": str(model), "findings": [f.to_json() for f in findings]}, indent=1))
+            return
+        table = columns("site", "what", "value", "advice")
+        for f in findings:
+            table.add_row(f.site, f.what, "" if f.value is None else f"{f.value:.3f}", f.advice)
+        terminal.out.print(table)

@@ -1,0 +1,128 @@
+"""All diagnostics of a site at once, each with a sentence of advice: what `cmrc diagnose` shows.
+
+coupling       the mean ρ_off of random blocks: can single scores be added up?
+predictions    rank correlation of predicted and measured loss: do the scores say what clamping does?
+kinks          share of samples on which a replacement crosses a ReLU's kink: does the remainder's bound hold?
+sensitivity    overlap of the kept set with that of half of the data: is there enough calibration data?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import CmrcError
+from cmrc.planning import diagnose
+from cmrc.planning.objectives import optimal_constant
+from cmrc.planning.recipe import Recipe
+from cmrc.program.program import Program
+from cmrc.program.sites import Site
+from cmrc.statistics.batches import Batch, batches
+from cmrc.statistics.calibrate import Watch, calibrate, choose, unwatched
+
+NEED = ("curvature", "range", "coupling", "rows")
+BLOCK = 32  # units of a block
+HALF = 0.5
+# From where on a number is good news: ρ_off at most, rank correlation at least, crossings at most, overlap at least.
+ADDS_UP, PREDICTS, RARE, STEADY = 0.3, 0.9, 0.0, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One number of a site, or why there is none, and what to do about it."""
+
+    site: str
+    what: str
+    value: float | None
+    good: bool | None  # None where there is no number
+    advice: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"site": self.site, "what": self.what, "value": self.value, "good": self.good, "advice": self.advice}
+
+
+def examine(
+    program: Program,
+    data: Any,
+    recipe: Recipe,
+    *,
+    sites: str | Sequence[str] = "*",
+    count: int = 16,
+    watch: Watch = unwatched,
+) -> list[Finding]:
+    """Every diagnostic of every site; `count` units are clamped one by one."""
+    parts = [_as_item(batch) for batch in batches(data, program.host.inputs, size=recipe.batch)]
+    chosen = choose(program, sites)
+    return [finding for site in watch(chosen, len(chosen)) for finding in _at(program, parts, recipe, site, count)]
+
+
+def _as_item(batch: Batch) -> dict[str, Any]:
+    labels = {} if batch.labels is None else {"labels": batch.labels}
+    return {**batch.inputs, **batch.others, **labels}
+
+
+def _at(program: Program, parts: list[Any], recipe: Recipe, site: Site, count: int) -> Iterator[Finding]:
+    try:
+        stats = calibrate(program, parts, sites=site.value, need=NEED, **recipe.calibration)
+    except CmrcError as error:
+        yield Finding(
+            site.name, "curvature", None, None, f"not known here: {error.reason}. Judge plans by `cmrc verify`."
+        )
+    else:
+        known = stats[site.value]
+        blocks = diagnose.coupling(known, size=min(BLOCK, known.columns.count), seed=recipe.seed)
+        yield _coupling(site.name, float(np.mean([block.ratio for block in blocks])))
+        if known.columns.features == 1:
+            measured = diagnose.predictions(
+                program, stats, site.value, parts, count=count, loss=recipe.loss, seed=recipe.seed
+            )
+            yield _predictions(site.name, measured.correlation)
+            constants, _ = optimal_constant(known)
+            crossed = diagnose.kinks(program, known, constants, parts, count=count, seed=recipe.seed)
+            yield _kinks(site.name, float(crossed.share.mean()))
+    if len(parts) > 1:
+        half, _ = diagnose.sensitivity(program, parts, site.value, recipe, parts=(HALF,))
+        yield _sensitivity(site.name, half)
+
+
+def _coupling(site: str, ratio: float) -> Finding:
+    good = ratio <= ADDS_UP
+    advice = (
+        "Units hardly interact: single scores may be added up."
+        if good
+        else "Units interact: choose them together (preset joint) rather than by single scores."
+    )
+    return Finding(site, "coupling", ratio, good, advice)
+
+
+def _predictions(site: str, correlation: float) -> Finding:
+    good = correlation >= PREDICTS
+    advice = (
+        "The scores rank units as clamping them does."
+        if good
+        else "The scores rank units unlike clamping does: judge plans by `cmrc verify`, not by predicted risk."
+    )
+    return Finding(site, "predictions", correlation, good, advice)
+
+
+def _kinks(site: str, share: float) -> Finding:
+    good = share <= RARE
+    advice = (
+        "No replacement crosses a kink of a ReLU: the bound on the remainder holds on these data."
+        if good
+        else "Replacements cross kinks of ReLUs: the bound on the remainder does not hold there, so trust measured loss."
+    )
+    return Finding(site, "kinks", share, good, advice)
+
+
+def _sensitivity(site: str, half: diagnose.Sensitivity) -> Finding:
+    good = half.jaccard >= STEADY
+    advice = (
+        f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough."
+        if good
+        else f"Half of the data ({half.samples} samples) would keep other units: calibrate on more."
+    )
+    return Finding(site, "sensitivity", half.jaccard, good, advice)

@@ -1,0 +1,104 @@
+"""Affine maps that are learned on swaps: least KL where logits are linear in the units, folded exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from nets import Net, activations, data, mlp, seeded, traced
+from scipy.optimize import minimize
+from tolerances import EXACT_F64, distance
+
+import cmrc
+from cmrc.planning import fits
+from cmrc.planning import learned as module
+from cmrc.planning.learned import learnable, learned
+from cmrc.statistics.columns import Columns
+from cmrc.statistics.site_stats import SiteStats
+from cmrc.verification.evidence import log_softmax
+
+NEED = ("scatter", "rows")
+
+
+def site(rows: np.ndarray) -> SiteStats:
+    found = SiteStats(Columns("site", "site", 1, rows.shape[1]), frozenset(NEED))
+    found.add(rows)
+    return found
+
+
+def test_the_map_has_the_least_divergence_under_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a minimiser that knows nothing of bases, coordinates or held-out rows, on swaps of its own."""
+    monkeypatch.setattr(module, "SWAPS", 8192)
+    rng = np.random.default_rng(0)
+    rows = np.maximum(rng.normal(size=(1500, 6)) @ rng.normal(size=(6, 6)) + 0.3, 0)
+    weight, bias = rng.normal(size=(3, 6)), rng.normal(size=3)
+    replaced, keep = [1, 4, 5], [0, 2, 3]
+    base, source = rng.integers(len(rows), size=(2, 20_000))
+    mixed = np.where(rng.random((len(base), 3)) < 0.5, rows[source][:, keep], rows[base][:, keep])
+    log_p = log_softmax(mixed @ weight[:, keep].T + bias + rows[base][:, replaced] @ weight[:, replaced].T)
+
+    def divergence(slope: np.ndarray, shift: np.ndarray) -> float:
+        log_q = log_softmax(mixed @ (weight[:, keep] + slope).T + bias + shift)
+        return float((np.exp(log_p) * (log_p - log_q)).sum(1).mean())
+
+    def of(fit: fits.Fit) -> float:
+        assert fit.weight is not None
+        return divergence(weight[:, replaced] @ fit.weight, weight[:, replaced] @ fit.bias)
+
+    first = fits.affine(site(rows), replaced, interchange=0.5)
+    found = learned(site(rows), replaced, first, weight, bias, interchange=0.5)
+    least = minimize(lambda t: divergence(t[:9].reshape(3, 3), t[9:]), np.zeros(12), options={"maxiter": 300}).fun
+    squares = of(first)
+    assert found.parents == tuple(keep)
+    assert of(found) < least + 0.02 * (squares - least) + 1e-3
+    assert of(found) < 0.8 * squares
+    again = learned(site(rows), replaced, first, weight, bias, interchange=0.5)
+    assert again.weight is not None
+    assert found.weight is not None
+    assert np.array_equal(found.weight, again.weight)
+
+
+def test_units_that_reach_nothing_keep_the_first_fit() -> None:
+    rng = np.random.default_rng(1)
+    rows, weight = rng.normal(size=(60, 4)), rng.normal(size=(3, 4))
+    weight[:, [1, 2]] = 0.0
+    first = fits.affine(site(rows), [1, 2], interchange=0.5)
+    found = learned(site(rows), [1, 2], first, weight, np.zeros(3), interchange=0.5)
+    assert first.weight is not None
+    assert found.weight is not None
+    assert distance(found.weight, first.weight) == 0.0
+
+
+def test_a_learned_plan_folds_exactly_and_beats_least_squares_in_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWAPS", 4096)
+    model = seeded(Net((5, 16, 12, 4)))
+    with torch.no_grad():
+        model.layers[-1].weight *= 12.0  # logits as far apart as a trained network's
+    program, (x, y) = traced(model, 5), data(600, 5)
+    options = {"sites": ["acts.1"], "keep": 4, "data": [(x, y)]}
+    plan = cmrc.plan(program, preset="joint-learned", **options)
+    squares = cmrc.plan(program, preset="joint-interchange", **options)
+    lowered = cmrc.lower(program, plan)
+    assert lowered.check((x[:8],)).holds
+    fresh = data(600, 5, seed=2)
+    found, other = (cmrc.verify(program, p, [fresh], swaps=2000, controls=False).kl.value for p in (plan, squares))
+    assert found < 0.9 * other
+
+
+def test_where_logits_are_not_linear_in_the_units_the_least_squares_fit_stays_and_the_plan_says_so() -> None:
+    program, (x, y) = mlp(), data(60, 5)
+    made = {
+        preset: cmrc.plan(program, data=[(x, y)], sites=["acts.0"], preset=preset, keep=4)
+        for preset in ("joint-learned", "joint-interchange")
+    }
+    assert made["joint-learned"].made["sites"]["acts.0"]["learned"] is False
+    one, other = (plan.entries[0] for plan in made.values())
+    assert one.units == other.units
+    assert np.array_equal(np.asarray(one.weight), np.asarray(other.weight))
+    few = cmrc.calibrate(program, [(x[:5], y[:5])], sites="acts.1", need=NEED)["acts.1"]
+    enough = cmrc.calibrate(program, [(x, y)], sites="acts.1", need=NEED)["acts.1"]
+    assert learnable(program, few) is None
+    logits = learnable(program, enough)
+    assert logits is not None
+    z = activations(program, x, "acts.1") @ logits[0].T + logits[1]
+    assert distance(z, program.run([x])[0]) < EXACT_F64
