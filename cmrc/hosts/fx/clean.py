@@ -4,6 +4,8 @@ relu_(x)      ->   relu(x), and later readers of x read that
 glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
 stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
+einsum        ->   transposes and a product, where it contracts one letter
+baddbmm       ->   add(x, bmm(a, b))
 zeros(n)      ->   full(n, 0)
 squeeze(x)    ->   squeeze(x, its axes of size 1)
 """
@@ -193,6 +195,45 @@ def _spell_weight_norm(a: Arguments) -> None:
     _become(a.node, aten.mul.Tensor, v, _call(a.node, aten.div.Tensor, g, _call(a.node, aten.sqrt.default, squares)))
 
 
+def _spell_einsum(a: Arguments) -> None:
+    """Two operands, each letter once in each: turned so that the letters are batch, own, contracted; then a product."""
+    operands, letters = list(a["tensors"]), str(a["equation"]).replace(" ", "")
+    if len(operands) != 2 or "->" not in letters or "." in letters:
+        return
+    inputs, _, result = letters.partition("->")
+    left, _, right = inputs.partition(",")
+    shared = [c for c in left if c in right]
+    batch = [c for c in shared if c in result]
+    over = [c for c in shared if c not in result]
+    mine, theirs = ([c for c in side if c not in shared] for side in (left, right))
+    plain = all(len(set(part)) == len(part) for part in (left, right, result))
+    several = len(mine) > 1 and bool(batch)  # a matrix of their own for each of the batch
+    if not plain or several or len(over) != 1 or len(theirs) != 1 or set(result) != {*batch, *mine, *theirs}:
+        return
+    first = _turned_to(a.node, operands[0], left, [*batch, *mine, *over])
+    second = _turned_to(a.node, operands[1], right, [*batch, *over, *theirs])
+    order = [*batch, *mine, *theirs]
+    if not mine:
+        first = _call(a.node, aten.unsqueeze.default, first, len(batch))
+    product = _call(a.node, aten.matmul.default, first, second)
+    if not mine:
+        product = _call(a.node, aten.squeeze.dims, product, [len(batch)])
+    _become(a.node, aten.permute.default, product, [order.index(c) for c in result])
+
+
+def _turned_to(node: fx.Node, x: fx.Node, letters: str, order: list[str]) -> fx.Node:
+    perm = [letters.index(c) for c in order]
+    return x if perm == sorted(perm) else _call(node, aten.permute.default, x, perm)
+
+
+def _spell_baddbmm(a: Arguments) -> None:
+    product = _call(a.node, aten.bmm.default, a["batch1"], a["batch2"])
+    if a["alpha"] != 1:
+        product = _call(a.node, aten.mul.Scalar, product, a["alpha"])
+    first = a["self"] if a["beta"] == 1 else _call(a.node, aten.mul.Scalar, a["self"], a["beta"])
+    _become(a.node, aten.add.Tensor, first, product)
+
+
 def _spell_filled(a: Arguments) -> None:
     a.node.args = (a["size"], 0.0 if opname(a.node) == "zeros" else 1.0)
     a.node.target = aten.full.default
@@ -201,6 +242,8 @@ def _spell_filled(a: Arguments) -> None:
 SPELLED = {
     aten.zeros.default: _spell_filled,
     aten.ones.default: _spell_filled,
+    aten.baddbmm.default: _spell_baddbmm,
+    aten.einsum.default: _spell_einsum,
     aten.glu.default: _spell_glu,
     aten.squeeze.default: _spell_squeeze,
     aten.squeeze.dim: _spell_squeeze,

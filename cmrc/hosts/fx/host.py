@@ -316,6 +316,13 @@ def is_torch_model(model: object) -> bool:
     return isinstance(model, (torch.nn.Module, ExportedProgram))
 
 
+EXPORT_FIX = (
+    "make `torch.export.export(model, args)` work: strict=True where the tracer goes astray in Python, dynamic_shapes=None to fix all sizes "
+    "to those of the example, torch.cond or a constant for a branch that depends on numbers, use_cache=False and "
+    'attn_implementation="sdpa" for a transformers model; or export the model to ONNX and trace that file'
+)
+
+
 def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[str, Any]) -> FxHost:
     """Export the model in eval mode (its own mode is put back) and take the graph over."""
     if isinstance(model, ExportedProgram):
@@ -330,8 +337,8 @@ def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[
         exported = torch.export.export(model, args, **options)
     except Exception as error:
         raise TraceError(
-            f"torch.export cannot trace {type(model).__name__}: {str(error).strip().splitlines()[0]}",
-            fix="make `torch.export.export(model, args)` work, or export the model to ONNX and trace that file",
+            f"torch.export cannot trace {type(model).__name__}: {str(error).strip()}",
+            fix=EXPORT_FIX,
         ) from error
     finally:
         for name, module in model.named_modules():

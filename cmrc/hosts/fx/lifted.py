@@ -50,10 +50,13 @@ class LiftedProgram:
         return operator.attrgetter(path)(self.exported.graph_module)
 
 
-def lift(exported: ExportedProgram, *, in_eval_mode: bool, owned: bool = False) -> LiftedProgram:
+def lift(
+    exported: ExportedProgram, *, in_eval_mode: bool, owned: bool = False, functional: bool = False
+) -> LiftedProgram:
     """The program with tensors of its own: what is written to the user's afterwards does not show.
 
-    With `owned`, the tensors of the program are nobody else's, and stay where they are.
+    With `owned`, the tensors of the program are nobody else's, and stay where they are. A graph that writes into parts of
+    tensors is made functional by torch first; `functional` says that it was.
     """
     signature = exported.graph_signature
     if any(spec.kind == OutputKind.BUFFER_MUTATION for spec in signature.output_specs):
@@ -65,7 +68,19 @@ def lift(exported: ExportedProgram, *, in_eval_mode: bool, owned: bool = False) 
             tensor = exported.constants[spec.target] if tensor is None else tensor
             assert isinstance(tensor, torch.Tensor)
             state[spec.target] = tensor
-    graph = clean(exported.graph, in_eval_mode=in_eval_mode)
+    try:
+        graph = clean(exported.graph, in_eval_mode=in_eval_mode)
+    except TraceError as error:  # it writes into memory that others share: torch itself makes values of that
+        if functional:
+            raise
+        try:
+            without = exported.run_decompositions({})
+        except Exception:  # whatever torch says of a graph that it cannot make functional
+            raise error from None
+        kinds = {spec.kind for spec in without.graph_signature.output_specs}
+        if kinds & {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION}:  # it changes what the caller holds
+            raise
+        return lift(without, in_eval_mode=in_eval_mode, owned=owned, functional=True)
     return LiftedProgram(exported, graph, tuple(signature.input_specs), state if owned else own_all(state))
 
 
