@@ -129,6 +129,34 @@ def test_batch_norm_keeps_its_statistics_and_the_original_its_weights() -> None:
     assert set(compared(program.host, lowered.host)) <= set(program.graph.values())
 
 
+class Tied(torch.nn.Module):
+    """Words into classes of words by one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc, self.act = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 12), torch.nn.GELU()
+        self.back, self.head = torch.nn.Linear(12, 6), torch.nn.Linear(6, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        return self.head(x + self.back(self.act(self.fc(x))))
+
+
+def test_tied_weights_stay_tied_and_are_those_that_were_judged() -> None:
+    torch.manual_seed(0)
+    ids = np.random.default_rng(0).integers(0, 9, (64, 5))
+    program = cmrc.trace(Tied().eval(), (torch.from_numpy(ids),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=range(8), constant=0.0))
+    recovered = cmrc.recover(program, lowered, [ids], held_out=[ids], steps=20)
+    recovery, state = recovered.recovery, dict(recovered.module.named_parameters(remove_duplicate=False))
+    assert recovery is not None
+    assert recovery.after < recovery.before
+    assert state["table.weight"] is state["head.weight"]
+    want, got = (torch.from_numpy(each.host.run([ids])[0]).log_softmax(-1) for each in (program, recovered))
+    assert float((want.exp() * (want - got)).sum(-1).mean()) == pytest.approx(recovery.after, rel=1e-4)
+
+
 def test_labels_are_used_if_they_are_given() -> None:
     program, lowered, x = prepared("fx")
     labels = program.host.run([x])[0].argmax(1)

@@ -34,7 +34,8 @@ class TorchLearner:
     def __init__(self, network: Network, stopped_at: str) -> None:
         self.stopped_at = stopped_at
         self.network = network
-        self.trained = {name: tensor for name, tensor in network.parameters.items() if tensor.requires_grad}
+        trained = {id(tensor): name for name, tensor in network.parameters.items() if tensor.requires_grad}
+        self.trained = {name: network.parameters[name] for name in trained.values()}  # what is tied, once
         self.scales = [float(t.detach().square().mean().sqrt().clamp(SMALLEST, LARGEST)) for t in self.trained.values()]
         groups = [{"params": [tensor]} for tensor in self.trained.values()]
         self.adam = torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.99))

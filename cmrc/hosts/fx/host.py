@@ -257,12 +257,17 @@ class FxHost:
         return TorchLearner(FxNetwork.train(self.new_module(), trained, self._arguments), "")
 
     def with_parameters(self, arrays: Mapping[str, Array]) -> FxHost:
-        """A host of the same graph with other numbers in these parameters."""
+        """A host of the same graph with other numbers in these parameters; what is tied to them stays tied."""
         state = own_all(self.state)
+        written = set[str]()
         for name, array in arrays.items():
-            tensor = from_numpy(np.array(array)).to(state[name])
-            state[name] = torch.nn.Parameter(tensor) if isinstance(state[name], torch.nn.Parameter) else tensor
-        changed = self._changed | frozenset(arrays)
+            before = state[name]
+            tensor = from_numpy(np.array(array)).to(before)
+            tensor = torch.nn.Parameter(tensor) if isinstance(before, torch.nn.Parameter) else tensor
+            tied = [other for other, one in state.items() if one is before]
+            state |= dict.fromkeys(tied, tensor)
+            written.update(tied)
+        changed = self._changed | written
         program = replace(self._present(), state=state)
         return FxHost(
             program, stale=self._stale, untied=self.untied, template=self._template, fresh=changed, changed=changed
