@@ -47,8 +47,8 @@ bug(
 )
 bug(
     "rsub-is-sub",
-    "lambda x, y, alpha=1.0: y - alpha * x",
-    "lambda x, y, alpha=1.0: x - alpha * y",
+    '"rsub": Function(lambda x, y, alpha=1.0: y - alpha * x,',
+    '"rsub": Function(lambda x, y, alpha=1.0: x - alpha * y,',
     "the operands of rsub change places",
     OPS,
 )
@@ -90,8 +90,8 @@ bug(
 )
 bug(
     "causal-from-the-first-key",
-    'columns - rows if attrs.get("past") else 0',
-    "0",
+    'np.tri(rows, columns, columns - rows if attrs.get("past") else 0)',
+    "np.tri(rows, columns, 0)",
     "with keys of the past, the causal mask is counted from the first key",
     OPS,
     "tests/hosts/onnx/test_fused.py",
@@ -119,8 +119,8 @@ bug(
 )
 bug(
     "shared-parameters-count-twice",
-    "leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))\n            elif isinstance(operand, Tensor) and operand.shape:",
-    "leaves.update((node.name + leaf.name, leaf) for leaf in leaves_of(operand))\n            elif isinstance(operand, Tensor) and operand.shape:",
+    "leaves.update((part.name, part) for leaf",
+    "leaves.update((node.name + part.name, part) for leaf",
     "a tied weight counts once for every reader",
     "tests/ir/test_cost.py",
 )

@@ -187,8 +187,8 @@ bug(
 )
 bug(
     "budget-exceeded",
-    "        if measure(counts, curves) <= allowed:\n            best, high = counts, middle",
-    "        if measure(counts, curves) <= 2 * allowed:\n            best, high = counts, middle",
+    "            cost = self.costs.measure(counts)\n            if nearest",
+    "            cost = self.costs.measure(counts) / 2\n            if nearest",
     "a plan may cost twice its budget",
     *BUDGET,
 )

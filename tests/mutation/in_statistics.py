@@ -131,7 +131,7 @@ bug(
 )
 bug(
     "checkpoint-stays",
-    "        self.path.unlink(missing_ok=True)",
+    '        """The result is complete: there is nothing to resume."""\n        self.path.unlink(missing_ok=True)',
     "        pass",
     "a finished calibration leaves its checkpoint",
     CHECKPOINT,
