@@ -249,6 +249,35 @@ class ReduceDocument(Document):
     recipe: dict[str, Any]
 
 
+class RecoverDocument(Document):
+    """`cmrc recover`"""
+
+    output: str
+    recovery: dict[str, Any]
+
+
+class ReportDocument(Document):
+    """`cmrc report`"""
+
+    output: list[str] = Field(description="the page, and the same as Markdown and JSON")
+
+
+class CompareDocument(Document):
+    """`cmrc compare`"""
+
+    names: list[str]
+    same_model: bool
+    verdict: str
+    chosen: list[Any]
+    widths: Any
+
+
+class AssumeDocument(Document):
+    """`cmrc assume`"""
+
+    output: str
+
+
 DOCUMENTS: dict[str, type[BaseModel]] = {
     "reduce": ReduceDocument,
     "inspect": InspectDocument,
@@ -263,5 +292,9 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "provenance": ProvenanceDocument,
     "bench": BenchDocument,
     "annotate": AnnotateDocument,
+    "recover": RecoverDocument,
+    "report": ReportDocument,
+    "compare": CompareDocument,
+    "assume": AssumeDocument,
     "error": ErrorDocument,
 }

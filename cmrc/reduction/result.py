@@ -87,7 +87,7 @@ class Reduction:
         """What travels with the file: nothing that depends on the machine's speed or on file names."""
         q, check = self.measures.quality, self.check
         quality = {"agreement": q.agreement.to_json(), "at_least": q.bound, "probability": 1 - self.goals.delta,
-                   "held_out": self.data.judged, "random": self.data.is_random, "accuracy": q.accuracy, "metric": q.metric}  # fmt: skip
+                   "held_out": self.data.judged, "data": self.data.digest, "random": self.data.is_random, "accuracy": q.accuracy, "metric": q.metric}  # fmt: skip
         findings: dict[str, Any] = {
             "check": {"holds": check.holds, "error": check.error if check.holds else None, "allowed": check.tolerance},
             "quality": quality,

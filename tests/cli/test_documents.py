@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from command import cli
+from onnx import TensorProto, helper
 
 import cmrc
 from cmrc.cli.app import Commands
@@ -30,8 +32,15 @@ LINES = {
     "provenance": "provenance ready.onnx --model model.onnx --plan plan.json",
     "bench": "bench model.onnx ready.onnx --sessions 2 --rounds 2",
     "reduce": "reduce model.onnx --data test.npz --macs 0.7 --frontier 0.7 --no-timed --no-refit --preset vbp -o r.onnx",
+    "recover": "recover model.onnx plan.json --data test.npz --steps 2 -o recovered.onnx",
+    "report": "report done.work -o page.html",
+    "compare": "compare done.work done.work",
+    "assume": "assume flagged.onnx flag=1 -o fixed.onnx",
     "error": "inspect nothing.onnx",
 }
+
+
+NEEDS = {"report": "vl_convert", "recover": "torch"}
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +53,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan.save(folder / "plan.json")
     cmrc.Plan(program).do("act4", units=range(4), constant=0.1).save(folder / "other.json")
     cmrc.lower(program, plan).save(folder / "ready.onnx")
+    given = (
+        "--data",
+        str(folder / "test.npz"),
+        "--macs",
+        "0.7",
+        "--frontier",
+        "0.7",
+        "--no-timed",
+        "--no-refit",
+        "--preset",
+        "vbp",
+    )
+    assert cli("reduce", str(folder / "model.onnx"), *given, "-o", str(folder / "done.onnx")).exit_code == 0
+    flag = helper.make_tensor_value_info("flag", TensorProto.FLOAT, [])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "flag"], ["y"])], "flagged", [x, flag], [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "flagged.onnx"
+    )
     return folder
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_is_what_its_schema_says(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     shown = cli(*LINES[name].split(), "--json")
     assert shown.exit_code == {"plan diff": 1, "error": 2}.get(name, 0), shown.output
     document: dict[str, Any] = json.loads(shown.stdout)
