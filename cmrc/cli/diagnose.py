@@ -54,7 +54,7 @@ def diagnose_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say how far the scores of units can be trusted, site by site, with a sentence of advice each.
+    """Say how far the scores of units can be trusted, with advice: site by site, a sentence each.
 
     Coupling: how much adding up single scores leaves out. Predictions: how predicted and measured losses rank. Kinks: where the bound on the
     remainder does not hold. Sensitivity: how much of the kept set half of the data would change.
