@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cmrc.errors import GraphError
-from cmrc.ir.graph import Graph, Node, Operand
+from cmrc.ir.graph import Graph, Operand
 from cmrc.ir.ops import OPS
 from cmrc.ir.spec import Op, OperandSpec, Takes
 
@@ -14,13 +14,15 @@ from cmrc.ir.spec import Op, OperandSpec, Takes
 def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
     """Check that operands are defined before their use, names are unique, and every node is as its op declares: operands, attributes, shapes.
 
-    `since` is a graph that was verified: nodes of it that read the very same values fit as they did.
+    `since` is a graph that was verified: nodes of it that read the very same values fit as they did, and attributes of its nodes
+    are as they were.
     """
-    fits = set(map(id, since.nodes)) if since is not None else set()
+    verified = {id(node.attrs): node for node in since.nodes} if since is not None else {}
     before = since.values() if since is not None else {}
     values = {value.name: value for value in graph.inputs}
     for node in graph.nodes:
-        fit = id(node) in fits
+        known = verified.get(id(node.attrs))
+        fit = known is node
         for operand in node.inputs:
             if isinstance(operand, str):
                 value = values.get(operand)
@@ -32,7 +34,10 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
             if op is None or op.shape is None:
                 raise GraphError(node.label, node.op, "is not an op of the IR")
             shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
-            problem = undeclared(op, node) or op.shape(node, shapes)
+            problem = _operand_problem(op.operands, node.inputs)
+            if not problem and (known is None or known.op != node.op):
+                problem = _attribute_problem(op, node.attrs)
+            problem = problem or op.shape(node, shapes)
             if problem:
                 raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:
@@ -44,29 +49,24 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
             raise GraphError("output", "output", f"%{name} is not defined")
 
 
-def undeclared(op: Op, node: Node) -> str:
-    """What is wrong with the operands and attributes of a node, if anything."""
-    return _operand_problem(op.operands, node.inputs) or _attribute_problem(op, node.attrs)
-
-
 def _operand_problem(declared: tuple[OperandSpec, ...], inputs: tuple[Operand, ...]) -> str:
-    last = declared[-1] if declared else None
-    if len(inputs) > len(declared) and not (last is not None and last.repeated):
+    if len(inputs) > len(declared) and not (declared and declared[-1].repeated):
         return f"has {len(inputs)} operands, {len(declared)} are declared"
-    for i, parameter in enumerate(declared):
-        operand = inputs[i] if i < len(inputs) else None
+    for parameter, operand in zip(declared, inputs, strict=False):
         if operand is None:
             if not parameter.optional:
                 return f"has no operand {parameter.name!r}"
         elif parameter.takes is Takes.VALUE and not isinstance(operand, str):
             return f"its operand {parameter.name!r} is a tensor"
+    for parameter in declared[len(inputs) :]:
+        if not parameter.optional:
+            return f"has no operand {parameter.name!r}"
     return ""
 
 
 def _attribute_problem(op: Op, attrs: Mapping[str, Any]) -> str:
-    for name in op.required:
-        if name not in attrs:
-            return f"has no attribute {name!r}"
+    if not attrs.keys() >= op.required:
+        return f"has no attribute {min(op.required - attrs.keys())!r}"
     allowed = op.classes
     for name, given in attrs.items():
         classes = allowed.get(name)

@@ -7,15 +7,16 @@ data that are not there, too short, or outside the model's folder are refused he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx_ir
 
 from cmrc.errors import TraceError
-from cmrc.hosts.onnx.nodes import inner_nodes, is_sorted
+from cmrc.hosts.onnx.nodes import is_sorted, with_inner
 
 CHECK = "see what onnx.checker.check_model(model) says, and export the model again"
 SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
@@ -24,14 +25,16 @@ BESIDE = "put the data file into the folder of the model, and let the model name
 
 def require_sound(model: onnx_ir.Model) -> None:
     """Raise a TraceError that names what is wrong."""
-    _require_text(model)
+    graphs = [*model.graphs()]
+    _require_text(model, graphs)
     _require_known_versions(model)
     _require_made_values(model.graph)
     if not is_sorted(model.graph):
         raise TraceError("the model cannot be read: its nodes are out of order", fix=SORT)
-    for node in model.graph.all_nodes():
-        _require_declared(node, model.opset_imports.get(node.domain, 0))
-    for name, op, tensor in _tensors(model):
+    for graph in graphs:
+        for node in graph:
+            _require_declared(node, model.opset_imports.get(node.domain, 0))
+    for name, op, tensor in _tensors(graphs):
         _require_data(name, op, tensor)
 
 
@@ -40,23 +43,25 @@ def label(node: onnx_ir.Node) -> str:
     return node.name or next((value.name for value in node.outputs if value.name), "")
 
 
-def _require_text(model: onnx_ir.Model) -> None:
+def _require_text(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> None:
     """Names are text: protobuf hands out bytes where a file holds other than UTF-8."""
-    for name in _names(model):
+    for name in _names(model, graphs):
         if name is not None and not isinstance(name, str):
             raise TraceError(f"the model has a name that is not text: {name!r}", fix=CHECK)
 
 
-def _names(model: onnx_ir.Model) -> Iterator[object]:
+def _names(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> Iterator[object]:
     yield from model.opset_imports
     yield from itertools.chain.from_iterable(model.metadata_props.items())
-    for graph in model.graphs():
+    for graph in graphs:
         yield from itertools.chain.from_iterable(graph.metadata_props.items())
         for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
             yield from _names_of_value(value)
         for node in graph:
-            yield from (node.name, node.op_type, node.domain, node.overload, *node.attributes)
-            yield from itertools.chain.from_iterable(node.metadata_props.items())
+            yield from (node.name, node.op_type, node.domain, node.overload)
+            yield from node.attributes.data
+            if node.metadata_props:
+                yield from itertools.chain.from_iterable(node.metadata_props.items())
             for value in node.outputs:
                 yield from _names_of_value(value)
 
@@ -88,7 +93,7 @@ def _require_known_versions(model: onnx_ir.Model) -> None:
 def _require_made_values(graph: onnx_ir.Graph) -> None:
     """Whatever is read or returned is made by a node, or is an input or an initializer."""
     for node in graph:
-        for reader in (node, *inner_nodes(node)):
+        for reader in with_inner(node):
             for value in reader.inputs:
                 if value is not None and value.name and not _is_made(value):
                     reason = f"it reads {value.name!r}, which no node, input or initializer gives"
@@ -105,38 +110,54 @@ def _is_made(value: onnx_ir.Value) -> bool:
 # ---------------------------------------------------------------- attributes
 
 
+class Declared(NamedTuple):
+    """What onnx declares of an op: how many inputs and outputs, and the types of its attributes."""
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    attributes: dict[str, onnx_ir.AttributeType]
+    required: frozenset[str]
+
+
 @cache
-def _schema(domain: str, op: str, opset: int) -> onnx.defs.OpSchema | None:
+def _declared(domain: str, op: str, opset: int) -> Declared | None:
     try:
-        return onnx.defs.get_schema(op, opset, domain)
+        schema = onnx.defs.get_schema(op, opset, domain)
     except onnx.defs.SchemaError:
         return None
+    attributes = schema.attributes  # made anew at each look
+    return Declared(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {name: onnx_ir.AttributeType[str(each.type).rpartition(".")[2]] for name, each in attributes.items()},
+        frozenset(name for name, each in attributes.items() if each.required),
+    )
 
 
 def _require_declared(node: onnx_ir.Node, opset: int) -> None:
     """The attributes and the number of inputs are those of the op, where onnx knows it."""
-    schema = _schema(node.domain, node.op_type, opset)
-    if schema is None:
+    declared = _declared(node.domain, node.op_type, opset)
+    if declared is None:
         return
     count = len(node.inputs)
     while count and node.inputs[count - 1] is None:
         count -= 1
-    if not schema.min_input <= count <= schema.max_input:
-        least, most = schema.min_input, schema.max_input
+    least, most = declared.inputs
+    if not least <= count <= most:
         takes = str(least) if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
         raise TraceError(f"it has {count} inputs, the op takes {takes}", node=label(node), op=node.op_type, fix=CHECK)
-    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+    fewest, largest = declared.outputs
+    if not fewest <= len(node.outputs) <= largest:
         raise TraceError(
             f"it has {len(node.outputs)} outputs, and the op does not", node=label(node), op=node.op_type, fix=CHECK
         )
-    for name, declared in schema.attributes.items():
-        attribute = node.attributes.get(name)
-        if attribute is None:
-            if declared.required:
-                raise TraceError(f"its attribute {name!r} is missing", node=label(node), op=node.op_type, fix=CHECK)
-        elif not attribute.is_ref() and attribute.type != (
-            kind := onnx_ir.AttributeType[str(declared.type).rpartition(".")[2]]
-        ):
+    given = node.attributes.data
+    if not given.keys() >= declared.required:
+        missing = min(declared.required - given.keys())
+        raise TraceError(f"its attribute {missing!r} is missing", node=label(node), op=node.op_type, fix=CHECK)
+    for name, attribute in given.items():
+        kind = declared.attributes.get(name)
+        if kind is not None and attribute.type != kind and not attribute.is_ref():
             reason = f"its attribute {name!r} is of type {attribute.type.name}, the op has {kind.name}"
             raise TraceError(reason, node=label(node), op=node.op_type, fix=CHECK)
 
@@ -144,14 +165,14 @@ def _require_declared(node: onnx_ir.Node, opset: int) -> None:
 # ---------------------------------------------------------------- data
 
 
-def _tensors(model: onnx_ir.Model) -> Iterator[tuple[str, str, onnx_ir.TensorProtocol]]:
+def _tensors(graphs: Sequence[onnx_ir.Graph]) -> Iterator[tuple[str, str, onnx_ir.TensorProtocol]]:
     """Every tensor, with the name and kind of what holds it."""
-    for graph in model.graphs():
+    for graph in graphs:
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value.name or "", "initializer", value.const_value
         for node in graph:
-            for attribute in node.attributes.values():
+            for attribute in node.attributes.data.values():
                 if attribute.type == onnx_ir.AttributeType.TENSOR and not attribute.is_ref():
                     yield label(node), node.op_type, attribute.value  # as_tensor() fails on one without a type
 

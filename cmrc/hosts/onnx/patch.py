@@ -17,7 +17,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.folded import fold
-from cmrc.hosts.onnx.nodes import inner_nodes
+from cmrc.hosts.onnx.nodes import inner_nodes, names_inside
 from cmrc.hosts.onnx.ops.layout import LARGEST
 from cmrc.hosts.onnx.read import ModelReading
 from cmrc.hosts.onnx.shapes import data_type
@@ -77,15 +77,13 @@ class ModelPatch:
     def start(cls, model: onnx_ir.Model, reading: ModelReading, edited: Graph) -> Self:
         """A patch of `model`, which is changed, from `reading.graph` to `edited`."""
         before, after = reading.graph.values(), edited.values()
+        values = dict(onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False))
         return cls(
             model,
             reading,
             edited,
-            values=dict(onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)),
-            taken={
-                *onnx_ir.convenience.create_value_mapping(model.graph),
-                *(node.name or "" for node in model.graph.all_nodes()),
-            },
+            values=values,
+            taken={*values, *(name for node in model.graph for name in names_inside(node))},
             shapes={name: value.shape for name, value in after.items()},
             was={name: value.shape for name, value in before.items()},
             dtypes={name: value.dtype for name, value in (*before.items(), *after.items())},
@@ -191,9 +189,9 @@ class ModelPatch:
         kind, shape = data_type(tensor.dtype), onnx_ir.Shape(tensor.shape)
         content: onnx_ir.TensorProtocol
         if isinstance(tensor, ArrayLiteral):
-            content = onnx_ir.tensor(tensor.array, dtype=kind, name=name)
+            content = onnx_ir.Tensor(tensor.array, dtype=kind, name=name)
         elif tensor.dtype == "float16" and len(tensor.shape) <= 1:
-            content = onnx_ir.tensor(fold(tensor, tensor.dtype, name=known_as), dtype=kind, name=name)
+            content = onnx_ir.Tensor(fold(tensor, tensor.dtype, name=known_as), dtype=kind, name=name)
         else:
             content = onnx_ir.LazyTensor(
                 lambda: onnx_ir.Tensor(fold(tensor, tensor.dtype, name=known_as), dtype=kind), kind, shape, name=name

@@ -17,7 +17,7 @@ import onnx_ir
 from cmrc.errors import CmrcError, TraceError
 from cmrc.hosts.onnx.constants import Constants
 from cmrc.hosts.onnx.load import CHECK, defaults, reason
-from cmrc.hosts.onnx.nodes import captured_by, name_values, subgraphs, unique_origins
+from cmrc.hosts.onnx.nodes import captured_by, name_values, subgraphs, tensor_of, unique_origins
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
 from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
 from cmrc.hosts.onnx.shapes import Sizes, dtype_name, infer, symbols
@@ -95,7 +95,7 @@ class _Reader:
                 self._add_leaf(name, value.const_value)
         for node in graph:
             if node.op_type == "Constant" and not node.domain:
-                self._add_leaf(node.outputs[0].name or "", onnx_ir.convenience.get_const_tensor(node.outputs[0]))
+                self._add_leaf(node.outputs[0].name or "", tensor_of(node))
         inputs = []
         for value in graph.inputs:
             name = value.name or ""

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnx_ir
 
+from cmrc.hosts.onnx.nodes import tensor_of
 from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import ArrayLiteral, Dim, Operand, Shape, Tensor, numpy_dtype
 
@@ -101,7 +102,7 @@ def _light(model: onnx_ir.Model, unknown: Iterator[str]) -> onnx_ir.Model:
             if not value.is_graph_input():
                 graph.inputs.append(value)
     for node in list(graph):
-        tensor = onnx_ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
+        tensor = tensor_of(node) if node.op_type == "Constant" and not node.domain else None
         if tensor is not None and tensor.nbytes > SMALL and not node.outputs[0].is_graph_output():
             old = node.outputs[0]
             shape = onnx_ir.Shape(tensor.shape.numpy())
