@@ -68,7 +68,8 @@ def _names(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> Iterator[ob
 
 def _names_of_value(value: onnx_ir.Value) -> Iterator[object]:
     yield value.name
-    yield from (dim.value for dim in value.shape or () if isinstance(dim, onnx_ir.SymbolicDim))
+    if value.shape is not None:
+        yield from (dim.value for dim in value.shape if isinstance(dim, onnx_ir.SymbolicDim))
 
 
 def _require_known_versions(model: onnx_ir.Model) -> None:
@@ -193,14 +194,15 @@ def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol) -> None:
 
 def _stored_problem(tensor: onnx_ir.TensorProtoTensor) -> str:
     """What is wrong with data that lie in the model itself, or nothing."""
-    shape, proto = list(tensor.shape.numpy()), tensor.raw
+    proto = tensor.raw
     if proto.HasField("raw_data"):
-        size = len(proto.raw_data)
-        return "" if size == tensor.nbytes else f"it has {size} bytes of data, its shape {shape} needs {tensor.nbytes}"
+        size, needed = len(proto.raw_data), tensor.nbytes
+        shape = [*proto.dims]
+        return "" if size == needed else f"it has {size} bytes of data, its shape {shape} needs {needed}"
     try:
         tensor.numpy()
     except Exception:  # numpy and onnx_ir report data that do not fit in many ways
-        return f"its data do not fit its shape {shape}"
+        return f"its data do not fit its shape {[*proto.dims]}"
     return ""
 
 
