@@ -25,7 +25,7 @@ from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value, attributes
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.ir.ops.functions import AlongAttrs
-from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
+from cmrc.ir.ops.layout import ConcatAttrs, PlaneAttrs, TransposeAttrs
 from cmrc.passes.rewriting.integers import blocks_cut
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
@@ -470,12 +470,16 @@ def needed(rise: Rise, node: Node) -> Selection | None:
         return None
     first = attributes(selects[0], SelectAttrs)
     axis, period = first["axis"], first.get("period", 0)
-    if [r for r in selects if r.attrs["axis"] != axis or r.attrs.get("period", 0) != period]:
+    if [
+        r
+        for r in selects
+        if attributes(r, SelectAttrs)["axis"] != axis or attributes(r, SelectAttrs).get("period", 0) != period
+    ]:
         return None
     if node.op == "expand" and _is_copied(rise, node, axis):
         selects = [_of_first_copies(rise, select) for select in selects]
         readers = [rise.settled[reader.name] for reader in readers]
-    keep = _union([select.attrs["keep"] for select in selects], period)
+    keep = _union([attributes(select, SelectAttrs)["keep"] for select in selects], period)
     return None if len(keep) == (period or node.output.shape[axis]) else Selection(axis, keep, tuple(readers))
 
 
@@ -495,16 +499,18 @@ def _is_copied(rise: Rise, node: Node, axis: int) -> bool:
 def _of_first_copies(rise: Rise, select: Node) -> Node:
     """Copies are alike: who reads some of them may read the first, and shares them with others that do."""
     if not select.origin:
-        rise.settled[select.name] = select.with_attrs(keep=tuple(range(len(select.attrs["keep"]))))
+        rise.settled[select.name] = select.with_attrs(keep=tuple(range(len(attributes(select, SelectAttrs)["keep"]))))
     return rise.settled[select.name]
 
 
 def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
     """An op that reads the size of another axis needs nothing of this one."""
     if reader.op == "plane":
-        return all(select.attrs["axis"] <= reader.attrs["axis"] for select in selects)
+        return all(
+            attributes(select, SelectAttrs)["axis"] <= attributes(reader, PlaneAttrs)["axis"] for select in selects
+        )
     sizes = reader.marks.shape_only
-    return sizes is not None and all(select.attrs["axis"] not in sizes for select in selects)
+    return sizes is not None and all(attributes(select, SelectAttrs)["axis"] not in sizes for select in selects)
 
 
 def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -> None:
@@ -513,14 +519,16 @@ def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -
     for reader in readers:
         if reader.op != "select":
             users.append(reader.name)
-        elif not reader.origin and (reader.attrs["keep"] is keep or reader.attrs["keep"] == keep):
+        elif not reader.origin and (
+            attributes(reader, SelectAttrs)["keep"] is keep or attributes(reader, SelectAttrs)["keep"] == keep
+        ):
             del rise.settled[reader.name]
             users += rise.rename(reader.name, name)
         else:
             users.append(reader.name)
             period = {"period": len(keep)} if keep.period else {}
             where = {k: i for i, k in enumerate(keep)}
-            again = tuple(where[k] for k in reader.attrs["keep"])
+            again = tuple(where[k] for k in attributes(reader, SelectAttrs)["keep"])
             rise.settled[reader.name] = reader.with_attrs(keep=again, **period).with_marks(touched=True)
     rise.uses[name] = list(dict.fromkeys(users))
 
@@ -569,9 +577,11 @@ def raise_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """What the rule of the op says; declined where it would select from an operand of dynamic size, which may be broadcast."""
     outcome = RULES.get(node.op, stop)(rise, node, wanted)
     for select in rise.pending:
-        size = rise.shape(select.inputs[0])[select.attrs["axis"]]
+        size = rise.shape(select.inputs[0])[attributes(select, SelectAttrs)["axis"]]
         if not isinstance(size, int) and "period" not in select.attrs:
-            return Declined(f"the size of axis {select.attrs['axis']} of its operand is dynamic ({size})")
+            return Declined(
+                f"the size of axis {attributes(select, SelectAttrs)['axis']} of its operand is dynamic ({size})"
+            )
     return outcome
 
 

@@ -149,6 +149,24 @@ def test_capabilities_of_a_host_are_not_guessed() -> None:
     assert now == GUESSED_CAPABILITIES, mended(now, GUESSED_CAPABILITIES)
 
 
+UNTYPED_READS_IN = {"hosts", "hosts.onnx", "hosts.fx", "ir"}  # rooms that may read attributes by name alone
+
+
+def untyped_reads(name: str) -> Iterator[str]:
+    """`node.attrs["axis"]` and `node.attrs.get("axis")`: `attributes(node, LinearAttrs)["axis"]` has a type."""
+    for node in ast.walk(tree(name)):
+        read = node.value if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            read = node.func.value
+        if isinstance(read, ast.Attribute) and read.attr == "attrs":
+            yield f"{name}: {ast.unparse(node)}"
+
+
+def test_attributes_are_read_by_their_types() -> None:
+    assert [each for name in modules() if room(name) not in UNTYPED_READS_IN for each in untyped_reads(name)] == []
+    assert [*untyped_reads("cmrc.hosts.clamp")]  # it sees them
+
+
 def test_the_report_counts() -> None:
     steps = linear_fold()
     assert {room(name) for name in steps["lower"].modules} <= {"ir", "passes", "hosts", "hosts.onnx", "program", *BASE}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from cmrc.ir.graph import Array, Dim, Node, Shape
 
@@ -20,6 +20,19 @@ Alignment = tuple[
     tuple[int, ...] | None, ...
 ]  # for each operand the axes of the result that its axes are; None: the last
 Pads = tuple[tuple[int, int], ...]  # before and after each axis
+
+
+class AxisAttrs(TypedDict):
+    """What linear, conv, select, do and concat have in common."""
+
+    axis: int
+
+
+class FunctionAttrs(TypedDict):
+    """What pointwise and along have in common."""
+
+    fn: str
+    align: NotRequired[Alignment]
 
 
 class NoAttrs(TypedDict):

@@ -21,7 +21,9 @@ from cmrc.errors import StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import complement
 from cmrc.ir.evaluate import constant
-from cmrc.ir.graph import Array, Node, Tensor
+from cmrc.ir.graph import Array, Node, Tensor, attributes
+from cmrc.ir.ops.affine import LinearAttrs
+from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.planning.objectives import constant_risk, optimal_constant
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe
@@ -137,7 +139,7 @@ def _matrix(node: Node) -> Array:
     weight = node.inputs[1]
     assert isinstance(weight, Tensor)
     matrix = constant(weight).astype(np.float64)
-    return matrix if node.attrs["w_out"] == 0 else matrix.T
+    return matrix if attributes(node, LinearAttrs)["w_out"] == 0 else matrix.T
 
 
 def _above(program: Program, start: Node, site: str) -> list[Node]:
@@ -149,7 +151,7 @@ def _above(program: Program, start: Node, site: str) -> list[Node]:
         node = behind[0] if len(behind) == 1 else Node("opaque", (), node.outputs)
         if node.op == "linear":
             linears.append(node)
-        elif not (node.op == "pointwise" and node.attrs.get("fn") in ("relu", "identity")):
+        elif not (node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] in ("relu", "identity")):
             raise StatsError(
                 "the bound is for ReLU networks without branches",
                 node=site,
@@ -181,7 +183,7 @@ def kinks(program: Program, stats: SiteStats, constants: Array, data: Any, *, co
     operands = [
         node.inputs[0]
         for node in program.graph.nodes
-        if node.op == "pointwise" and node.attrs.get("fn") == "relu" and isinstance(node.inputs[0], str)
+        if node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] == "relu" and isinstance(node.inputs[0], str)
     ]
     width = stats.columns.units
     units = np.sort(np.random.default_rng(seed).permutation(width)[: min(count, width)])

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cmrc.errors import GraphError
-from cmrc.ir.graph import Graph, Node
+from cmrc.ir.graph import Graph, Node, attributes
 from cmrc.ir.ops import OPS
+from cmrc.ir.ops.affine import ConvAttrs
 from cmrc.passes import pipeline as passes
 from cmrc.passes.rewriting.rewriter import Movement
 from cmrc.program.do import Do, put_dos
@@ -65,7 +66,7 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
         for reader in consumers[name]:
             wanted[reader.name] = reader
             up.extend(o for o in reader.values() if o != name)
-            grouped = reader.op == "conv" and reader.attrs["groups"] > 1
+            grouped = reader.op == "conv" and attributes(reader, ConvAttrs)["groups"] > 1
             if OPS[reader.op].passes or grouped:
                 down.extend(v.name for v in reader.outputs)
     while up:
@@ -75,7 +76,7 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
         seen_up.add(name)
         node = producers[name]
         wanted[node.name] = node
-        grouped = node.op == "conv" and node.attrs["groups"] > 1
+        grouped = node.op == "conv" and attributes(node, ConvAttrs)["groups"] > 1
         if OPS[node.op].passes or grouped:
             up.extend(node.values())
         if name not in seen_down:  # whoever else reads it is why a select stops here

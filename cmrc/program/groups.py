@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError
-from cmrc.ir.graph import Array, Graph, Node
+from cmrc.ir.graph import Array, Graph, Node, attributes
+from cmrc.ir.ops.affine import ConvAttrs
+from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.program.do import Do
 from cmrc.program.dry_run import try_dos
 from cmrc.program.sites import Ending, GroupFolding, Outcome, Sites
@@ -133,8 +135,14 @@ def _group(weave: Weave, strands: Sequence[Strand]) -> Group:
     shared = list(dict.fromkeys(n for s in strands for n in weave.balanced.get(s, ())))
     called = {node.name: node.path or sites.title(node.name) for node in (*nodes, *shared)}
     reasons = [f"{node.kind} {called[node.name]}" for node in nodes]
-    reasons += [f"conv {called[n.name]} in {n.attrs['groups']} groups, which lose equally many" for n in shared]
-    products = [f"{n.kind} {called[n.name]}" for n in nodes if n.op == "pointwise" and n.attrs["fn"] not in SUMS]
+    reasons += [
+        f"conv {called[n.name]} in {attributes(n, ConvAttrs)['groups']} groups, which lose equally many" for n in shared
+    ]
+    products = [
+        f"{n.kind} {called[n.name]}"
+        for n in nodes
+        if n.op == "pointwise" and attributes(n, PointwiseAttrs)["fn"] not in SUMS
+    ]
     labels = list(dict.fromkeys(called[node.name] for node in nodes)) or [writers[0].site]
     name = common_path(labels) or f"{labels[0]}..{labels[-1]}"  # from the first to the last of those that couple
     readers = dict.fromkeys(label for strand in strands for label in _readers(weave, strand))
@@ -152,7 +160,7 @@ def _group(weave: Weave, strands: Sequence[Strand]) -> Group:
 
 def _one_of_each(roots: Array, conv: Node, place: Mapping[int, int]) -> tuple[int, ...]:
     """The first unit of each group of a convolution."""
-    return tuple(place[root] for root in roots[:: len(roots) // conv.attrs["groups"]].tolist())
+    return tuple(place[root] for root in roots[:: len(roots) // attributes(conv, ConvAttrs)["groups"]].tolist())
 
 
 def _entry(weave: Weave, strand: Strand, leading: set[Strand], roots: dict[Strand, Array]) -> Strand:

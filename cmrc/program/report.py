@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cmrc.ir.cost import Cost, elements
-from cmrc.ir.graph import Graph
+from cmrc.ir.graph import Graph, attributes
+from cmrc.ir.ops.affine import DoAttrs
 from cmrc.passes.pipeline import Residue, Result
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
@@ -129,7 +130,7 @@ def _decline(residue: Residue, plan: Plan, graph: Graph) -> Decline:
     count = elements(node.output.shape, {})
     if node.op == "do":
         site = ", ".join(dict.fromkeys(plan.entries[i].site for i in residue.sources))
-        units = len(node.attrs["units"])
+        units = len(attributes(node, DoAttrs)["units"])
         stays = f"a clamp over {count:,} elements a sample stays, and the {units} units with their parameters"
         return Decline("do", site, residue.stopped_at, residue.stopped_op, residue.reason, stays)
     stays = f"a gather of {count:,} elements a sample stays, and what makes the rest"

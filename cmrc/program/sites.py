@@ -19,7 +19,10 @@ from functools import cached_property
 from cmrc.errors import CmrcError, GraphError, SiteError, TraceError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import move, segments
-from cmrc.ir.graph import Graph, Node, Shape, Value
+from cmrc.ir.graph import Graph, Node, Shape, Value, attributes
+from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.ops.layout import TransposeAttrs
+from cmrc.ir.spec import AxisAttrs
 from cmrc.ir.verify import verify_graph
 
 EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
@@ -321,7 +324,7 @@ def unit_axes(graph: Graph) -> dict[str, int]:
 
 def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int], tables: Collection[str]) -> int | None:
     if node.op in ("linear", "conv"):
-        return int(node.attrs["axis"])
+        return attributes(node, AxisAttrs)["axis"]
     if node.op == "embedding":
         return len(node.output.shape) - 1
     if node.op == "matmul" and (node.inputs[0] in tables) != (node.inputs[1] in tables):  # weights looked up in a table
@@ -333,11 +336,15 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int],
         return None
     name, axis = known[0]
     if node.op == "transpose":
-        return int(node.attrs["perm"].index(axis))
+        return attributes(node, TransposeAttrs)["perm"].index(axis)
     if node.op in ("pointwise", "expand"):
         return axis + len(node.output.shape) - len(shapes[name])
-    if node.op == "along" and node.attrs.get("drop"):
-        return None if axis in node.attrs["axes"] else axis - sum(a < axis for a in node.attrs["axes"])
+    if node.op == "along" and attributes(node, AlongAttrs).get("drop"):
+        return (
+            None
+            if axis in attributes(node, AlongAttrs)["axes"]
+            else axis - sum(a < axis for a in attributes(node, AlongAttrs)["axes"])
+        )
     if node.op == "reshape":
         moved = move(shapes[name], node.output.shape, axis, (0,))
         if not isinstance(moved, str):

@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cmrc.ir.axes import segments
-from cmrc.ir.graph import Array, Node, Shape
+from cmrc.ir.graph import Array, Node, Shape, attributes
+from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
+from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.passes.rewriting.rewriter import operand_axis
 from cmrc.program.sites import Sites
 
@@ -120,7 +123,7 @@ class Weave:
 
 def _make(weave: Weave, node: Node) -> None:
     """A linear map makes its own axis; along the others units stay what they are."""
-    axis = node.attrs["axis"] if node.op == "linear" else len(node.output.shape) - 1
+    axis = attributes(node, LinearAttrs)["axis"] if node.op == "linear" else len(node.output.shape) - 1
     if isinstance(node.output.shape[axis], int):
         weave.start((node.name, axis), node)
     x = str(node.inputs[0])
@@ -132,7 +135,7 @@ def _make(weave: Weave, node: Node) -> None:
 
 def _convolve(weave: Weave, node: Node) -> None:
     """A depthwise convolution carries; in groups it takes equally many of each, which couples their numbers."""
-    x, axis, groups = str(node.inputs[0]), node.attrs["axis"], node.attrs["groups"]
+    x, axis, groups = str(node.inputs[0]), attributes(node, ConvAttrs)["axis"], attributes(node, ConvAttrs)["groups"]
     source, target = (x, axis), (node.name, axis)
     known = source in weave.ids
     if known and groups == weave.shape(x)[axis]:
@@ -162,17 +165,17 @@ def _combine(weave: Weave, node: Node) -> None:
 
 
 def _act_along(weave: Weave, node: Node) -> None:
-    x, axes = str(node.inputs[0]), tuple(node.attrs["axes"])
+    x, axes = str(node.inputs[0]), tuple(attributes(node, AlongAttrs)["axes"])
     for axis in weave.of(x):
         if axis not in axes:
-            moved = axis - sum(a < axis for a in axes) if node.attrs.get("drop") else axis
+            moved = axis - sum(a < axis for a in axes) if attributes(node, AlongAttrs).get("drop") else axis
             weave.carry((x, axis), (node.name, moved), weave.ids[x, axis])
 
 
 def _transpose(weave: Weave, node: Node) -> None:
     x = str(node.inputs[0])
     for axis in weave.of(x):
-        weave.carry((x, axis), (node.name, node.attrs["perm"].index(axis)), weave.ids[x, axis])
+        weave.carry((x, axis), (node.name, attributes(node, TransposeAttrs)["perm"].index(axis)), weave.ids[x, axis])
 
 
 def _expand(weave: Weave, node: Node) -> None:
@@ -196,15 +199,17 @@ def _reshape(weave: Weave, node: Node) -> None:
 
 
 def _select(weave: Weave, node: Node) -> None:
-    x, along = str(node.inputs[0]), node.attrs["axis"]
+    x, along = str(node.inputs[0]), attributes(node, SelectAttrs)["axis"]
     for axis in weave.of(x):
         ids = weave.ids[x, axis]
-        weave.carry((x, axis), (node.name, axis), ids[list(node.attrs["keep"])] if axis == along else ids)
+        weave.carry(
+            (x, axis), (node.name, axis), ids[list(attributes(node, SelectAttrs)["keep"])] if axis == along else ids
+        )
 
 
 def _concatenate(weave: Weave, node: Node) -> None:
     """Along the units the parts lie side by side; along another axis they are the same units."""
-    along, names = node.attrs["axis"], [o for o in node.inputs if isinstance(o, str)]
+    along, names = attributes(node, ConcatAttrs)["axis"], [o for o in node.inputs if isinstance(o, str)]
     for axis in sorted({axis for name in names for axis in weave.of(name)}):
         if axis != along:
             weave.meet(node, [(name, axis) for name in names], axis)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import StatsError
-from cmrc.ir.graph import Array
+from cmrc.ir.graph import Array, attributes
+from cmrc.ir.ops.layout import TransposeAttrs
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import Batch
@@ -81,7 +82,7 @@ def positions_at(program: Program, site: Site) -> list[int | str]:
 def _holds_heads(program: Program, site: Site) -> bool:
     """Whether a unit is a vector along the last axis: what attention makes, also where only the other axes were moved since."""
     node, last = program.producers.get(site.value), len(site.shape) - 1
-    while node is not None and node.op == "transpose" and node.attrs["perm"][-1] == last:
+    while node is not None and node.op == "transpose" and attributes(node, TransposeAttrs)["perm"][-1] == last:
         node = program.producers.get(str(node.inputs[0]))
     return node is not None and node.op in ("attention", "matmul") and site.axis < last
 

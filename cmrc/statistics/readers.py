@@ -17,8 +17,11 @@ import numpy as np
 from cmrc.errors import ObjectiveError
 from cmrc.ir.axes import product
 from cmrc.ir.evaluate import constant, evaluate_op
-from cmrc.ir.graph import Array, Node, Shape, Tensor
-from cmrc.ir.ops.functions import ALONG, POINTWISE
+from cmrc.ir.graph import Array, Node, Shape, Tensor, attributes
+from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs
+from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
+from cmrc.ir.ops.layout import ConcatAttrs
+from cmrc.ir.spec import AxisAttrs
 from cmrc.program.program import Program
 from cmrc.statistics.columns import Columns
 
@@ -126,13 +129,20 @@ def beside(program: Program, columns: Columns) -> Columns | None:
         return None
     result = reading[0].output
     added = program.consumers[result.name]
-    if len(added) != 1 or added[0].op != "pointwise" or added[0].attrs["fn"] != "add":
+    if len(added) != 1 or added[0].op != "pointwise" or attributes(added[0], PointwiseAttrs)["fn"] != "add":
         return None
     others = [name for name in added[0].values() if name != result.name]
     if len(others) != 1 or program.values[others[0]].shape != result.shape:
         return None
-    axis = reading[0].attrs["axis"]
+    axis = attributes(reading[0], LinearAttrs)["axis"]
     return Columns(program.title(others[0]), others[0], axis, int(result.shape[axis]), positions=columns.positions)
+
+
+def _output_axis(node: Node) -> int:
+    """The axis of a weight along which the outputs lie."""
+    if node.op == "linear":
+        return attributes(node, LinearAttrs)["w_out"]
+    return 1 if attributes(node, ConvAttrs).get("transposed") else 0
 
 
 def incoming(program: Program, columns: Columns) -> Array:
@@ -144,9 +154,8 @@ def incoming(program: Program, columns: Columns) -> Array:
         if node.op in ("linear", "conv"):
             weight = node.inputs[1]
             assert isinstance(weight, Tensor)
-            out = node.attrs["w_out"] if node.op == "linear" else int(bool(node.attrs.get("transposed")))
-            rows = np.moveaxis(constant(weight), out, 0)
-            if len(rows) == columns.units and node.attrs["axis"] == axis:
+            rows = np.moveaxis(constant(weight), _output_axis(node), 0)
+            if len(rows) == columns.units and attributes(node, AxisAttrs)["axis"] == axis:
                 return rows.reshape(len(rows), -1).astype(np.float64)
             break
         known = [operand for operand in node.values() if program.axes.get(operand) == axis]
@@ -202,14 +211,15 @@ def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iter
     if not isinstance(x, str) or x not in reached:
         return
     assert isinstance(weight, Tensor)
-    axis = node.attrs["axis"]
+    axis = attributes(node, AxisAttrs)["axis"]
     source = reached[x]
     number, scale = (np.moveaxis(a, axis, -1).reshape(-1, a.shape[axis]) for a in (source.column, source.scale))
     if not (number == number[0]).all():
         return  # it reads across positions, not units
     matrix = constant(weight).astype(np.float64)
     if node.op == "linear":
-        wide = np.moveaxis(matrix, node.attrs["w_in"], -1)[None] * node.attrs.get("alpha", 1.0)
+        attrs = attributes(node, LinearAttrs)
+        wide = np.moveaxis(matrix, attrs["w_in"], -1)[None] * attrs.get("alpha", 1.0)
     else:
         wide = _conv_columns(node, matrix)
     wide = wide * scale[0]
@@ -229,8 +239,9 @@ def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iter
 
 def _conv_columns(node: Node, weight: Array) -> Array:
     """A kernel as [groups and kernel positions, outputs, inputs]; a group reads its own inputs."""
-    groups = int(node.attrs["groups"])
-    if node.attrs.get("transposed"):  # [in, out / groups, ...]
+    attrs = attributes(node, ConvAttrs)
+    groups = attrs["groups"]
+    if attrs.get("transposed"):  # [in, out / groups, ...]
         parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 2, 1)
     else:  # [out, in / groups, ...]
         parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 1, 2)
@@ -251,7 +262,7 @@ def _pass(node: Node, reached: Mapping[str, _Reached], shapes: Mapping[str, tupl
             blank = _Reached(np.full(shapes[name], NONE), np.ones(shapes[name]), True)
             numbers.append(reached.get(name, blank).column)
             scales.append(reached.get(name, blank).scale)
-        axis = node.attrs["axis"]
+        axis = attributes(node, ConcatAttrs)["axis"]
         exact = all(source.exact for _, source in mine)
         return _Reached(np.concatenate(numbers, axis), np.concatenate(scales, axis), exact)
     place, source = mine[0]
@@ -263,22 +274,24 @@ def _pass(node: Node, reached: Mapping[str, _Reached], shapes: Mapping[str, tupl
         others = [o for i, o in enumerate(node.inputs) if i != place]
         fixed = all(o is None or isinstance(o, Tensor) for o in others)
         number = np.broadcast_to(source.column, shape)
-        if fixed and place in POINTWISE[node.attrs["fn"]].affine_in:
+        fn = attributes(node, PointwiseAttrs)["fn"]
+        if fixed and place in POINTWISE[fn].affine_in:
             filled = [constant(o) if isinstance(o, Tensor) else None for o in node.inputs]
             ends = []
             for x in (source.scale, np.zeros_like(source.scale)):
                 filled[place] = x
                 ends.append(np.asarray(evaluate_op("pointwise", node.attrs, *filled), dtype=np.float64))
             return _Reached(number, np.broadcast_to(ends[0] - ends[1], shape), source.exact)
-        return _Reached(number, np.broadcast_to(source.scale, shape), source.exact and node.attrs["fn"] == "add")
+        return _Reached(number, np.broadcast_to(source.scale, shape), source.exact and fn == "add")
     if node.op == "along":
-        axes = tuple(node.attrs["axes"])
+        along = attributes(node, AlongAttrs)
+        axes = along["axes"]
         first = tuple(slice(0, 1) if d in axes else slice(None) for d in range(source.column.ndim))
         number, scale = source.column[first], source.scale[first]
         if not (source.column == number).all():
             return None  # it acts across the units
-        if node.attrs.get("drop"):
+        if along.get("drop"):
             number, scale = (np.squeeze(a, axes) for a in (number, scale))
-        linear = ALONG[node.attrs["fn"]].linear
+        linear = ALONG[along["fn"]].linear
         return _Reached(np.broadcast_to(number, shape), np.broadcast_to(scale, shape), source.exact and linear)
     return None

@@ -188,7 +188,7 @@ def leave_out_of_norm(
         some = take(weight, len(weight.shape) - 1, keep)
         scale = apply("pointwise", (some, scale), {"fn": "mul"}, some.shape, weight.dtype)
     smaller = replace(out, shape=resized(out.shape, axis, len(keep)))
-    attrs = {**node.attrs, "eps": node.attrs["eps"] * share}
+    attrs = {**node.attrs, "eps": attributes(node, AlongAttrs)["eps"] * share}
     sweep.emit(replace(node, inputs=(sweep.select(x, axis, keep), scale), outputs=(smaller,), attrs=attrs))
     places = {unit: i for i, unit in enumerate(keep)}
     spread = Value(sweep.fresh(out.name, "spread"), out.shape, out.dtype)
@@ -289,7 +289,7 @@ def _add_buffer_to_conv(
     full = np.zeros((*slab.shape[:axis], int(before[axis]), *spatial))
     full[(slice(None),) * axis + (list(units),)] = slab
     shape = (*slab.shape[:axis], int(node.output.shape[axis]), *conv_sizes(node, spatial))
-    add_after(sweep, smaller, apply("conv", (literal(full), weight), pure_conv(node), shape, weight.dtype))
+    add_after(sweep, smaller, apply("conv", (literal(full), weight), node.attrs, shape, weight.dtype))
     return folded(f"constants that differ by position into an added {list(shape)} buffer")
 
 
@@ -328,7 +328,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, 
     """Under zero padding windows at the border see less: a plane, stored where it is small, else made from ones."""
     axis, weight, out = attributes(node, ConvAttrs)["axis"], node.inputs[1], node.output
     assert isinstance(weight, Tensor)
-    attrs = {**pure_conv(node), "groups": 1}
+    attrs = {**node.attrs, "groups": 1}
     lead, outs, spatial = (1,) * axis, int(out.shape[axis]), sweep.values[x].shape[axis + 1 :]
     if all(isinstance(n, int) for n in spatial):
         sizes = tuple(int(n) for n in spatial)
@@ -379,11 +379,6 @@ def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: i
     flat = apply("weigh_columns", (weight, literal(values)), attrs, (outs, *kernel), weight.dtype)
     shape = (1, outs, *kernel) if transposed else (outs, 1, *kernel)
     return apply("reshape", (flat,), {"shape": shape}, shape, weight.dtype)
-
-
-def pure_conv(node: Node) -> dict[str, object]:
-    names = ("axis", "stride", "pad", "dilation", "groups", "transposed", "output_padding")
-    return {name: node.attrs[name] for name in names if name in node.attrs}
 
 
 def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
@@ -445,7 +440,7 @@ def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor |
         return None
     axis, channels = 1, variance.shape[0]
     none, one = literal(np.zeros(channels)), literal(np.ones(channels))
-    attrs = {"fn": "batch_norm", "eps": node.attrs["eps"]}
+    attrs = {"fn": "batch_norm", "eps": attributes(node, PointwiseAttrs)["eps"]}
 
     def scale(tensor: Tensor, along: int) -> Tensor:
         align = (None, *(((along,),) * 4))
@@ -470,7 +465,7 @@ def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor |
     sweep.emit(
         replace(
             border_conv,
-            inputs=(plane, scale(kernel, 1 if border_conv.attrs.get("transposed") else 0), None),
+            inputs=(plane, scale(kernel, 1 if attributes(border_conv, ConvAttrs).get("transposed") else 0), None),
             outputs=(border,),
         )
     )

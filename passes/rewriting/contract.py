@@ -22,6 +22,7 @@ import numpy as np
 from cmrc.ir.evaluate import apply, constant, take
 from cmrc.ir.graph import Array, Node, Operand, Tensor, attributes, literal
 from cmrc.ir.ops.attention import AttentionAttrs
+from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
@@ -148,10 +149,12 @@ def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 def averages(sweep: Sweep, name: Operand) -> bool:
     """Whether the rows of a value sum to 1: it is a softmax along its last axis, as it is or copied."""
     maker = sweep.producers.get(name) if isinstance(name, str) else None
-    while maker is not None and maker.op == "pointwise" and maker.attrs["fn"] in ("identity", "cast"):
+    while maker is not None and maker.op == "pointwise" and maker.kind in ("identity", "cast"):
         maker = sweep.producers.get(str(maker.inputs[0]))
     return (
-        maker is not None and maker.kind == "softmax" and tuple(maker.attrs["axes"]) == (len(maker.output.shape) - 1,)
+        maker is not None
+        and maker.kind == "softmax"
+        and tuple(attributes(maker, AlongAttrs)["axes"]) == (len(maker.output.shape) - 1,)
     )
 
 

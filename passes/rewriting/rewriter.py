@@ -20,6 +20,7 @@ from cmrc.ir.axes import complement as remaining
 from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Graph, Marks, Node, Operand, Shape, Tensor, Value, attributes, literal
 from cmrc.ir.ops.affine import DoAttrs, slab_of
+from cmrc.ir.spec import FunctionAttrs
 
 
 class Movement(Enum):
@@ -255,7 +256,7 @@ def is_affine_do(node: Node | None) -> bool:
 
 def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
     """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
-    align, out = node.attrs.get("align"), node.output.shape
+    align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape
     dims = align[position] if align else None
     if dims is None:
         local = axis - (len(out) - len(shape))
@@ -266,7 +267,7 @@ def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | No
 
 def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
     """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
-    align = node.attrs.get("align")
+    align = attributes(node, FunctionAttrs).get("align")
     dims = align[position] if align else None
     if dims is None:
         dims = tuple(range(rank - len(shape), rank))
@@ -280,7 +281,7 @@ def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:
 
 def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     """The axis of the result along which an axis of a pointwise operand runs."""
-    align = node.attrs.get("align")
+    align = attributes(node, FunctionAttrs).get("align")
     dims = align[position] if align else None
     return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 

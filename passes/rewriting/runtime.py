@@ -27,7 +27,8 @@ from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
-from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones, pure_conv
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
+from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones
 from cmrc.passes.rewriting.rewriter import (
     PAST,
     UNREAD,
@@ -94,7 +95,7 @@ def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: in
     shape = (*((1,) * axis), len(rows), *node.output.shape[axis + 1 :])
     known = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
     shift = None if bias is None else take(bias, 0, rows)
-    attrs = {**pure_conv(node), "groups": 1}
+    attrs = {**node.attrs, "groups": 1}
     sweep.emit(Node("conv", (plane, bundle, shift), (known,), attrs, path=node.path))
     return sink(sweep, node, facts, axis, rows, known.name)
 
@@ -144,7 +145,7 @@ def is_better_stored(sweep: Sweep, node: Node, facts: Facts) -> bool:
     fact, weight = facts.get(0), node.inputs[1] if len(node.inputs) > 1 else None
     if fact is None or len(facts) > 1 or node.op not in ("linear", "conv") or not isinstance(weight, Tensor):
         return False
-    if fact.axis != node.attrs["axis"] or len(fact.units) == sweep.shape(fact.source)[fact.axis]:
+    if fact.axis != attributes(node, AxisAttrs)["axis"] or len(fact.units) == sweep.shape(fact.source)[fact.axis]:
         return False
     if node.op == "linear":
         positions = resized(sweep.shape(fact.runtime), fact.axis, 1)
@@ -152,7 +153,7 @@ def is_better_stored(sweep: Sweep, node: Node, facts: Facts) -> bool:
     else:
         positions = node.output.shape[fact.axis + 1 :]
         each = math.prod(weight.shape[2:])
-        if node.attrs["groups"] > 1:
+        if attributes(node, ConvAttrs)["groups"] > 1:
             return False
     fixed = [n for n in positions if isinstance(n, int)]
     return len(fixed) == len(positions) and math.prod(fixed) <= len(fact.units) * each
@@ -215,7 +216,7 @@ def part_of(sweep: Sweep, fact: Known, units: Sequence[int]) -> Operand:
 
 def runs_along(node: Node, position: int, shape: Shape, axis: int) -> bool:
     """Whether an operand has more than one position along an axis of the result."""
-    align = node.attrs.get("align")
+    align = attributes(node, FunctionAttrs).get("align")
     dims = align[position] if align else None
     local = axis - (len(node.output.shape) - len(shape)) if dims is None else dims.index(axis) if axis in dims else -1
     return local >= 0 and shape[local] != 1
