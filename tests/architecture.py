@@ -1,6 +1,8 @@
 """The shape of the code, measured: python tests/architecture.py
 
 Prints how many modules there are, how they import each other, and which of them one lowering runs through.
+"Runs through" counts every module in which any line runs, checks and reports included. "To read" counts what decides about
+the do: the modules on the stack while the passes make a node or a tensor of the new graph.
 Imports inside functions, imports under TYPE_CHECKING and modules named by a string ("cmrc.program.lower:lower") count
 like all others. `test_architecture.py` holds the code to the table of rooms.
 """
@@ -8,6 +10,7 @@ like all others. `test_architecture.py` holds the code to the table of rooms.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 import tempfile
@@ -106,22 +109,40 @@ def longest_chain(edges: Iterable[Import]) -> list[str]:
 
 
 class Trail(NamedTuple):
-    """The modules of cmrc that some work runs through, and which of them calls which."""
+    """The modules of cmrc that some work runs through, which of them calls which, and which of them make the new graph."""
 
     modules: set[str]
     calls: set[Import]
+    makers: set[str]
+
+
+PIPELINE = ("cmrc.passes.pipeline", "run")  # from here on the do moves
+MADE = {"cmrc.ir.graph": {"Node", "Apply"}}  # what a new graph consists of: nodes, and tensors that are expressions
 
 
 def follow(work: Callable[[], object]) -> Trail:
     """A module counts if one of its functions runs; running a module's body does not."""
     by_file = {str(path.resolve()): name for name, path in modules().items()}
-    trail = Trail(set(), set())
+    trail = Trail(set(), set(), set())
 
     @cache
     def module(file: str) -> str | None:
         return by_file.get(str(Path(file).resolve()))
 
+    def makers(frame: FrameType | None) -> set[str]:
+        """The modules on the stack, up to the pipeline; none where the pipeline does not run."""
+        names: set[str] = set()
+        while frame is not None:
+            name = module(frame.f_code.co_filename)
+            names |= {name} if name is not None else set()
+            if (name, frame.f_code.co_name) == PIPELINE:
+                return names
+            frame = frame.f_back
+        return set()
+
     def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")) in made:
+            trail.makers.update(makers(frame.f_back))
         name = module(frame.f_code.co_filename)
         if event != "call" or name is None or frame.f_code.co_name == "<module>":
             return
@@ -133,6 +154,7 @@ def follow(work: Callable[[], object]) -> Trail:
         if source is not None and source != name:
             trail.calls.add(Import(source, name))
 
+    made = {getattr(importlib.import_module(name), each) for name, every in MADE.items() for each in every}
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
@@ -219,7 +241,9 @@ def report(steps: Mapping[str, Trail]) -> Iterator[str]:
     lowering = steps["lower"].modules
     rewriting = {name for name in lowering if room(name) in ("ir", "passes")}
     yield f"an ONNX lower runs through       {len(lowering)}: {by_room(lowering)}"
-    yield f"    of these, the fold itself    {len(rewriting)}: {', '.join(sorted(n.removeprefix('cmrc.') for n in rewriting))}"
+    yield f"    of these, in passes and IR   {len(rewriting)}: {', '.join(sorted(n.removeprefix('cmrc.') for n in rewriting))}"
+    reading = steps["lower"].makers
+    yield f"    to read for the linear fold  {len(reading)}: {', '.join(sorted(n.removeprefix('cmrc.') for n in reading))}"
     every = set[str]().union(*(trail.modules for trail in steps.values()))
     yield f"trace, plan, lower and save      {len(every)}: {by_room(every)}"
     yield f"    lines of a module, mean      {sum(map(lines, every)) // len(every)}"

@@ -70,7 +70,7 @@ bug(
 )
 bug(
     "norm-keeps-its-epsilon",
-    'attrs = {**node.attrs, "eps": node.attrs["eps"] * share}',
+    'attrs = {**node.attrs, "eps": attributes(node, AlongAttrs)["eps"] * share}',
     "attrs = dict(node.attrs)",
     "an RMS norm over fewer units keeps epsilon as it was",
     CONSTANT,
@@ -159,8 +159,8 @@ bug(
 )
 bug(
     "softmax-over-any-axis",
-    'maker is not None and maker.kind == "softmax" and tuple(maker.attrs["axes"]) == (len(maker.output.shape) - 1,)',
-    'maker is not None and maker.kind == "softmax"',
+    'and tuple(attributes(maker, AlongAttrs)["axes"]) == (len(maker.output.shape) - 1,)',
+    "",
     "rows of a softmax over another axis are taken to sum to 1",
     CONSTANT,
     CONTRACT,
@@ -200,7 +200,7 @@ bug(
 )
 bug(
     "transposed-kernel-scaled-along-its-inputs",
-    'scale(kernel, 1 if border_conv.attrs.get("transposed") else 0)',
+    'scale(kernel, 1 if attributes(border_conv, ConvAttrs).get("transposed") else 0)',
     "scale(kernel, 0)",
     "the kernel of a transposed convolution has its outputs along axis 1",
     CONSTANT,

@@ -162,8 +162,8 @@ bug(
 )
 bug(
     "readers-do-not-count-anew",
-    'again = tuple(where[k] for k in reader.attrs["keep"])',
-    'again = reader.attrs["keep"]',
+    'again = tuple(where[k] for k in attributes(reader, SelectAttrs)["keep"])',
+    'again = attributes(reader, SelectAttrs)["keep"]',
     "a select goes on counting in the value as it was",
     DEAD,
 )
@@ -178,7 +178,7 @@ bug(
 )
 bug(
     "stale-sizes-are-read",
-    'return sizes is not None and all(select.attrs["axis"] not in sizes for select in selects)',
+    'return sizes is not None and all(attributes(select, SelectAttrs)["axis"] not in sizes for select in selects)',
     "return sizes is not None",
     "the size of an axis is read though units of it are gone",
     DEAD,
