@@ -22,7 +22,7 @@ from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value, attributes
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import TransposeAttrs
-from cmrc.ir.spec import AxisAttrs
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.verify import verify_graph
 
 EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
@@ -152,7 +152,11 @@ class Sites:
     @cached_property
     def axes(self) -> dict[str, int]:
         """The axis of the units of every site. A value that was quantised has its units before that, where constants are free."""
-        steps = {node.name for node in self.graph.nodes if node.attrs.get("fn") in ("quantize", "dequantize")}
+        steps = {
+            node.name
+            for node in self.graph.nodes
+            if attributes(node, FunctionAttrs).get("fn") in ("quantize", "dequantize")
+        }
         return {name: axis for name, axis in self._unit_axes.items() if name not in steps}
 
     @cached_property
@@ -259,7 +263,7 @@ class Sites:
         return [self.site_of(value, None, pattern if single else "", at=at) for value in values]
 
     def _is_stored(self, node: Node | None) -> bool:
-        return node is not None and node.attrs.get("fn") == "quantize"
+        return node is not None and attributes(node, FunctionAttrs).get("fn") == "quantize"
 
     def _values_called(self, pattern: str) -> list[str]:
         """The values of this name; of a glob, those that have units, in the order of the graph."""
@@ -313,7 +317,7 @@ def unit_axes(graph: Graph) -> dict[str, int]:
     tables = {node.name for node in graph.nodes if node.op == "embedding"}
     for node in graph.nodes:
         out = node.output
-        stored = node.attrs.get("fn") == "quantize"
+        stored = attributes(node, FunctionAttrs).get("fn") == "quantize"
         if not (stored or out.dtype.startswith(("float", "bfloat"))) or not out.shape:
             continue
         axis = _unit_axis(node, shapes, axes, tables)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from cmrc.hosts.protocols import Host
-from cmrc.ir.graph import Graph, Leaf, Node, Operand, leaves_of
+from cmrc.ir.graph import Graph, Leaf, Node, Operand, attributes, leaves_of
+from cmrc.ir.spec import FunctionAttrs
 
 NORMS = ("layer_norm", "instance_norm", "rms_norm")
 LARGE = 1e4  # a vector with such numbers is a mask, and no parameter
@@ -29,7 +30,7 @@ def trainable(graph: Graph) -> dict[str, Leaf]:
 
 
 def _parameters(node: Node) -> Iterator[Operand]:
-    fn = node.attrs.get("fn")
+    fn = attributes(node, FunctionAttrs).get("fn")
     if node.op in ("linear", "conv") or (node.op == "along" and fn in NORMS):
         yield from node.inputs[1:]
     elif fn == "batch_norm":

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cmrc.ir.evaluate import apply, constant
-from cmrc.ir.graph import Array, Node, Operand, Tensor, literal
+from cmrc.ir.graph import Array, Node, Operand, Tensor, attributes, literal
+from cmrc.ir.ops.affine import LinearAttrs
+from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.ir.quantised import Quantised, cuts_blocks, fits_in_int32, is_nothing, on_grid, quantised
 from cmrc.passes.rewriting.rewriter import Sweep
 
@@ -54,7 +56,7 @@ def integer_bias(
     step = _step_of(sweep, x)
     if weight is None or step is None or weight.block or weight.axis not in (None, outputs):
         return None
-    if node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0:
+    if attributes(node, LinearAttrs).get("alpha", 1.0) != 1.0 or attributes(node, LinearAttrs).get("beta", 1.0) != 1.0:
         return None
     steps = on_grid(slab.reshape(-1), step)
     kernel = int(np.prod(weight.numbers.shape[2:], dtype=np.int64))
@@ -77,7 +79,7 @@ def _step_of(sweep: Sweep, x: str) -> float | None:
     maker = sweep.producers.get(x)
     while maker is not None and maker.op in MOVING and isinstance(maker.inputs[0], str):
         maker = sweep.producers.get(maker.inputs[0])
-    if maker is None or maker.op != "pointwise" or maker.attrs["fn"] != "dequantize":
+    if maker is None or maker.op != "pointwise" or attributes(maker, PointwiseAttrs)["fn"] != "dequantize":
         return None
     scale = _tensor(maker.inputs[1])
     if scale is None or int(np.prod(scale.shape, dtype=np.int64)) != 1:

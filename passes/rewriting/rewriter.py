@@ -20,6 +20,7 @@ from cmrc.ir.axes import complement as remaining
 from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Graph, Marks, Node, Operand, Shape, Tensor, Value, attributes, literal
 from cmrc.ir.ops.affine import DoAttrs, slab_of
+from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.spec import FunctionAttrs
 
 
@@ -276,7 +277,9 @@ def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int
 
 def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:
     """Whether an `along` op makes elements out of an axis without any: what those are is up to the runtime."""
-    return 0 in [sweep.shape(source)[axis] for axis in node.attrs["axes"]] and 0 not in node.output.shape
+    return (
+        0 in [sweep.shape(source)[axis] for axis in attributes(node, AlongAttrs)["axes"]] and 0 not in node.output.shape
+    )
 
 
 def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
