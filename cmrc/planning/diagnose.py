@@ -183,7 +183,9 @@ def kinks(program: Program, stats: SiteStats, constants: Array, data: Any, *, co
     operands = [
         node.inputs[0]
         for node in program.graph.nodes
-        if node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] == "relu" and isinstance(node.inputs[0], str)
+        if node.op == "pointwise"
+        and attributes(node, PointwiseAttrs)["fn"] == "relu"
+        and isinstance(node.inputs[0], str)
     ]
     width = stats.columns.units
     units = np.sort(np.random.default_rng(seed).permutation(width)[: min(count, width)])

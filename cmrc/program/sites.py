@@ -182,7 +182,11 @@ class Sites:
     def _before_rounding(self, value: str) -> str:
         """The value that a quantised one was rounded from."""
         maker = self.producers.get(value)
-        while maker is not None and maker.attrs.get("fn") in ("quantize", "dequantize") and maker.values():
+        while (
+            maker is not None
+            and attributes(maker, FunctionAttrs).get("fn") in ("quantize", "dequantize")
+            and maker.values()
+        ):
             value = maker.values()[0]
             maker = self.producers.get(value)
         return value

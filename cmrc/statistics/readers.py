@@ -184,7 +184,7 @@ def logits_of(program: Program, columns: Columns) -> tuple[Array, Array] | None:
     if weight is None:
         return None
     node = program.producers[program.graph.outputs[0]]
-    if node.attrs["axis"] != len(node.output.shape) - 1:
+    if attributes(node, AxisAttrs)["axis"] != len(node.output.shape) - 1:
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     added = np.zeros(len(weight)) if bias is None else constant(bias) if isinstance(bias, Tensor) else None
