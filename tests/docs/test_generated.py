@@ -23,6 +23,34 @@ def test_the_table_of_ops_is_not_stale() -> None:
     assert (ROOT / "docs" / "ops.md").read_text() == module.page(), "run: python docs/ops_table.py"
 
 
+def defined(path: Path) -> set[str]:
+    """The names that a module defines at its top, and those of its classes' methods as Class.method."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_the_table_of_the_paper_is_not_stale_and_names_what_is_there() -> None:
+    table = runpy.run_path(str(ROOT / "docs" / "paper_table.py"), run_name="paper_table")
+    assert table["PAGE"].read_text(encoding="utf-8") == table["page"](), "run: python docs/paper_table.py"
+    for row in table["rows"]():
+        assert all((row.what, row.function, row.test, row.ours, row.paper, row.remark)), row.what
+        path, _, name = row.function.partition(":")
+        file = ROOT / path if path.startswith(("passes/", "benchmarks/")) else ROOT / "cmrc" / path
+        assert file.exists(), row.function
+        assert not name or name in defined(file), row.function
+        test_file, _, test = row.test.partition("::")
+        assert test in defined(ROOT / test_file), row.test
+
+
 def test_the_animation_is_not_stale() -> None:
     animation = runpy.run_path(str(ROOT / "docs" / "site" / "animation.py"))
     assert animation["PICTURE"].read_text(encoding="utf-8") == animation["picture"](), (
