@@ -25,7 +25,7 @@ class Commands(LazyGroup):
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
         "diagnose": Entry("cmrc.cli.diagnose", "Say how far the scores of units can be trusted, with advice."),
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
-        "recover": Entry("cmrc.cli.recover", "Lower a model, then train the result towards the original for a while."),
+        "recover": Entry("cmrc.cli.recover", "Lower a model by a plan, then train the result towards the original."),
         "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
         "report": Entry("cmrc.cli.report", "Make the page of a reduction again, from its work folder."),
