@@ -28,8 +28,10 @@ class Commands(LazyGroup):
         "recover": Entry("cmrc.cli.recover", "Lower a model by a plan, then train the result towards the original."),
         "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
-        "report": Entry("cmrc.cli.report", "Make the page of a reduction again, from its work folder."),
-        "compare": Entry("cmrc.cli.compare", "Compare two reductions: sizes, speed, agreement, and widths."),
+        "report": Entry("cmrc.cli.report", "Make the page of a reduction again, without the model and the data."),
+        "compare": Entry(
+            "cmrc.cli.compare", "Compare two reductions: sizes, speed, agreement, and the widths of their layers."
+        ),
         "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
         "assume": Entry("cmrc.cli.assume", "Fix inputs of an ONNX model to a value, and write the model without them."),
