@@ -223,6 +223,13 @@ class Judge:
         )
         return Quality(plain.agreement, bound, kl, 1 - change, accuracy, metric, drop)
 
+    def cosine(self, after: Sequence[Array]) -> float | None:
+        """Of embeddings, the mean cosine with those of the original."""
+        if self.anchors is None:
+            return None
+        before, now = (self._vectors(outputs[self.output], self.inputs) for outputs in (self.outputs, after))
+        return float((before * now).sum(axis=1).mean())
+
     def _score(self, outputs: Sequence[Array]) -> Array:
         """The user's metric: one number, or one per row; higher is better."""
         assert self.metric is not None

@@ -242,13 +242,19 @@ class _Run:
         if lowered.recovery is not None:
             final = replace(final, quality=judge.quality(lowered))
             self.remarks.append(str(lowered.recovery))
+        after = judge.run(lowered)
+        if (cosine := judge.cosine(after)) is not None:
+            self.remarks.append(
+                f"the embeddings have a mean cosine of {cosine:.4f} with those of the original; which sample is nearest changes "
+                "sooner than that, where several are about as near: a goal of cost, or a metric of your own, may say more"
+            )
         self.clock.stop()
         data = Data(len(rows.calibration.numbers), len(judge), rows.what, rows.is_random, judged_rows)
         reached = reach(subject.sized, [site for site in folding if site.value in stats.sites])
         result = Reduction(
             subject.program, sizes, chosen, self.goals, whole, self.of, lowered, check, verification, data, reached,
             declined, list(dict.fromkeys(self.remarks)), recipe.to_json(), self.clock.seconds,
-            judge.evidence(judge.run(lowered)), self._risks(stats, recipe, lowered.plan), final,
+            judge.evidence(after), self._risks(stats, recipe, lowered.plan), final,
         )  # fmt: skip
         write_whole(work.account, json.dumps(account_of(result, subject.name)).encode())
         return result
@@ -259,6 +265,11 @@ class _Run:
         known = self.subject.program.sites()
         folding = choose(self.subject.program, self.sites)
         declined = {site.name: site.folds for site in known if site.folding is not None and not site.folding.folds}
+        if not known:
+            raise RecipeError(
+                "this model has no units to replace: no linear op and no convolution whose weights are stored in it",
+                fix="give a model with layers of its own, not one that is quantised or only prepares its inputs",
+            )
         if not folding:
             raise RecipeError(
                 f"none of the {len(known)} sites of this model can be replaced and folded away",

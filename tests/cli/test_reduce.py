@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from command import cli
 
@@ -159,3 +160,26 @@ def test_an_interrupted_run_continues(folder: Path) -> None:
     assert (folder / "small.plan.json").read_bytes() == (folder / "whole.plan.json").read_bytes().replace(
         b"whole.", b"small."
     )
+
+
+def test_a_model_without_layers_is_refused_with_the_reason(folder: Path) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Softmax", ["x"], ["y"], axis=1)], "g", [x], [y])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), "none.onnx"
+    )
+    shown = cli("reduce", "none.onnx", "-o", "small.onnx", "--no-timed")
+    assert shown.exit_code == 2
+    assert shown.stderr.endswith(
+        "recipe: this model has no units to replace: no linear op and no convolution whose weights are stored in it\n"
+        "  fix: give a model with layers of its own, not one that is quantised or only prepares its inputs\n"
+    )
+
+
+def test_a_provider_that_is_not_there_is_refused_before_the_work(folder: Path) -> None:
+    shown = cli(
+        "reduce", "model.onnx", "--data", "train.npz", "-o", "small.onnx", "--provider", "rocm", "--frontier", "0.8"
+    )
+    assert shown.exit_code == 2
+    assert "onnxruntime cannot run on rocm here: this build of onnxruntime is without it" in shown.stderr
+    assert "calibration" not in shown.stderr
