@@ -104,7 +104,7 @@ def learned(
     if best is None:
         return start
     fitted = basis @ best
-    slope = scipy.linalg.solve_triangular(factor, fitted[:, :-1].T, lower=True, trans="T").T
+    slope = scipy.linalg.solve_triangular(factor, fitted[:, :-1].T, lower=True, trans=1).T
     back = scipy.linalg.pinv(weight[:, replaced])
     return fits.Fit(back @ (fitted[:, -1] - slope @ centre), start.parents, back @ slope, start.ridge)
 

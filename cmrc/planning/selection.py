@@ -156,10 +156,10 @@ def _in_deviations(gram: Array, covariance: Array, ridge: float) -> tuple[Array,
 
 def _inverse(matrix: Array) -> Array:
     """The lower triangle of the inverse of a positive definite matrix, in the matrix's own memory."""
-    factor, failed = lapack.dpotrf(matrix, lower=1, clean=0, overwrite_a=1)
+    factor, failed = lapack.dpotrf(matrix, lower=1, clean=0, overwrite_a=1)  # pyright: ignore[reportAttributeAccessIssue]
     if failed:
         raise np.linalg.LinAlgError(f"the {failed}-th leading minor is not positive definite")
-    return np.asarray(lapack.dpotri(factor, lower=1, overwrite_c=1)[0])
+    return np.asarray(lapack.dpotri(factor, lower=1, overwrite_c=1)[0])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Block:
@@ -203,8 +203,8 @@ class _Block:
         keep = np.flatnonzero(self.left)
         u, y = self.u[:, keep], self.y[:, keep]
         z = y - 0.5 * (self.vv @ u)
-        inverse = blas.dsyrk(-1.0, u.T, beta=1.0, c=_part(self.inverse, keep), lower=1, overwrite_c=1)
-        weights = blas.dsyr2k(-1.0, u.T, z.T, beta=1.0, c=_part(self.weights, keep), lower=1, overwrite_c=1)
+        inverse = blas.dsyrk(-1.0, u.T, beta=1.0, c=_part(self.inverse, keep), lower=1, overwrite_c=1)  # pyright: ignore[reportAttributeAccessIssue]
+        weights = blas.dsyr2k(-1.0, u.T, z.T, beta=1.0, c=_part(self.weights, keep), lower=1, overwrite_c=1)  # pyright: ignore[reportAttributeAccessIssue]
         return inverse, weights
 
 

@@ -150,7 +150,7 @@ def weigh_columns(attrs: Attrs, weight: Tensor, constant: Tensor) -> Tensor:
     weight, constant = _alike(weight, constant)
     units = torch.as_tensor(list(attrs["units"]))
     if groups == 1:
-        some: Tensor = torch.tensordot(constant, weight.index_select(axis, units), dims=([0], [axis]))
+        some: Tensor = torch.tensordot(constant, weight.index_select(axis, units), dims=([0], [axis]))  # pyright: ignore[reportArgumentType]
         return some
     moved = weight.movedim(axis, 0)
     view = moved.reshape(per, groups, moved.shape[1] // groups, *moved.shape[2:])

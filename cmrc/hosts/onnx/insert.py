@@ -116,7 +116,7 @@ def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Valu
     size = int(node.output.shape[axis])
     places = np.arange(size)
     places[np.asarray(units)[order]] = size + np.arange(len(units))
-    return patch.insert("Gather", [joined, _ints(patch, *places)], output, along)
+    return patch.insert("Gather", [joined, _ints(patch, *places.tolist())], output, along)
 
 
 def insert_like(patch: ModelPatch, node: Node) -> None:
