@@ -254,15 +254,11 @@ class Sizes:
 
     def needed(self, value: onnx_ir.Value, source: str, dims: tuple[int, ...]) -> tuple[int, ...]:
         """Which sizes of `source` the readers of its Shape need as they are. Call it when the whole graph is read."""
-        shape = self.shapes[source]
         wanted: set[int] = set()
         for use in value.uses():
             parts = self._parts(use.node, use.idx, dims)
-            open_parts = [
-                (output, part)
-                for output, part in parts
-                if shape is None or not all(isinstance(shape[d], int) for d in part)
-            ]
+            # A size may have become known after its reader was read, which then still computes it.
+            open_parts = [(output, part) for output, part in parts if output.name not in self.tensors]
             if parts and not open_parts:
                 continue
             targets = self._targets(use.node, use.idx, source)
