@@ -165,7 +165,7 @@ POINTWISE: dict[str, Function] = {
     "softplus": Function(_softplus, options=("beta", "threshold")),
     "softsign": Function(lambda x: x / (1.0 + np.abs(x))),
     "hard_sigmoid": Function(_hard_sigmoid, options=("alpha", "beta")),
-    "hard_swish": Function(lambda x: x * _hard_sigmoid(x)),
+    "hard_swish": Function(lambda x, alpha=1 / 6: x * _hard_sigmoid(x, alpha), options=("alpha",)),
     "threshold": Function(
         lambda x, *, threshold, value: np.asarray(np.where(x > threshold, x, value)), needs=("threshold", "value")
     ),

@@ -29,6 +29,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "quick_gelu": [{}, {"alpha": 1.1}],
     "softplus": [{}, {"beta": 2.0, "threshold": 1.0}],
     "hard_sigmoid": [{}, {"alpha": 0.4, "beta": 0.3}],
+    "hard_swish": [{}, {"alpha": 0.4}],
     "threshold": [{"threshold": 0.2, "value": -0.3}],
     "thresholded_relu": [{}, {"alpha": 0.3}],
     "shrink": [{}, {"lambd": 0.3, "bias": 0.1}],

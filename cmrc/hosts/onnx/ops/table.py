@@ -196,7 +196,7 @@ ROWS: dict[str, Row] = {
     "Floor": pointwise("floor"),
     "Gelu": named("approximate", "none", is_none="gelu", is_tanh="gelu_tanh"),
     "HardSigmoid": pointwise("hard_sigmoid", alpha=0.2, beta=0.5),
-    "HardSwish": pointwise("hard_swish"),
+    "HardSwish": pointwise("hard_swish", alpha=1 / 6),  # no attribute of its own: that of the HardSigmoid inside
     "Identity": pointwise("identity"),
     "IsInf": named("detect_negative", 1, is_1="isinf"),
     "IsNaN": pointwise("isnan"),
