@@ -209,12 +209,21 @@ def windows_in_ceil_mode(size: int, pad: tuple[int, int], reach: int, stride: in
 
 
 def pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
-    """The padding before and after each axis; ceil mode adds what its last window needs."""
+    """The padding before and after each axis; ceil mode adds what its last window needs.
+
+    A window that is too large by less than its stride stands out, too: onnxruntime rounds the number of windows towards zero.
+    torch refuses such an input. Graphs have them at dynamic sizes only, a fixed one is left whole.
+    """
     pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
     dilation = attrs.get("dilation", (1,) * len(kernel))
-    for i, n in enumerate(spatial if attrs.get("ceil") else ()):
+    for i, n in enumerate(spatial):
         size, reach = n + sum(pads[i]), dilation[i] * (kernel[i] - 1) + 1
-        count = windows_in_ceil_mode(n, pads[i], reach, stride[i])
+        if attrs.get("ceil"):
+            count = windows_in_ceil_mode(n, pads[i], reach, stride[i])
+        elif 0 < reach - size < stride[i]:
+            count = 1
+        else:
+            continue
         pads[i] = (pads[i][0], pads[i][1] + max(0, (count - 1) * stride[i] + reach - size))
     return pads
 
@@ -234,12 +243,13 @@ def _max_pool(x: Array, attrs: Attrs) -> Array:
 def pool_counts(spatial: Sequence[int], attrs: Attrs) -> Array:
     """By how many positions an average pooling divides each of its windows: shape (*out)."""
     dilation, over = attrs.get("dilation", (1,) * len(spatial)), tuple(range(-len(spatial), 0))
-    inside = np.ones(spatial)
+    inside, beyond = np.ones(spatial), 0.0
     pads = pool_pads(spatial, attrs)
     if attrs.get("include_pad"):  # the declared padding counts, what ceil mode adds beyond it does not
         inside = np.pad(inside, attrs["pad"], constant_values=1.0)
         pads = [(0, after - declared[1]) for (_, after), declared in zip(pads, attrs["pad"], strict=True)]
-    return np.asarray(windows(inside, attrs["kernel"], attrs["stride"], pads, dilation, 0.0).sum(axis=over))
+        beyond = 0.0 if attrs.get("ceil") else 1.0
+    return np.asarray(windows(inside, attrs["kernel"], attrs["stride"], pads, dilation, beyond).sum(axis=over))
 
 
 def _avg_pool(x: Array, attrs: Attrs) -> Array:

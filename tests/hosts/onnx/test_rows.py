@@ -8,6 +8,7 @@ from hosts.onnx.lowering import (
     MOVED,
     TOLERANCE,
     lower,
+    model,
     put_do,
     random,
     sizes_of,
@@ -15,7 +16,7 @@ from hosts.onnx.lowering import (
 from hosts.onnx.rows import ROWS, row_model
 
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.ir.evaluate import evaluate_op, materialise
+from cmrc.ir.evaluate import evaluate, evaluate_op, materialise
 from cmrc.ir.graph import Array
 from cmrc.ir.ops import OPS
 from cmrc.ir.verify import verify_graph
@@ -44,6 +45,18 @@ def test_a_row_means_what_onnxruntime_computes(key: str) -> None:
         ]
         got = evaluate_op(node.op, attrs, *operands)
         np.testing.assert_allclose(got, values[node.name], rtol=2e-5, atol=2e-5, err_msg=node.name)
+
+
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool", "AveragePool count_include_pad = 1, "])
+def test_a_pool_whose_window_is_larger_than_a_dynamic_size(pool: str) -> None:
+    op, _, more = pool.partition(" ")
+    text = f"y = {op}<{more}kernel_shape = [3, 5], strides = [3, 4], pads = [0, 1, 0, 1]>(x)"
+    host = OnnxHost.from_model(model(text, {"x": ("n", 2, "rows", "columns")}, "y"))
+    for rows, columns in ((1, 1), (2, 2), (2, 7), (4, 3), (6, 11)):
+        x = random(2, 2, rows, columns)
+        got, want = evaluate(host.graph, {"x": x})["y"], host.run([x])[0]
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 def _float(array: Array) -> Array:
