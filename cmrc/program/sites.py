@@ -365,6 +365,13 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int],
     return axis
 
 
+NEVER_CONTRADICTED = (OSError, ImportError, NameError, NotImplementedError)
+"""What no contradiction in a model explains: a full disk, something that is not installed, a slip in cmrc itself.
+
+Sizes and names that do not fit end in any other error, also in MemoryError where a size is absurd.
+"""
+
+
 @contextmanager
 def blaming_contradictions(host: Host) -> Iterator[None]:
     """Within: a failure is an error about the model where its own framework refuses the model. Else it is a fault of cmrc.
@@ -374,7 +381,9 @@ def blaming_contradictions(host: Host) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, CmrcError) and not isinstance(error, GraphError):
+        if isinstance(error, NEVER_CONTRADICTED) or (
+            isinstance(error, CmrcError) and not isinstance(error, GraphError)
+        ):
             raise
         problem = host.contradiction()
         if not problem:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 import cmrc
 from cmrc.errors import GraphError, HostError, ResidueError, TraceError
 from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.program.sites import blaming_contradictions
 
 CHECK = "\n  fix: see what onnx.checker.check_model(model) says, and export the model again"
 BESIDE = (
@@ -314,6 +315,28 @@ def test_a_model_that_contradicts_itself_is_no_fault_of_cmrc() -> None:
     assert text.endswith(
         "fix: see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
     )
+
+
+def _contradicting() -> onnx.ModelProto:
+    """It can be read and lowered all the same, but onnx objects to it."""
+    proto = conv()
+    proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 77
+    return proto
+
+
+@pytest.mark.parametrize("error", [IndexError, ValueError, KeyError, ZeroDivisionError, AssertionError, MemoryError])
+def test_what_a_contradiction_explains(error: type[Exception]) -> None:
+    program = cmrc.trace(_contradicting())
+    with pytest.raises(TraceError, match="the model contradicts itself") as told, blaming_contradictions(program.host):
+        raise error("of sizes")
+    assert isinstance(told.value.__cause__, error)
+
+
+@pytest.mark.parametrize("error", [OSError, ImportError, NameError, NotImplementedError])
+def test_what_no_contradiction_explains(error: type[Exception]) -> None:
+    program = cmrc.trace(_contradicting())
+    with pytest.raises(error, match="of the machine"), blaming_contradictions(program.host):
+        raise error("of the machine")
 
 
 def test_a_fault_in_a_model_that_onnx_takes_is_one_of_cmrc(monkeypatch: pytest.MonkeyPatch) -> None:
