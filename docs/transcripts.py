@@ -94,7 +94,7 @@ def draw_lines(folder: Path, count: int = 900) -> None:
         turn = 180 * (number % 2)
         place = folder / "lines" / f"{turn:03d}"
         place.mkdir(parents=True, exist_ok=True)
-        picture.rotate(turn).save(place / f"{number:04d}.png")
+        picture.rotate(-turn).save(place / f"{number:04d}.png")
 
 
 def draw_pages(folder: Path, count: int = 400) -> None:
@@ -112,7 +112,7 @@ def draw_pages(folder: Path, count: int = 400) -> None:
         turn = 90 * (number % 4)
         place = folder / "pages" / f"{turn:03d}"
         place.mkdir(parents=True, exist_ok=True)
-        picture.rotate(turn).save(place / f"{number:04d}.png")
+        picture.rotate(-turn).save(place / f"{number:04d}.png")
 
 
 def write_texts(folder: Path) -> None:
