@@ -143,6 +143,7 @@ ROWS: dict[str, tuple[Function, Tensor]] = {
     "slice": (lambda x: x[:, -3:, 1:6:2], IMAGE),
     "narrow": (lambda x: x.narrow(2, 1, 3), IMAGE),
     "split": (lambda x: x.split(3, 2)[1], IMAGE),
+    "split, the last": (lambda x: x.split(4, 2)[-1], IMAGE),
     "split to sizes": (lambda x: x.split([1, 4, 2], 3)[1], IMAGE),
     "chunk": (lambda x: x.chunk(3, -1)[1], IMAGE),
     "full": (lambda x: x + torch.full((6, 7), 0.3), IMAGE),
@@ -185,6 +186,32 @@ def test_a_row_means_what_torch_computes(name: str) -> None:
 def test_a_form_that_has_no_row_is_opaque(function: Function) -> None:
     program = cmrc.trace(Around(function).eval(), (MATRIX,))
     assert program.graph.nodes[0].op == "opaque"
+
+
+class Projected(nn.Module):
+    def __init__(self, function: Function, width: int) -> None:
+        super().__init__()
+        self.function, self.project = function, nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.project(self.function(x))
+        return projected
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "width"),
+    [
+        (lambda x: x.view(-1, 5, 2).transpose(1, 2).reshape(2, -1), 5, 5),  # its width is rows // (rows // 5)
+        (lambda x: x.view(-1, 5, 5, 2).transpose(1, 3), 25, 5),  # of its rows // 25 torch knows that it is 1
+    ],
+    ids=["width", "samples"],
+)
+def test_a_size_that_only_torch_knows_to_fit_leaves_a_linear_op_whole(
+    function: Function, rows: int, width: int
+) -> None:
+    module, x = Projected(function, width).eval(), random(rows, 2)
+    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    assert cmrc.trace(exported).graph.nodes[-1].op == "opaque"
 
 
 def test_what_always_drops_is_a_barrier() -> None:

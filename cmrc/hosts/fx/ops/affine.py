@@ -20,7 +20,8 @@ FACTORS = {"matmul": (1, 0), "mm": (1, 0), "addmm": (2,)}
 
 @row("linear")
 def read_linear(a: Arguments) -> Read | None:
-    if a.shape(0)[-1:] != a.shape("weight")[-1:]:  # an expression that torch knows to be equal, and the IR does not
+    # A size may be an expression that torch knows to be equal, and the IR does not.
+    if a.shape(0) != (*a.out_shape()[:-1], *a.shape("weight")[-1:]):
         return None
     return Read("linear", (0, 1, 2), {"axis": a.rank() - 1, "w_in": 1, "w_out": 0}, TAKES_BIAS)
 
