@@ -97,7 +97,18 @@ def mutants() -> str:
             rows.append((f"{len(entries)} {what}", outcomes["caught"], outcomes["survived"], minutes(seconds), "`python -m tests.mutation`"))  # fmt: skip
     left = [f"`{name}`" for kind in ("seeded", "sampled") for name, entry in (record.get(kind) or {}).items() if entry["outcome"] == "survived"]  # fmt: skip
     survivors = f"\nSurvivors: {', '.join(left)}. They are not explained yet.\n" if left else ""
-    return f"\n## Mutation\n\nOne bug at a time is put into the code; a test must fail.\n\n{table(*rows)}{survivors}"
+    drawn = record.get("sampled") or {}
+    again = Counter(entry["at first"] for entry in drawn.values() if "at first" in entry)
+    first = (
+        f"\nWhen they were drawn, {len(drawn) - again.total()} of {len(drawn)} were caught: that is the rate to expect of other changed lines. "
+        f"{again['survived']} survived and {again['undecided']} ran out of time; these were run again, alone, with tests that were written or "
+        "chosen for them.\n"
+        if again
+        else ""
+    )
+    reasons = [f"- `{name}`: {entry['by']}" for name, entry in drawn.items() if entry["outcome"] == "explained"]
+    explained = "\nExplained, for nothing is wrong with them:\n\n" + "\n".join(reasons) + "\n" if reasons else ""
+    return f"\n## Mutation\n\nOne bug at a time is put into the code; a test must fail.\n\n{table(*rows)}{survivors}{first}{explained}"
 
 
 def kills() -> str:

@@ -94,6 +94,19 @@ def test_a_border_that_an_add_of_the_model_can_take_needs_no_op_of_its_own(more:
     assert gap(outputs_of(result.graph, inputs), outputs_of(graph, inputs)) <= EXACT_F64
 
 
+def test_a_border_stays_before_a_batch_norm_that_is_known_only_at_run_time() -> None:
+    """Behind it, the border would need the scale of the norm."""
+    net, h = image(height=4)
+    y = net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    variance = net.pointwise("exp", net.along("mean", y, (0, 2, 3), drop=True))
+    parameters = (*(net.leaf(2) for _ in range(3)), variance)
+    net.pointwise("batch_norm", y, *parameters, eps=1e-5, align=(None, *((1,),) * 4))
+    graph = done(net, Do(h, 1, (2, 0), *TWO))
+    result = run(graph)
+    inputs = batch(graph, **SIZES)
+    assert gap(outputs_of(result.graph, inputs), outputs_of(graph, inputs)) <= EXACT_F64
+
+
 def test_a_broken_graph_is_refused() -> None:
     broken = Graph(
         (Value("x", ("N", 3)),), (Node("pointwise", ("y",), (Value("z", ("N", 3)),), {"fn": "relu"}),), ("z",)

@@ -583,6 +583,10 @@ FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
     "weight": (
         "its weight is not known to fit", "a = com.microsoft.Attention<num_heads=4>(q, w)", {"w": random(3, 3 * WIDTH)},
     ),
+    "bias at run time": (
+        "its bias is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, w, z)",
+        {"w": random(WIDTH, 3 * WIDTH)},
+    ),
     "weight at run time": ("its weight is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, k)", {}),
     "sizes": (
         "the number or the size of its heads is not known",

@@ -57,6 +57,27 @@ def test_a_form_of_gemm_that_is_left_whole_says_why(node: str, why: str) -> None
     assert (read.op, read.marks.why) == ("opaque", why)
 
 
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("from = Cast<to=7>(a)\nto = Cast<to=7>(b)\ny = Slice(x, from, to)", "its bounds are computed at run time"),
+        ("a1 = Relu(a)\nb1 = Relu(b)\ny = Slice(x, two, two, one)", "it selects nothing"),
+    ],
+    ids=["bounds", "nothing"],
+)
+def test_a_form_of_slice_that_is_left_whole_says_why(lines: str, why: str) -> None:
+    arrays = {"two": ints(2), "one": ints(1)} if "two" in lines else {}
+    graph = OnnxHost.from_model(model(lines, {"x": (4, 8), "a": (2,), "b": (2,)}, "y", **arrays)).graph
+    assert (graph.nodes[-1].op, graph.nodes[-1].marks.why) == ("opaque", why)
+
+
+def test_an_expand_to_sizes_of_run_time_has_the_shape_that_the_model_declares() -> None:
+    made = model("to = Cast<to=7>(t)\ny = Expand(x, to)", {"x": ("N", 1, 8), "t": (3,)}, "y")
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5, 8]))
+    read = OnnxHost.from_model(made).graph.nodes[-1]
+    assert (read.op, read.output.shape) == ("expand", ("N", 5, 8))
+
+
 def test_unknown_rank_makes_readers_opaque() -> None:
     made = model("a = Relu(x)\ny = Add(a, a)", {"x": (2, 3)}, "y")
     made.graph.input[0].type.tensor_type.ClearField("shape")

@@ -82,6 +82,16 @@ def test_a_computed_target_is_followed_through_where_and_equal() -> None:
     assert OnnxHost.from_model(made).graph.values()["y"].shape == ("N", 1, 8)
 
 
+@pytest.mark.parametrize(("op", "size"), [("Mul", "2*N"), ("Add", None)], ids=["a product is known", "a sum is not"])
+def test_a_target_computed_from_a_dynamic_size(op: str, size: str | None) -> None:
+    """A size has a name as a product of others; for a sum there is none."""
+    lines = f"s = Shape(x)\nn = Gather(s, i0)\nm = {op}(n, two)\nto = Concat<axis=0>(m, four)\ny = Expand(row, to)"
+    made = model(lines, {"x": ("N", 8)}, "y", i0=ints(0), two=ints(2), four=ints(4), row=random(1, 4))
+    rows, columns = OnnxHost.from_model(made).graph.values()["y"].shape
+    assert columns == 4
+    assert rows == size if size else rows not in ("N", "2*N")
+
+
 @pytest.mark.parametrize("computed", [False, True])
 def test_reshapes_with_baked_sizes_are_patched(computed: bool) -> None:
     """Heads: (N, T, H*D) -> (N, T, H, D) -> (N, T, H*D); two of four heads go."""
