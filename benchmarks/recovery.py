@@ -37,7 +37,7 @@ MINUTES = 10.0
 
 @dataclass(frozen=True)
 class Case:
-    """A network, the data that it is trained on, and the rate of the peer's Adam: the better of 1e-3 and 1e-4, tried for a minute."""
+    """A network, the data that it is trained on, and the rate of the peer's Adam: a usual one, which was not tuned."""
 
     subject: Subject
     train: list[Batch]
