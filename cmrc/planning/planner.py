@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.errors import ObjectiveError, RecipeError, StatsError
+from cmrc.errors import ObjectiveError, RecipeError, SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
@@ -370,6 +370,8 @@ def _sites(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site]:
         chosen = [program.site_of(c.value, c.axis, c.name) for c in known]
     else:
         chosen = choose(program, recipe.sites)
+    if not chosen:
+        raise SiteError("no site of this model folds", fix="`cmrc inspect --all` says what stops each of them")
     sites = [site for site in chosen if site.value not in protected]
     if not sites:
         raise RecipeError("every site is protected", fix="name sites that may change")

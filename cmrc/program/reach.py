@@ -86,3 +86,22 @@ def last_of_each_run(program: Program, sites: Sequence[Site]) -> list[Site]:
         return len(readers) == 1 and readers[0].op not in ("linear", "conv") and readers[0].name in values
 
     return [site for site in sites if not passed_on(site)]
+
+
+def last_of_each_function(program: Program, sites: Sequence[Site]) -> list[Site]:
+    """The same where a function of the units is spelled out in several ops that read them, as a GELU is."""
+    units = {site.value: site.units for site in sites}
+
+    def passed_on(site: Site) -> bool:
+        seen, waiting = set[str](), list(program.consumers[site.value])
+        while waiting:
+            node = waiting.pop()
+            if node.op != "pointwise" or node.name in seen:
+                continue
+            seen.add(node.name)
+            if units.get(node.name) == site.units:
+                return True
+            waiting += program.consumers[node.name]
+        return False
+
+    return [site for site in last_of_each_run(program, sites) if not passed_on(site)]

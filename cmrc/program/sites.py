@@ -256,7 +256,7 @@ class Sites:
                 fix=f"name one: {', '.join(calls)}",
             )
         if not values:
-            near = difflib.get_close_matches(pattern, list(names), n=5, cutoff=0.5)
+            near = difflib.get_close_matches(pattern, self._names_like(pattern), n=5, cutoff=0.5)
             fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
             within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.marks.bodies]
             inside = f"; what lies inside the bodies of {', '.join(within)} is no site" if within else ""
@@ -269,6 +269,10 @@ class Sites:
     def _is_stored(self, node: Node | None) -> bool:
         return node is not None and attributes(node, FunctionAttrs).get("fn") == "quantize"
 
+    def _names_like(self, pattern: str) -> list[str]:
+        """The names to compare with. `path:input` lies before the layer: `blocks.*` does not mean what the first block reads."""
+        return [name for name in self.names if ":" in pattern or not name.endswith(":input")]
+
     def _values_called(self, pattern: str) -> list[str]:
         """The values of this name; of a glob, those that have units, in the order of the graph."""
         names = self.names
@@ -276,7 +280,7 @@ class Sites:
             return list(dict.fromkeys(names[pattern]))
         if not any(c in pattern for c in "*?["):
             return []
-        aliases = [alias for alias in names if fnmatch.fnmatchcase(alias, pattern)]
+        aliases = [alias for alias in self._names_like(pattern) if fnmatch.fnmatchcase(alias, pattern)]
         values = {value for alias in aliases for value in names[alias] if value in self.axes}
         return [value for value in self.values if value in values]
 

@@ -20,7 +20,7 @@ from cmrc.errors import SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.program.program import Program
-from cmrc.program.reach import last_of_each_run
+from cmrc.program.reach import last_of_each_function, last_of_each_run
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import SIZE, Batch, as_array, batches, length
 from cmrc.statistics.checkpoint import EVERY, Checkpoint, Seen, digest_of
@@ -178,13 +178,16 @@ class Taps:
 
 
 def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
-    """The sites that names and globs mean, in the order of the graph. The glob * means those that fold."""
+    """The sites that names and globs mean, in the order of the graph. The glob * means those that fold.
+
+    Where none folds for affine maps as well (in a quantised model), it means those that fold for constants.
+    """
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if patterns == ["*"]:
-        folding = [
-            site for site in program.sites() if site.folding is not None and site.folding.folds and site.units > 1
-        ]
-        return last_of_each_run(program, folding)
+        several = [site for site in program.sites() if site.folding is not None and site.units > 1]
+        whole = [site for site in several if site.folding is not None and site.folding.folds]
+        constant = [site for site in several if site.folding is not None and site.folding.constant.folds]
+        return last_of_each_run(program, whole) if whole else last_of_each_function(program, constant)
     order = {name: i for i, name in enumerate(program.values)}
     named = {site.value: site for pattern in patterns for site in program.find(pattern)}
     if not named:

@@ -88,13 +88,13 @@ class Power:
         said = []
         if not self.above_ignored:
             said.append(
-                f"swaps at these sites prove nothing: a model that ignores them would have IIA {self.ignored:.4f}, "
-                f"this one has {self.iia:.4f}"
+                "swaps at these sites prove nothing: on the swaps that the controls repeat, a model that ignores them has IIA "
+                f"{self.ignored:.4f}, this one {self.iia:.4f}"
             )
         if not self.above_random:
             said.append(
-                f"the selection is not shown to matter: units retained at random have IIA {self.random:.4f}, these "
-                f"{self.iia:.4f}"
+                "the selection is not shown to matter: on the same swaps units retained at random have IIA "
+                f"{self.random:.4f}, these {self.iia:.4f}"
             )
         return tuple(said)
 

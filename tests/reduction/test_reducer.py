@@ -166,16 +166,26 @@ def test_a_model_of_a_fixed_batch(tmp_path: Path) -> None:
     assert result.measures.speed is not None
 
 
-def test_a_model_without_a_site_that_folds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (None, "this model has no units to replace: no linear op and no convolution whose weights are stored in it"),
+        (np.eye(4, dtype=np.float32), r"none of the \d sites of this model can be replaced and folded away"),
+    ],
+)
+def test_a_model_without_a_site_that_folds(tmp_path: Path, weight: np.ndarray | None, message: str) -> None:
+    """A softmax alone, and a product that only the softmax reads."""
     values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "xy"]
-    weight = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
-    node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"])
-    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], [weight])
+    nodes = [onnx.helper.make_node("Softmax", ["x" if weight is None else "h"], ["y"])]
+    weights = [] if weight is None else [onnx.numpy_helper.from_array(weight, "w")]
+    if weights:
+        nodes.insert(0, onnx.helper.make_node("MatMul", ["x", "w"], ["h"]))
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], weights)
     onnx.save(
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
         tmp_path / "m.onnx",
     )
-    with pytest.raises(RecipeError, match=r"none of the 1 sites of this model can be replaced and folded away"):
+    with pytest.raises(RecipeError, match=message):
         cmrc.reduce(tmp_path / "m.onnx", [np.ones((8, 4), np.float32)])
 
 

@@ -33,6 +33,18 @@ class LiftedReading:
 
     def __init__(self, program: LiftedProgram) -> None:
         self.program = program
+        self.tensor_names = program.tensor_names()
+        self.turned = {n.name for n in program.graph.nodes if self._only_turns_a_weight(n)}
+        self.stay: set[str] = set()  # what depends on no input and is a value all the same
+        while not self._walk():
+            pass
+        self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
+        self.names = module_names(program.graph, set(self.graph.values()))
+        # What every patch asks of the model.
+        self.users, self.owners, self.taken = self._users(), self._owners(), self._taken()
+
+    def _walk(self) -> bool:
+        """Read every node. False where one takes no parameter, and reads what torch would have to compute: that must stay."""
         self.reads: dict[str, Read] = {}
         self.parts: dict[str, str] = {}  # a getitem of a split or unbind, to that node
         self.nodes: list[Node] = []
@@ -40,17 +52,11 @@ class LiftedReading:
         self.outputs: list[str] = []
         self.leaves: dict[str, Tensor] = {}  # parameters by placeholder, and what is computed from them alone by node
         self.computed: dict[Tensor, str] = {}  # the latter, to their nodes
-        self.sources: dict[
-            str, tuple[Leaf, ...]
-        ] = {}  # what only torch can compute from parameters, by node: from which
-        self.tensor_names = program.tensor_names()
-        self.turned = {n.name for n in program.graph.nodes if self._only_turns_a_weight(n)}
-        for node in program.graph.nodes:
+        self.sources: dict[str, tuple[Leaf, ...]] = {}  # by node that only torch can compute: from which parameters
+        known = len(self.stay)
+        for node in self.program.graph.nodes:
             self._visit(node)
-        self.graph = Graph(tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
-        self.names = module_names(program.graph, set(self.graph.values()))
-        # What every patch asks of the model.
-        self.users, self.owners, self.taken = self._users(), self._owners(), self._taken()
+        return len(self.stay) == known
 
     @cached_property
     def calls(self) -> dict[str, fx.Node]:
@@ -128,7 +134,7 @@ class LiftedReading:
             return
         row = ROWS.get(node.target)
         arguments = Arguments(node)
-        known = self._reads_parameters_only(node)
+        known = node.name not in self.stay and self._reads_parameters_only(node)
         read = row(arguments) if row is not None else None
         one_tensor = isinstance(node.meta.get("val"), torch.Tensor)
         if isinstance(read, Read) and (one_tensor or read.parts is not None or read.op == "opaque"):
@@ -146,6 +152,9 @@ class LiftedReading:
                 self.reads[node.name] = read
                 self.nodes.append(Node(read.op, operands, (_value(node),), read.attrs, node.name, path_of(node), marks))
                 return
+            if not known:
+                read_whole = {leaf.name for o in operands if isinstance(o, Tensor) for leaf in leaves_of(o)}
+                self.stay |= read_whole & self.sources.keys()
         if known:
             self._compute_by_torch(node)
         else:

@@ -36,11 +36,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def products(program: cmrc.Program) -> list[str]:
     """The sites that a gated FFN's last layer reads."""
-    return [
-        site.name
-        for site in program.sites()
-        if site.units == SIZES["intermediate_size"] and site.name.startswith("mul")
-    ]
+    return [site.name for site in program.sites() if site.name.endswith("down_proj:input")]
 
 
 def outputs(model: Any, ids: torch.Tensor) -> np.ndarray:

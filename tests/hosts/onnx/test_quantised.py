@@ -317,3 +317,14 @@ def test_a_lowered_model_quantises_like_any_other(tmp_path: Path) -> None:
     for kind in ("static", "dynamic"):
         lost = accuracy["lowered ready"] - accuracy[f"lowered {kind}"]
         assert lost <= max(0.01, accuracy["whole ready"] - accuracy[f"whole {kind}"] + 0.005), accuracy
+
+
+def test_a_plan_takes_constants_where_no_affine_map_folds(tmp_path: Path) -> None:
+    """Nobody has to name sites: of a quantised net those are taken that fold for constants, the last of each function."""
+    program = cmrc.trace(words(tmp_path))
+    assert not any(site.folding is not None and site.folding.folds for site in program.sites())
+    plan = cmrc.plan(program, data=WORDS, keep=0.5)
+    assert plan.entries
+    assert all(entry.weight is None for entry in plan.entries)
+    lowered = cmrc.lower(program, plan)
+    assert lowered.report.after.parameters < lowered.report.before.parameters
