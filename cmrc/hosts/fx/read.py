@@ -146,8 +146,7 @@ class LiftedReading:
             operands = tuple(self._operand(self._at(arguments, p)) for p in read.args)
             if self._compute(node, read.op, operands, read.attrs):
                 return
-            # A linear map of a parameter keeps its weight, which may be tied.
-            if _fits(operands, read) and (not known or read.op in ("embedding", "linear")):
+            if _fits(operands, read) and (not known or read.op == "embedding"):
                 marks = read.marks if read.op != "opaque" else replace(read.marks, host_op=opname(node))
                 self.reads[node.name] = read
                 self.nodes.append(Node(read.op, operands, (_value(node),), read.attrs, node.name, path_of(node), marks))

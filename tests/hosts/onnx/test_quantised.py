@@ -269,6 +269,36 @@ def test_weights_of_dequantize_in_blocks(kind: str) -> None:
     np.testing.assert_allclose(got, want, atol=EXACT_F32 * np.abs(want).max())
 
 
+def test_the_ops_of_onnxruntime_itself_fold(tmp_path: Path) -> None:
+    """QuantizeLinear and DequantizeLinear stood in com.microsoft before the standard had all their types."""
+    made = words(tmp_path, extra_options={"UseQDQContribOps": True})
+    assert {n.domain for n in made.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")} == {
+        "com.microsoft"
+    }
+    lowered = proved(made, "a", [0, 5, 31], [0.05, 0.7, 0.31], random(3, 6, 16, seed=50))
+    assert sizes_of(lowered.host)["down_quantized"] == [29, 7]
+
+
+@pytest.mark.parametrize("op", ["MatMulIntegerToFloat", "DynamicQuantizeMatMul"])
+def test_fused_products_of_integers_are_refused_with_the_way_out(op: str, tmp_path: Path) -> None:
+    """What onnxruntime's optimiser makes of dynamic quantisation; the op stands between two layers of floats."""
+    scale, zero = numpy_helper.from_array(np.float32(0.02), "s"), numpy_helper.from_array(np.uint8(128), "z")
+    weight = numpy_helper.from_array(np.arange(32, dtype=np.uint8).reshape(8, 4), "w")
+    first = numpy_helper.from_array(random(6, 8), "first")
+    nodes = [helper.make_node("MatMul", ["x", "first"], ["h"]), helper.make_node("Relu", ["h"], ["a"])]
+    given = ["a", "w", "s", "z"]
+    if op == "MatMulIntegerToFloat":
+        nodes.append(helper.make_node("QuantizeLinear", ["a", "s", "z"], ["q"]))
+        given = ["q", "w", "s", "s", "z", "z"]
+    nodes.append(helper.make_node(op, given, ["y"], domain="com.microsoft"))
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", size]) for n, size in (("x", 6), ("y", 4))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [first, weight, scale, zero])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    program = cmrc.trace(helper.make_model(graph, opset_imports=opsets, ir_version=9))
+    with pytest.raises(cmrc.CmrcError, match="lower the float model, then quantise"):
+        cmrc.lower(program, cmrc.Plan(program).do("a", units=[3], constant=0.5))
+
+
 def test_dynamic_quantisation_is_refused_with_the_way_out(tmp_path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
