@@ -30,7 +30,7 @@ def simple(text: str, outputs: str = "y") -> onnx.ModelProto:
 
 
 def branched(*, number: float = 1.0, inner: str = "t") -> onnx.ModelProto:
-    """If over two bodies, one of which adds a number."""
+    """If over two bodies, one of which adds a number. An input decides: a condition that is stored would be settled at once."""
 
     def body(name: str, op: str, value: float) -> onnx.GraphProto:
         constant = numpy_helper.from_array(np.asarray([value], dtype=np.float32), f"{inner}_{name}_c")
@@ -39,7 +39,7 @@ def branched(*, number: float = 1.0, inner: str = "t") -> onnx.ModelProto:
         return helper.make_graph([node], f"{inner}_{name}_graph", [], [info], [constant])
 
     proto = model("h = MatMul(x, w)\ny = Relu(h)", {"x": ("N", 8)}, "y", w=random(8, 5))
-    proto.graph.initializer.append(numpy_helper.from_array(np.asarray(True), "which"))
+    proto.graph.input.append(helper.make_tensor_value_info("which", TensorProto.BOOL, []))
     node = helper.make_node(
         "If", ["which"], ["z"], then_branch=body("a", "Add", number), else_branch=body("b", "Mul", 2.0)
     )
