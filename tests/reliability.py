@@ -196,7 +196,7 @@ def supply() -> str:
 
 - `bash .ci/wheel` builds the wheel twice from the committed tree, compares the two byte by byte, tries it in an empty environment, and writes a
   bill of materials (CycloneDX) beside it. `.ci/run` builds twice and compares (`bash .ci/wheel --build`).
-- `pip-audit -r constraints.txt --no-deps --disable-pip` audits the pinned set. It asks pypi.org or osv.dev; neither was reachable where this page was
+- `pip-audit -r constraints.txt --no-deps --disable-pip` audits the pinned set. It asks a database of known faults on the web; none was reachable where this page was
   written (every package was skipped), so that there is no result here yet.
 """
 
