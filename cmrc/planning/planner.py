@@ -371,7 +371,7 @@ def _sites(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site]:
     else:
         chosen = choose(program, recipe.sites)
     if not chosen:
-        raise SiteError("no site of this model folds", fix="`cmrc inspect --all` says what stops each of them")
+        raise SiteError("no site of this model folds", fix="`cmrc inspect` says what stops each of them")
     sites = [site for site in chosen if site.value not in protected]
     if not sites:
         raise RecipeError("every site is protected", fix="name sites that may change")

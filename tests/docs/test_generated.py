@@ -8,6 +8,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,18 +69,19 @@ def test_the_examples_of_the_page_on_verification_run(
 
 
 def test_the_first_op_of_the_page_on_contributing_works() -> None:
+    from cmrc.hosts.autograd import functions
     from cmrc.hosts.fx.ops.row import ROWS
     from cmrc.ir.ops.functions import POINTWISE
 
-    rows, functions = set(ROWS), set(POINTWISE)
+    tables: tuple[dict[Any, Any], ...] = (ROWS, POINTWISE, functions.POINTWISE)
+    before = [set(table) for table in tables]
     try:
         page = (ROOT / "CONTRIBUTING.md").read_text()
         exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {"__name__": "page"})
     finally:
-        for row in ROWS.keys() - rows:
-            del ROWS[row]
-        for name in POINTWISE.keys() - functions:
-            del POINTWISE[name]
+        for table, names in zip(tables, before, strict=True):
+            for name in table.keys() - names:
+                del table[name]
 
 
 def test_the_page_of_results_and_its_pictures_are_not_stale() -> None:
