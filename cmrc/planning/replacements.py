@@ -44,7 +44,7 @@ def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constan
     fit, place = _affine(program, r, units, recipe), r.elements
     assert place is not None
     replaced = place.unit[stats.columns.of_units(units)]
-    if fit.weight is None:  # no unit stays to rebuild others from
+    if fit.weight is None or not fit.parents:  # no unit stays, or is of any use, to rebuild others from
         return result.do(place.value, units=replaced, constant=fit.bias, axis=place.axis)
     mapped = Affine(place.unit[list(fit.parents)].tolist(), fit.weight, fit.bias)
     return result.do(
