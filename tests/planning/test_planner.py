@@ -553,7 +553,9 @@ def test_maps_without_a_useful_parent_are_constants() -> None:
     """Where nothing varies, no unit says anything about another."""
     program = mlp()
     x = np.ones((40, int(program.graph.inputs[0].shape[1])))
-    plan = cmrc.plan(program, data=[(x, np.zeros(40, np.int64))], preset="cmr-affine", sites=["acts.1"], keep=0.5)
+    plan = cmrc.plan(
+        program, data=[(x, np.zeros(40, np.int64))], preset="cmr-affine", parents=1, sites=["acts.1"], keep=0.5
+    )
     (entry,) = plan.entries
     assert entry.weight is None
     assert cmrc.lower(program, plan).check((x,)).holds
