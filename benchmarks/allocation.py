@@ -16,12 +16,12 @@ import torch
 
 import cmrc
 from benchmarks import subjects
+from benchmarks.curves import classifier
 from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.pretrained import stand_in
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
-from benchmarks.selection import DEVELOPMENT, calibration
-from benchmarks.subjects import Run, Subject, divergence, in_parts, torch_run
-from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy
+from benchmarks.subjects import Subject, torch_run
+from benchmarks.trained import STAND_INS, TRAININGS
 from cmrc.planning.recipe import make_recipe
 
 if TYPE_CHECKING:
@@ -30,24 +30,6 @@ if TYPE_CHECKING:
 KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5)
 SAMPLES = 1000  # training pictures to calibrate on
 OPTIONS = {"preset": "joint", "recompute": "fits", "multiple_of": 1}
-
-
-def classifier(training: Training, name: str, samples: int) -> Subject:
-    """A network that was trained here, judged on test pictures that chose nothing."""
-    images, model = training.data, training.model()
-    test, labels = images.test[DEVELOPMENT:], images.test_labels[DEVELOPMENT:]
-    if not len(test):  # of a stand-in
-        test, labels = images.test, images.test_labels
-    plain = in_parts(torch_run(model), [test], 500)
-
-    def judge(run: Run) -> dict[str, float]:
-        answers = in_parts(run, [test], 500)
-        same = float((answers.argmax(1) == plain.argmax(1)).mean())
-        return {"KL": divergence(plain, answers), "agreement": same, "accuracy": accuracy(answers, labels)}
-
-    batches = [{"x": x} for x, _ in calibration(training, samples, 50)]
-    what = f"calibrated on {samples} training pictures, judged on {len(test)} test pictures; whole: accuracy {accuracy(plain, labels):.4f}"
-    return Subject(name, what, model, training.sites, batches, judge)
 
 
 SUBJECTS: dict[str, Callable[[bool], Subject]] = {

@@ -23,7 +23,8 @@ from torch.nn import functional
 
 import cmrc
 from benchmarks import data, subjects, weights
-from benchmarks.allocation import OPTIONS, classifier
+from benchmarks.allocation import OPTIONS
+from benchmarks.curves import classifier
 from benchmarks.measure import Resumed, console, parser, use_threads, write_record
 from benchmarks.pretrained import stand_in
 from benchmarks.pruners import sizes_of_module, torch_pruned

@@ -25,6 +25,7 @@ from cmrc.verification.evidence import log_softmax
 Run = Callable[..., np.ndarray]  # inputs of a batch to the first output
 Batch = dict[str, np.ndarray]
 BATCH = torch.export.Dim("batch")
+CROPS = 100  # of the labelled photos
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,15 @@ def efficientnet(images: int = 160, tests: int = 300) -> Subject:
     labelled = data.photos()
     photos = np.stack([normalise(picture.transpose(2, 0, 1)) for picture, _ in labelled])
     labels = np.array([label for _, label in labelled])
-    plain = in_parts(torch_run(model), [test], 20)
+    crops = crops_of(np.random.default_rng(2), [picture for picture, _ in labelled], CROPS)
+    plain, plain_crops = (in_parts(torch_run(model), [part], 20) for part in (test, crops))
     batches = [{"inputs": pictures[i : i + 20]} for i in range(0, len(pictures), 20)]
 
     def judge(run: Run) -> dict[str, float]:
         found = in_parts(run, [test], 20)
         right = float((in_parts(run, [photos], 20).argmax(1) == labels).sum())
         return {"KL": divergence(plain, found), "agreement": float((found.argmax(1) == plain.argmax(1)).mean()),
-                "photos right": right}  # fmt: skip
+                "KL, crops": divergence(plain_crops, in_parts(run, [crops], 20)), "photos right": right}  # fmt: skip
 
     def losses(module: nn.Module) -> Iterator[torch.Tensor]:
         for batch in batches:
@@ -116,7 +118,8 @@ def efficientnet(images: int = 160, tests: int = 300) -> Subject:
     return Subject(
         "EfficientNet-Lite0",
         f"half of the inner channels of 15 blocks; calibrated on {len(pictures)} pictures (CIFAR-10 training pictures "
-        f"enlarged, crops of two photos); judged on {tests} test pictures of CIFAR-10, enlarged, and 20 labelled photos",
+        f"enlarged, crops of two photos); judged on {tests} test pictures of CIFAR-10, enlarged, and on 20 labelled photos and {CROPS} "
+        "crops of them, which are of none of the two",
         model,
         tuple(f"_blocks.{i}._project_conv" for i in blocks),
         batches,
@@ -140,7 +143,11 @@ def photo_crops(rng: np.random.Generator, count: int) -> np.ndarray:
     """Random windows of scikit-learn's two photos: there are no others here but those that are judged on."""
     from sklearn.datasets import load_sample_images
 
-    sources = [np.asarray(picture) for picture in load_sample_images().images]
+    return crops_of(rng, [np.asarray(picture) for picture in load_sample_images().images], count)
+
+
+def crops_of(rng: np.random.Generator, sources: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """Random windows of pictures, of 96 pixels and more, enlarged."""
     found = []
     for i in range(count):
         source = sources[i % len(sources)]
@@ -218,15 +225,17 @@ def smollm(count: int = 48, tests: int = 8, keep: float = 0.5) -> Subject:
     length = 256
     train, test = (windows(tokenizer, *part) for part in ((text[:60], length, count), (text[70:], length, tests)))
     batches = [{"ids": train[i : i + 4]} for i in range(0, count, 4)]
-    run_plain, few = torch_run(model), test[:2]
-    plain = in_parts(run_plain, [few], 1)
+    plain = in_parts(torch_run(model), [test], 1)
 
     def judge(run: Run) -> dict[str, float]:
-        surprise = []
+        surprise, apart, same = [], [], []
         for i in range(len(test)):
-            told = torch.from_numpy(run(test[i : i + 1])[0])
-            surprise.append(functional.cross_entropy(told[:-1], torch.from_numpy(test[i, 1:])).item())
-        return {"perplexity": float(np.exp(np.mean(surprise))), "KL": divergence(plain, in_parts(run, [few], 1))}
+            told = run(test[i : i + 1])[0]
+            surprise.append(functional.cross_entropy(torch.from_numpy(told[:-1]), torch.from_numpy(test[i, 1:])).item())
+            apart.append(divergence(plain[i], told))
+            same.append(float((told.argmax(-1) == plain[i].argmax(-1)).mean()))
+        return {"perplexity": float(np.exp(np.mean(surprise))), "KL": float(np.mean(apart)),
+                "agreement": float(np.mean(same))}  # fmt: skip
 
     def losses(module: nn.Module) -> Iterator[torch.Tensor]:
         for batch in batches:
