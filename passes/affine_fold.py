@@ -48,6 +48,8 @@ from cmrc.passes.rewriting.rewriter import (
 
 # Of the largest scale of the parents: below it the division would lose the precision of the result.
 SMALLEST_SCALE = 1e-6
+# How much larger than the unit itself numbers may be that cancel each other behind a shift: they bring their rounding along.
+LARGEST_LOSS = 32.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Rule
     of_parents = _scale_and_shift(node, position, axis, relation.parents)
     if of_units is None or of_parents is None:
         return Declined("its other operand differs by position")
-    scaled = _scaled(relation, of_units, of_parents, axis, len(node.output.shape))
+    usual = _usual_sizes(node, axis, relation.parents)
+    scaled = _scaled(relation, of_units, of_parents, usual, axis, len(node.output.shape))
     return scaled if isinstance(scaled, Declined) else _sink(sweep, node, position, scaled)
 
 
@@ -184,8 +187,21 @@ def _scale_and_shift(node: Node, position: int, axis: int, units: Sequence[int])
     return results[1] - results[0], results[0]
 
 
+def _usual_sizes(node: Node, axis: int, units: Sequence[int]) -> Array:
+    """How large the numbers are that arrive: a batch norm knows it, elsewhere 1 is taken."""
+    mean, variance = node.inputs[3:5] if attributes(node, PointwiseAttrs)["fn"] == "batch_norm" else (None, None)
+    if mean is None or variance is None or isinstance(mean, str) or isinstance(variance, str):
+        return np.ones(len(units))
+    return np.abs(constant(take(mean, 0, units))) + np.sqrt(constant(take(variance, 0, units)))
+
+
 def _scaled(
-    relation: Relation, of_units: tuple[Array, Array], of_parents: tuple[Array, Array], axis: int, rank: int
+    relation: Relation,
+    of_units: tuple[Array, Array],
+    of_parents: tuple[Array, Array],
+    usual: Array,
+    axis: int,
+    rank: int,
 ) -> Relation | Declined:
     """The relation among the results, where units and parents are scaled and shifted: the formula of the rule."""
     (a_s, d_s), (a_p, d_p) = of_units, of_parents
@@ -202,6 +218,11 @@ def _scaled(
         return Declined("it scales a parent by (almost) 0")
     weight = a_s[:, None] * relation.weight / np.where(used, a_p, 1.0)[None, :]
     lost = np.einsum("sp,pr->sr", weight, d_p.reshape(columns, -1)).reshape(-1)
+    cancelled = np.abs(weight) @ np.abs(d_p.reshape(columns, -1)).max(axis=1)
+    itself = np.abs(a_s) * (np.abs(relation.weight) @ usual.reshape(columns, -1).max(axis=1))
+    itself += np.abs(d_s).reshape(rows, -1).max(axis=1)
+    if np.any(cancelled > LARGEST_LOSS * itself):
+        return Declined("behind its shift the units would be small differences of large numbers")
     along = [len(relation.units) if i == axis else 1 for i in range(rank)]
     scale = np.repeat(a_s, relation.repeat).reshape(along)
     slab = scale * relation.slab.reshape((1,) * (rank - relation.slab.ndim) + relation.slab.shape)

@@ -174,6 +174,14 @@ def almost_vanishing_parent() -> Graph:
     return affine(net, h)
 
 
+def small_scale_and_large_shift() -> Graph:
+    """What is left of the unit behind it would be a difference of numbers 200 times as large."""
+    net, h = vector()
+    gamma, beta = literal([1.0, 0.005, 1.0, 1.0]), literal([0.0, 2.0, 0.0, 0.0])
+    net.pointwise("batch_norm", h, gamma, beta, literal(np.zeros(4)), literal(np.ones(4)), eps=0.0)
+    return affine(net, h)
+
+
 def operand_by_position() -> Graph:
     net, h = image(height=2, width=3)
     net.pointwise("mul", h, net.leaf(3))
@@ -356,6 +364,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (unbounded, "it scales or shifts the units without bound"),
     (almost_vanishing_parent, "it scales a parent by (almost) 0"),
     (vanishing_parent, "it scales a parent by (almost) 0"),
+    (small_scale_and_large_shift, "behind its shift the units would be small differences of large numbers"),
     (operand_by_position, "its other operand differs by position"),
     (mixed_units, "it mixes the units with each other"),
     (no_positions, "it combines an axis of no elements"),
