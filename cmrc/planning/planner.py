@@ -140,12 +140,12 @@ class _Planning:
     def run(self, given: Stats | None) -> Plan:
         stats = self.first_statistics() if given is None else given
         ranked = self.rank_what_can_be(stats)
-        probe = LossProbe(self.program, self.recipe, self.data, self.watch)
+        probe = LossProbe(self.program, self.recipe, self.data, self.watch, progress=self.progress)
         return self.replace_in_steps(stats, ranked, probe, recorded=stats if given is None else given)
 
     def replace_in_steps(self, stats: Stats, ranked: list[Ranked], probe: LossProbe, *, recorded: Stats) -> Plan:
         """Decide how many units go, and replace them step by step of the schedule."""
-        final = final_counts(self.program, ranked, self.recipe, probe)
+        final = self._final_counts(ranked, probe)
         steps = [*counts_of_steps(self.recipe, ranked), final]
         for step, counts in enumerate(steps):
             if step:
@@ -158,6 +158,15 @@ class _Planning:
             self.result.made["sites"][r.site.name] |= self._told(known, r.order.units[earlier:count])
         self.result.scores = {r.site.name: r.order.by_unit() for r in ranked}
         return self.result
+
+    def _final_counts(self, ranked: Sequence[Ranked], probe: LossProbe) -> list[int]:
+        """How many units go in the end. Found once: a latency would be another one after an interruption."""
+        counts = None if self.progress is None else self.progress.load_counts()
+        if counts is None:
+            counts = final_counts(self.program, ranked, self.recipe, probe)
+            if self.progress is not None:
+                self.progress.save_counts(counts)
+        return counts
 
     def _told(self, stats: SiteStats, units: Array) -> dict[str, Any]:
         """What a plan says of the replacements of units, by the statistics of the step that replaced them."""

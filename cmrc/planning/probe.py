@@ -19,6 +19,7 @@ import numpy as np
 from cmrc.errors import StatsError
 from cmrc.ir.graph import Array
 from cmrc.planning.allocate import Costs
+from cmrc.planning.progress import Progress
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import Recipe
 from cmrc.planning.replacements import replace_units
@@ -51,6 +52,7 @@ class LossProbe:
     watch: Watch
     known: dict[tuple[Any, ...], list[list[float]]] = field(default_factory=dict)  # what was measured before
     costs: dict[tuple[str, ...], Costs] = field(default_factory=dict)
+    progress: Progress | None = None
 
     def costs_of(self, of: str, sites: Sequence[Site]) -> Costs:
         """What choices cost. Kept as well: several budgets share what was lowered for the first."""
@@ -79,6 +81,15 @@ class LossProbe:
         return plan
 
     def _losses(self, plans: Sequence[Plan]) -> list[float]:
+        """What each plan does to the output; measured once, also if the run was interrupted since."""
+        losses = None if self.progress is None else self.progress.load_losses(plans)
+        if losses is None:
+            losses = self._measured(plans)
+            if self.progress is not None:
+                self.progress.save_losses(plans, losses)
+        return losses
+
+    def _measured(self, plans: Sequence[Plan]) -> list[float]:
         if self.data is None:
             raise StatsError(
                 "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",

@@ -3,6 +3,8 @@
     statistics-<step>.safetensors     the statistics that a step of the schedule starts from
     calibration                       the checkpoint of the first of them, while it runs (`statistics/checkpoint.py`)
     site-<step>-<number>.safetensors  what became of one site: its do, its scores, and which batches the stream had let go
+    losses-<plans>.json               what plans did to the output, where a budget is shared out by it
+    counts.json                       how many units of each site are replaced in the end
 
 Every file is written once, whole or not at all, and names what it was written for: a digest of the model, the recipe, the
 statistics and the data. A file of another run is refused. The folder is removed when the plan is complete.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import Recipe
 from cmrc.planning.selection import Order
 from cmrc.program.do import Do
+from cmrc.program.lower import plan_digest
+from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import batches
 from cmrc.statistics.checkpoint import Seen
@@ -68,6 +72,13 @@ class _SiteHeader(BaseModel):
     axis: int
     how: str
     let_go: list[int]
+
+
+class _Numbers(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    asked: str
+    numbers: list[int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,35 @@ class Progress:
         arrays = {name: np.ascontiguousarray(array) for name, array in _arrays_of(result)}
         write_whole(self._site(step, number), save(arrays, {"site": json.dumps(header)}))
 
+    def load_counts(self) -> list[int] | None:
+        numbers = self._load_numbers("counts")
+        return None if numbers is None else [int(number) for number in numbers]
+
+    def save_counts(self, counts: Sequence[int]) -> None:
+        self._save_numbers("counts", counts)
+
+    def load_losses(self, plans: Sequence[Plan]) -> list[float] | None:
+        return self._load_numbers(_name_of_losses(plans))
+
+    def save_losses(self, plans: Sequence[Plan], losses: Sequence[float]) -> None:
+        self._save_numbers(_name_of_losses(plans), losses)
+
+    def _load_numbers(self, name: str) -> list[float] | None:
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            return None
+        try:
+            read = _Numbers.model_validate(parse_json(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise PlanError(f"the checkpoint cannot be read: {error}", at=str(path), fix=FIX) from error
+        if read.asked != self.asked:
+            raise self._of_another_run(path)
+        return read.numbers
+
+    def _save_numbers(self, name: str, numbers: Sequence[float]) -> None:
+        text = json.dumps({"asked": self.asked, "numbers": list(numbers)})
+        write_whole(self.folder / f"{name}.json", text.encode())
+
     def _statistics(self, step: int) -> Path:
         return self.folder / f"statistics-{step}.safetensors"
 
@@ -150,11 +190,16 @@ class Progress:
 
 def remove_checkpoint(folder: Path) -> None:
     """The plan is complete: remove what was written for it."""
-    for pattern in ("statistics-*.safetensors", "site-*.safetensors", "calibration-*"):
+    for pattern in ("statistics-*.safetensors", "site-*.safetensors", "losses-*.json", "counts.json", "calibration-*"):
         for path in folder.glob(pattern):
             path.unlink()
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
+
+
+def _name_of_losses(plans: Sequence[Plan]) -> str:
+    together = " ".join(plan_digest(plan) for plan in plans)
+    return f"losses-{hashlib.sha256(together.encode()).hexdigest()[:16]}"
 
 
 def _digest_of_data(program: Program, recipe: Recipe, data: Any) -> str:

@@ -11,7 +11,7 @@ from nets import Branches, data, exported, mlp, seeded, traced
 
 import cmrc
 from cmrc.errors import CmrcError, PlanError, RecipeError, StatsError
-from cmrc.planning import progress, stream
+from cmrc.planning import probe, progress, stream
 
 WIDE = (5, 16, 12, 4)
 SITES = ("act_a", "act_b", "act_c", "act_early")
@@ -178,3 +178,56 @@ def test_what_a_checkpoint_cannot_do_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CmrcError, match="cannot make the folder of the checkpoint"):
         cmrc.plan(program, data=parts(), checkpoint=tmp_path / "file")
+
+
+@pytest.mark.parametrize("when", ["the probes of sites", "the probes of candidates", "the first site"])
+def test_an_interrupted_budget_is_not_probed_again(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, folder = mlp(WIDE), tmp_path / "checkpoint"
+    asked: dict[str, Any] = {"data": parts(), "preset": "joint", "budget": {"of": "parameters", "amount": 0.5}}
+    measured: list[int] = []
+    measure = probe.LossProbe._measured
+
+    def counted(self: probe.LossProbe, plans: Any) -> list[float]:
+        measured.append(len(plans))
+        return measure(self, plans)
+
+    monkeypatch.setattr(probe.LossProbe, "_measured", counted)
+    expected = content(cmrc.plan(program, **asked), tmp_path, "whole")
+    runs = len(measured)
+    assert runs == 2  # sites one by one, then candidates
+    done = {"the probes of sites": 1, "the probes of candidates": 2, "the first site": 2}[when]
+    with monkeypatch.context() as patch:
+        if when == "the first site":
+            kill_after(0, patch)
+        else:
+            save = progress.Progress._save_numbers
+
+            def saved(self: progress.Progress, name: str, numbers: Any) -> None:
+                save(self, name, numbers)
+                if len(list(folder.glob("losses-*.json"))) == done:
+                    raise Killed
+
+            patch.setattr(progress.Progress, "_save_numbers", saved)
+        with pytest.raises(Killed):
+            cmrc.plan(program, **asked, checkpoint=folder)
+    measured.clear()
+    resumed = cmrc.plan(program, **asked, checkpoint=folder)
+    assert len(measured) == runs - done
+    assert content(resumed, tmp_path, "resumed") == expected
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[1, 2", "cannot be read"),
+        ('{"asked": "another", "numbers": [1, 2]}', "another model, recipe or data"),
+        ('{"asked": "another", "numbers": ["1"]}', "cannot be read"),
+    ],
+)
+def test_a_checkpoint_of_counts_that_is_not_this_runs_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "counts.json").write_text(text)
+    with pytest.raises(PlanError, match=reason):
+        cmrc.plan(mlp(WIDE), data=parts(), preset="joint", keep=0.5, checkpoint=folder)
