@@ -65,6 +65,7 @@ from cmrc.passes.rewriting.rewriter import (
     sink_all,
     sources_of,
     taken,
+    varies_beside,
 )
 
 Rule = Callable[[Sweep, Node, Facts], RuleOutcome]
@@ -142,8 +143,7 @@ def _known_altogether(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown
 def _still_varies(facts: Facts, unknown: Sequence[str]) -> Declined:
     if not unknown:
         return Declined("its operands are replaced in different units")
-    replaced = facts[min(facts)].source
-    return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
+    return varies_beside(facts[min(facts)].source, unknown[0])
 
 
 def _emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> RuleOutcome:

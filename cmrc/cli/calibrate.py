@@ -25,8 +25,8 @@ from cmrc.cli.options import (
     new_app,
 )
 from cmrc.cli.outputs import require_output
+from cmrc.cli.recipe_options import loss_option, positions_option
 from cmrc.cli.terminal import progress, reported
-from cmrc.hosts.protocols import LOSSES
 from cmrc.program.trace import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE
@@ -52,13 +52,8 @@ def calibrate_command(
         list[str] | None,
         typer.Option(metavar="WHAT", help=f"Beside means and variances: any of {', '.join(NEEDS)}; repeatable."),
     ] = None,
-    positions: Annotated[
-        str,
-        typer.Option(metavar="WHICH", help="Which positions are samples: all, each, a number, or a mask in the data."),
-    ] = "all",
-    loss: Annotated[
-        str, typer.Option(metavar="NAME", help=f"The loss for curvature: {', '.join(LOSSES)}.")
-    ] = "cross-entropy",
+    positions: Annotated[str, positions_option()] = "all",
+    loss: Annotated[str, loss_option()] = "cross-entropy",
     batch: BatchSize = SIZE,
     seed: Seed = 0,
     checkpoint: Annotated[

@@ -21,7 +21,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.provenance import provenance_notes
 from cmrc.program.trace import trace
-from cmrc.statistics.batches import SIZE, batches
+from cmrc.statistics.batches import SIZE, batches, fixed_batch
 
 app = new_app()
 
@@ -121,8 +121,7 @@ def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> list[d
 def read_inputs(program: Program, path: Path) -> Iterator[dict[str, Any]]:
     """The data in batches; a model of a fixed batch gets that many rows each time, the last ones repeated."""
     names = [value.name for value in program.graph.inputs]
-    fixed = {value.shape[0] for value in program.graph.inputs if value.shape and isinstance(value.shape[0], int)}
-    rows = int(fixed.pop()) if len(fixed) == 1 else None
+    rows = fixed_batch(program.graph.inputs)
     for batch in batches(path, names, size=rows or SIZE):
         if rows is None or len(batch) == rows:
             yield batch.inputs

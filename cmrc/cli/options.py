@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -72,8 +72,6 @@ ReportFile = Annotated[
     ),
 ]
 Delta = Annotated[float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.")]
-BatchSize = Annotated[int, typer.Option("--batch", min=1, metavar="NUMBER", help="Samples per run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Quiet = Annotated[
     bool,
@@ -85,6 +83,21 @@ Verbose = Annotated[
         "-v", "--verbose", callback=terminal.set_verbose, help="Also print times, and where an error comes from."
     ),
 ]
+
+
+# Options of which each command has a default of its own; one that a recipe or the data decide has it only in its help.
+
+
+def seed_option(default: str | bool = True) -> Any:
+    return typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.", show_default=default)
+
+
+def batch_option(default: str | bool = True) -> Any:
+    return typer.Option("--batch", min=1, metavar="NUMBER", help="Samples per run.", show_default=default)
+
+
+Seed = Annotated[int, seed_option()]
+BatchSize = Annotated[int, batch_option()]
 
 
 def examples(*lines: str) -> str:

@@ -21,19 +21,21 @@ from cmrc.cli.options import (
     SiteNames,
     Verbose,
     as_position,
+    batch_option,
     examples,
     new_app,
+    seed_option,
 )
 from cmrc.cli.outputs import writable
 from cmrc.cli.plan_show import show_made
+from cmrc.cli.recipe_options import loss_option, positions_option, preset_option
 from cmrc.cli.terminal import progress, reported
 from cmrc.errors import RecipeError
 from cmrc.files import require_picture
-from cmrc.hosts.protocols import LOSSES
 from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
 from cmrc.planning.progress import remove_checkpoint
-from cmrc.planning.recipe import AUTO, PRESETS, Recipe
+from cmrc.planning.recipe import Recipe
 from cmrc.program.trace import trace
 from cmrc.statistics.stats import Stats
 
@@ -60,10 +62,7 @@ def plan_make(
             metavar="FILE", help="Statistics that `cmrc calibrate` wrote, instead of data (--budget needs both)."
         ),
     ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"One of {', '.join((AUTO, *PRESETS))}.", show_default=DEFAULTS.preset),
-    ] = None,
+    preset: Annotated[str | None, preset_option(DEFAULTS.preset)] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,25 +92,10 @@ def plan_make(
         Path | None, typer.Option(metavar="DATA", help="Data to certify on, apart from the calibration data.")
     ] = None,
     delta: Delta = 0.05,
-    positions: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHICH",
-            help="Which positions are samples: all, each, a number, or a mask in the data.",
-            show_default="all",
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"The loss for curvature: {', '.join(LOSSES)}.", show_default=DEFAULTS.loss),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Samples per run.", show_default=str(DEFAULTS.batch))
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.", show_default="0"),
-    ] = None,
+    positions: Annotated[str | None, positions_option("all")] = None,
+    loss: Annotated[str | None, loss_option(DEFAULTS.loss)] = None,
+    batch: Annotated[int | None, batch_option(str(DEFAULTS.batch))] = None,
+    seed: Annotated[int | None, seed_option("0")] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep what is done so far here; after an interruption, resume from it."),

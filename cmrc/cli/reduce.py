@@ -23,16 +23,17 @@ from cmrc.cli.options import (
     Seed,
     SiteNames,
     Verbose,
+    batch_option,
     examples,
     new_app,
 )
 from cmrc.cli.outputs import require_output
+from cmrc.cli.recipe_options import preset_option
 from cmrc.cli.terminal import fail, print_table, progress, reported
 from cmrc.cli.wording import in_flags
 from cmrc.errors import RecipeError
 from cmrc.files import require_writable
 from cmrc.hosts.onnx.bench import PROVIDERS
-from cmrc.planning.recipe import PRESETS
 from cmrc.reduction.account import account_of
 from cmrc.reduction.frontier import SHARES
 from cmrc.reduction.page import page_of, require_report, write_page
@@ -115,7 +116,7 @@ def reduce_command(
     protect: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A site, or a glob, to leave as it is; repeatable.")
     ] = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help=f"How units are chosen: {', '.join(PRESETS)}.")] = PRESET,
+    preset: Annotated[str, preset_option()] = PRESET,
     refit: Annotated[
         bool, typer.Option(help="Fit each layer after the replacements before it: better, and slower.")
     ] = True,
@@ -128,9 +129,7 @@ def reduce_command(
             show_default=f"{LIMIT}, up to {MOST} of a light model, fewer of a large one",
         ),
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Samples per run.", show_default="by memory")
-    ] = None,
+    batch: Annotated[int | None, batch_option("by memory")] = None,
     normalise: Annotated[
         str | None,
         typer.Option(

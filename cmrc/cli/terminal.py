@@ -22,7 +22,7 @@ from cmrc.errors import CheckError, CmrcError, ResidueError, message
 WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
 # Names come from files: `[/x]` and `:smile:` in them are not markup.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False, width=None if sys.stderr.isatty() else WIDE)
 EVERY = 5.0  # seconds between lines of progress in a pipe: shorter work is silent
 verbose = False
 

@@ -1,4 +1,4 @@
-"""A reduction as an MLflow run: parameters, metrics, the plan, the model and the whole document.
+"""A reduction as an MLflow run: parameters, metrics, the plan, the model, the report and the whole document.
 
 with mlflow.start_run():
     result = cmrc.reduce("model.onnx", "train.npz", agreement=0.97)
@@ -8,16 +8,22 @@ with mlflow.start_run():
 from __future__ import annotations
 
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cmrc.reduction.account import account_of
+from cmrc.reduction.page import page_of, write_page
 from cmrc.reduction.result import Reduction
 
 SHOWN = ("preset", "objective", "select", "replace", "seed", "recompute")
 
 
-def log_reduction(result: Reduction, *, folder: str = "cmrc") -> None:
-    """Log into the active run. Metrics have one step per size of the table, from the largest; `chosen.` ones are of the result."""
+def log_reduction(result: Reduction, *, folder: str = "cmrc", name: str = "model") -> None:
+    """Log into the active run. Metrics have one step per size of the table, from the largest; `chosen.` ones are of the result.
+
+    The report, in which the model is called `name`, needs `cmrc[report]`, and is left out without it.
+    """
     import mlflow
 
     mlflow.log_params(_parameters(result))
@@ -31,6 +37,9 @@ def log_reduction(result: Reduction, *, folder: str = "cmrc") -> None:
         here = Path(temporary)
         result.save(here / "small.onnx")
         result.plan.save(here / "small.plan.json")
+        if find_spec("vl_convert") is not None:
+            account = account_of(result, name)
+            write_page(page_of(account), account, here / "report.html")
         mlflow.log_artifacts(str(here), folder)
 
 

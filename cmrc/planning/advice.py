@@ -20,7 +20,7 @@ from cmrc.planning.objectives import optimal_constant
 from cmrc.planning.recipe import Recipe
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
-from cmrc.statistics.batches import Batch, batches
+from cmrc.statistics.batches import Batch, batches, in_batches_of_model
 from cmrc.statistics.calibrate import Watch, calibrate, choose, unwatched
 
 NEED = ("curvature", "range", "coupling", "rows")
@@ -54,7 +54,8 @@ def examine(
     watch: Watch = unwatched,
 ) -> list[Finding]:
     """Every diagnostic of every site; `count` units are clamped one by one."""
-    parts = [_as_item(batch) for batch in batches(data, program.host.inputs, size=recipe.batch)]
+    given = in_batches_of_model(data, program.graph.inputs)
+    parts = [_as_item(batch) for batch in batches(given, program.host.inputs, size=recipe.batch)]
     chosen = choose(program, sites)
     return [finding for site in watch(chosen, len(chosen)) for finding in _at(program, parts, recipe, site, count)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -190,6 +190,7 @@ class Costs:
     program: Program
     sites: Sequence[Site]
     of: str
+    sizes: Mapping[str, int] = field(default_factory=dict)  # dynamic ones; others count as 1
     measured: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -211,7 +212,7 @@ class Costs:
                 self.measured[key] = (
                     _latency(self.program, graph)
                     if self.timed
-                    else float(getattr(cost(graph, since=self.program.graph), self.of))
+                    else float(getattr(cost(graph, self.sizes, since=self.program.graph), self.of))
                 )
         return self.measured[key]
 

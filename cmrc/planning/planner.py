@@ -33,7 +33,7 @@ from cmrc.planning.stream import Stream
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
-from cmrc.statistics.batches import batches
+from cmrc.statistics.batches import batches, in_batches_of_model
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
@@ -71,6 +71,7 @@ def plan(
     `remove_checkpoint` is called once the plan is saved.
     """
     chosen = make_recipe(recipe, **options)
+    data = in_batches_of_model(data, program.graph.inputs)
     if stats is not None and stats.fingerprint is not None:
         fix = "calibrate this model, or plan for the model that was calibrated"
         stats.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)

@@ -58,8 +58,21 @@ class LossProbe:
         """What choices cost. Kept as well: several budgets share what was lowered for the first."""
         key = (of, *(site.value for site in sites))
         if key not in self.costs:
-            self.costs[key] = Costs(self.program, sites, of)
+            self.costs[key] = Costs(self.program, sites, of, self._sizes())
         return self.costs[key]
+
+    def _sizes(self) -> dict[str, int]:
+        """The dynamic sizes of one row of the data, by name: a text has many tokens, and what reads them all weighs accordingly."""
+        if self.data is None or isinstance(self.data, Iterator):
+            return {}
+        batch = next(batches(self.data, self.program.host.inputs, size=self.recipe.batch))
+        return {
+            name: size if axis else 1
+            for value in self.program.graph.inputs
+            if value.name in batch.inputs
+            for axis, (name, size) in enumerate(zip(value.shape, batch.inputs[value.name].shape, strict=True))
+            if isinstance(name, str)
+        }
 
     def of_sites(self, ranked: Sequence[Ranked], counts: Sequence[Sequence[int]]) -> list[list[float]]:
         """For each site the mean loss with so many of its units replaced, for several numbers, and nothing else. Measured once."""

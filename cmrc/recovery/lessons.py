@@ -15,7 +15,7 @@ import numpy as np
 from cmrc.errors import InputError
 from cmrc.hosts.protocols import Host, Lesson
 from cmrc.ir.graph import Array
-from cmrc.statistics.batches import as_array, batches
+from cmrc.statistics.batches import as_array, batches, fixed_batch
 
 HELD_OUT = 0.1  # of the data, where nothing else is given
 MOST_HELD_OUT = 512
@@ -38,8 +38,7 @@ class Pool:
         for batch in batches(data, names):
             part = {name: as_array(array) for name, array in batch.inputs.items()}
             parts.append(part if batch.labels is None else {**part, LABELS: as_array(batch.labels)})
-        fixed = {value.shape[0] for value in host.graph.inputs if value.shape and isinstance(value.shape[0], int)}
-        rows = int(fixed.pop()) if len(fixed) == 1 else size
+        rows = fixed_batch(host.graph.inputs) or size
         shapes = {tuple((name, array.shape[1:]) for name, array in part.items()) for part in parts}
         if len(shapes) == 1:
             parts = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}]

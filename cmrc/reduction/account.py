@@ -56,6 +56,7 @@ def in_plain_words(r: Reduction, name: str) -> str:
         f"{100 * q.agreement.value:.1f} of 100 cases; for further samples of the same kind this is at least {100 * q.bound:.1f} "
         f"of 100, a statement that is wrong in at most {100 * r.goals.delta:g} of 100 such reports."
     )
+    trained = ", then training it towards the original" if r.recovered else ", without training"
     scores = ""
     pair, what = (q.metric, "metric") if q.metric else (q.accuracy, "accuracy")
     if pair is not None:
@@ -64,7 +65,7 @@ def in_plain_words(r: Reduction, name: str) -> str:
         "It meets what was asked for." if r.ready else f"It does not meet what was asked for: {'; '.join(r.problems)}."
     )
     return (
-        f"{name} was made smaller by removing {_removed(r)} of its inner units and adjusting the others, without training. The small model "
+        f"{name} was made smaller by removing {_removed(r)} of its inner units and adjusting the others{trained}. The small model "
         f"has {100 * m.parameters / max(w.parameters, 1):.0f} % of the parameters and needs {100 * m.macs / max(w.macs, 1):.0f} % of "
         f"the multiplications{speed}. {agree}{scores} {end}"
     )

@@ -69,7 +69,7 @@ class SideBySide:
             ]  # fmt: skip
 
         rows = [("", *self.names), ("verdict", *("ready" if a["ready"] else "not ready" for a in self.both))]
-        rows += [(f"size, of its {self.first['of']}", *(f"{a['chosen']:g}" for a in self.both))]
+        rows += [("chosen size", *(f"{a['chosen']:g} of the {a['of']}" for a in self.both))]
         rows += [
             (word, *parts(name))
             for word, name in (("parameters", "parameters"), ("multiply-adds", "macs"), ("bytes", "bytes"))

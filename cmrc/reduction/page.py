@@ -205,10 +205,15 @@ def _html_table(rows: Sequence[Sequence[str]]) -> str:
     head, *rest = rows
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(
-        f"<tr{' class=chosen' if row[0] == '>' else ''}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
+        f"<tr{' class=chosen' if row[0] == '>' else ''}>{''.join(f'<td>{_breakable(cell)}</td>' for cell in row)}</tr>"
         for row in rest
     )
     return f"<div class=wide><table>{f'<tr>{cells}</tr>' if any(head) else ''}{body}</table></div>"
+
+
+def _breakable(cell: str) -> str:
+    """A list of numbers without spaces may go on in the next line."""
+    return html.escape(cell).replace(",", ",<wbr>")
 
 
 def _bundle() -> str:

@@ -218,7 +218,9 @@ class _Run:
         digested = {**self.asked, "of": self.of, "sites": [site.value for site in folding]}
         work = WorkFolder.open(folder, digest_of_run(subject.program.fingerprint, (rows.calibration,), digested))
         if work.emptied:
-            self.remarks.append("the work folder held another model, data or recipe: everything was done anew")
+            self.remarks.append(
+                "the work folder held another model, data or recipe, or is of another version of cmrc: everything was done anew"
+            )
         stats = self._statistics(work, recipe, folding)
         self.clock.stage("original", f"{len(rows.judged.numbers)} held-out samples")
         judge = Judge(

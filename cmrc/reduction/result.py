@@ -76,6 +76,11 @@ class Reduction:
         return self.sizes[self.chosen]
 
     @property
+    def recovered(self) -> bool:
+        """Whether the chosen size was trained; `size` has the measures of before, `measures` those of after."""
+        return self.lowered.recovery is not None
+
+    @property
     def plan(self) -> Plan:
         return self.lowered.plan
 
@@ -178,13 +183,18 @@ class Reduction:
         task = "metric" if self.measures.quality.metric is not None else "accuracy"
         head = ("", f"of {WORDS[self.of]}", "parameters", "multiply-adds", "file", "ms", "speed-up", "agreement", "KL")
         rows: list[tuple[str, ...]] = [head + ((task,) if has_task else ())]
-        for i, size in enumerate(self.sizes):
-            m = self.measures if i == self.chosen else size.measures
+        shown = [
+            (">" if i == self.chosen else "", f"{size.share:g}", size.measures) for i, size in enumerate(self.sizes)
+        ]
+        if self.recovered and self.measures != self.size.measures:  # in a row of its own, below what it began with
+            mark, share, before = shown[self.chosen]
+            shown[self.chosen : self.chosen + 1] = [("", share, before), (mark, f"{share}, recovered", self.measures)]
+        for mark, share, m in shown:
             q = m.quality
             pair = q.metric or q.accuracy
             rows.append((
-                ">" if i == self.chosen else "",
-                f"{size.share:g}",
+                mark,
+                share,
                 _part(m.parameters, self.whole.parameters),
                 _part(m.macs, self.whole.macs),
                 _part(m.bytes, self.whole.bytes),
@@ -213,6 +223,12 @@ class Reduction:
             rows.append(("accuracy", f"{q.accuracy[0]:.4f}", f"{q.accuracy[1]:.4f}", ""))
         if q.metric is not None:
             rows.append(("metric", f"{q.metric[0]:.4f}", f"{q.metric[1]:.4f}", ""))
+        if self.recovered:
+            began = self.size.measures.quality
+            kl = "" if began.kl is None or q.kl is None else f"; KL {began.kl:.2g} -> {q.kl:.2g}"
+            rows.append(
+                ("recovery", f"{began.agreement.value:.4f}", f"{q.agreement.value:.4f}", f"agreement by training{kl}")
+            )
         low, high = q.agreement.low, q.agreement.high
         rows.append(
             ("agreement", "", f"{q.agreement.value:.4f}", f"with the original; 95 % interval {low:.4f} to {high:.4f}")
@@ -236,6 +252,13 @@ class Reduction:
                 f"{len(self.declined)} places do not fold, {_percent(beyond)} of the multiply-adds are out "
                 "of reach: `cmrc inspect --all` says what stops each, `cmrc inspect --groups` what must be replaced together"
             )
+        stored = [size.measures.parameters for size in self.sizes]
+        if self.of == "macs" and (risen := [i for i in range(1, len(stored)) if stored[i] > stored[i - 1]]):
+            one, other = (f"{self.sizes[i].share:g}" for i in (risen[0], risen[0] - 1))
+            said.append(
+                f"{one} of the multiply-adds has more parameters than {other}: these sizes do not count parameters; a goal of "
+                "size= plans by bytes instead"
+            )
         return said
 
     def __str__(self) -> str:
@@ -258,7 +281,7 @@ class Reduction:
             "sizes_are_parts_of": self.of,
             "chosen": self.size.share,
             "frontier": [{"share": size.share, **(self.measures if size is self.size else size.measures).to_json()} for size in self.sizes],
-            "recovery": self.lowered.recovery and self.lowered.recovery.to_json(),
+            "recovery": self.lowered.recovery and {**self.lowered.recovery.to_json(), "before": self.size.measures.to_json()},
             "widths": {site: [row["units"], row["kept"]] for site, row in self.size.plan.made.get("sites", {}).items()},
             "check": {"holds": self.check.holds, "error": self.check.error, "tolerance": self.check.tolerance},
             "verification": None if self.verification is None else self.verification.to_json(),

@@ -29,7 +29,7 @@ from cmrc.reduction.images import Pictures, is_picture_folder, picture_reader
 from cmrc.reduction.sounds import Sounds, is_sound_folder, sound_reader
 from cmrc.reduction.texts import Texts, is_text, read_texts
 from cmrc.statistics.arrays import FILES, read_arrays
-from cmrc.statistics.batches import LABELS, SIZE, as_array, batches
+from cmrc.statistics.batches import LABELS, SIZE, as_array, batches, fixed_batch
 
 LIMIT = 2048  # rows, unless more are asked for or cost little
 MOST = 8192  # rows of a model that is light
@@ -111,13 +111,6 @@ class Rows:
             return self.numbers
         whole = len(self.numbers) // self.fixed * self.fixed
         return self.numbers[:whole] if whole else np.resize(self.numbers, self.fixed)
-
-
-def fixed_batch(inputs: Sequence[Value]) -> int | None:
-    """The number of samples that a model takes at a time, where it is fixed."""
-    first = {value.shape[0] for value in inputs if value.shape}
-    fixed = {int(number) for number in first if isinstance(number, int)}
-    return fixed.pop() if len(fixed) == 1 and len(first) == 1 else None
 
 
 # ---------------------------------------------------------------- reading

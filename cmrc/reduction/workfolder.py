@@ -1,6 +1,6 @@
 """What a run has done so far, in a folder: an interrupted run continues there, and another choice costs seconds.
 
-    asked.json              what the files were made for: a digest of the model, the data and the recipe
+    asked.json              what the files were made for: a digest of the model, the data, the recipe and cmrc's own code
     stats.safetensors       the calibration; `calibration` is its checkpoint while it runs
     plan-0.600.json         the plan of each size, and model-0.600.onnx
     measures-0.600.json     what was measured of it, and under which conditions
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +110,23 @@ class WorkFolder:
 
 def digest_of_run(model: Fingerprint, data: Iterable[Rows], recipe: Mapping[str, Any]) -> str:
     """A name for a model, its data and how it is planned."""
-    digest = hashlib.sha256(f"{__version__} {model.digest} {json.dumps(recipe, sort_keys=True, default=str)}".encode())
+    asked = json.dumps(recipe, sort_keys=True, default=str)
+    digest = hashlib.sha256(f"{digest_of_code()} {model.digest} {asked}".encode())
     for rows in data:
         for batch in rows:
             digest.update(digest_of_batch([as_array(batch[name]) for name in sorted(batch)]))
+    return digest.hexdigest()
+
+
+@cache
+def digest_of_code(package: Path = Path(__file__).parents[1]) -> str:
+    """A name for the code of cmrc: other code may plan otherwise, also where the version is still the same."""
+    digest = hashlib.sha256()
+    for path in sorted(
+        Path(folder) / name for folder, _, names in os.walk(package, followlinks=True) for name in names
+    ):
+        if path.suffix == ".py":
+            digest.update(f"{path.relative_to(package)} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
     return digest.hexdigest()
 
 

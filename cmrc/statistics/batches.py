@@ -5,7 +5,8 @@
     an iterable of mappings                 inputs by name (a single one by any); `labels` or `label`; masks by their names
     a folder of .npy or .npz files, or one  the same, file by file, in pieces of `size` rows
 
-A torch DataLoader is such an iterable. Nothing is read before it is needed.
+A torch DataLoader is such an iterable. Nothing is read before it is needed. Files for a model of a fixed batch are read in pieces
+of that size (`in_batches_of_model`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import InputError, StatsError
-from cmrc.ir.graph import Array
+from cmrc.ir.graph import Array, Value
 from cmrc.statistics.arrays import FILES, native, read_arrays
 
 LABELS = ("labels", "label", "y")
@@ -66,6 +67,39 @@ def batches(data: Any, names: Sequence[str], *, size: int = SIZE, shard: tuple[i
             yield _batch(item, names)
     if not count:
         raise StatsError("there is no data to calibrate on", fix=FORMS)
+
+
+def fixed_batch(inputs: Sequence[Value]) -> int | None:
+    """The number of samples that a model takes at a time, where it is fixed."""
+    first = {value.shape[0] for value in inputs if value.shape}
+    fixed = {int(number) for number in first if isinstance(number, int)}
+    return fixed.pop() if len(fixed) == 1 and len(first) == 1 else None
+
+
+def in_batches_of_model(data: Any, inputs: Sequence[Value]) -> Any:
+    """The same data; files for a model of a fixed batch in pieces of that size."""
+    size = fixed_batch(inputs)
+    return WholePieces(Path(data), size) if size is not None and isinstance(data, (str, Path)) else data
+
+
+@dataclass(frozen=True, slots=True)
+class WholePieces:
+    """Files in pieces of exactly `size` rows, as often as they are asked for. What is left over at the end of a file is not run."""
+
+    path: Path
+    size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        some = False
+        for piece in _pieces_of_files(self.path, self.size):
+            if len(piece if isinstance(piece, np.ndarray) else next(iter(piece.values()))) == self.size:
+                some = True
+                yield piece
+        if not some:
+            raise StatsError(
+                f"the model takes {self.size} samples at a time, and no file has so many",
+                fix=f"give at least {self.size} samples, or export the model with a dynamic batch",
+            )
 
 
 def length(data: Any) -> int | None:

@@ -22,7 +22,7 @@ from cmrc.ir.graph import Array
 from cmrc.program.program import Program
 from cmrc.program.reach import last_of_each_function, last_of_each_run
 from cmrc.program.sites import Site
-from cmrc.statistics.batches import SIZE, Batch, as_array, batches, length
+from cmrc.statistics.batches import SIZE, Batch, as_array, batches, in_batches_of_model, length
 from cmrc.statistics.checkpoint import EVERY, Checkpoint, Seen, digest_of
 from cmrc.statistics.columns import Columns, Positions, columns_of, position_of, rows_of
 from cmrc.statistics.curvature import Options, derivatives
@@ -95,6 +95,7 @@ def calibrate(
     running = program.host if host is None else host
     source = Taps(program.host, running, list(stats.sites)) if taps is None else taps
     calibration = _Calibration(program, running, source, stats.sites, needs, Options(loss, curvature, draws, seed))
+    data = in_batches_of_model(data, program.graph.inputs)
     parts = batches(data, program.host.inputs, size=size, shard=shard)
     seen = Seen()
     for i, batch in enumerate(watch(parts, length(data))):

@@ -289,6 +289,13 @@ def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
     return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 
 
+def varies_beside(replaced: str, other: str) -> Declined:
+    """Where two operands meet unit by unit, and one of them is replaced alone."""
+    return Declined(
+        f"%{replaced} is replaced in these units, %{other} is not: replace both (`cmrc inspect --groups` shows what belongs together)"
+    )
+
+
 def others_give_shape(sweep: Sweep, node: Node, position: int, becomes: Shape) -> bool:
     """Whether the result keeps its shape when this operand becomes something of shape `becomes`, mostly of one position."""
     own = sweep.shape(node.inputs[position])

@@ -49,6 +49,7 @@ from cmrc.passes.rewriting.rewriter import (
     result_axis,
     sources_of,
     taken,
+    varies_beside,
 )
 
 Rule = Callable[[Sweep, Node, Facts], RuleOutcome]
@@ -187,8 +188,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
         sweep.emit(node.with_inputs(known.get(i, o) for i, o in enumerate(node.inputs)))
         return taken("a value computed at run time as an operand")
     if unknown:
-        replaced = facts[sorted(facts)[0]].source
-        return Declined(f"operand %{replaced} is replaced in these units, operand %{unknown[0]} is not")
+        return varies_beside(facts[min(facts)].source, unknown[0])
     units = sorted(set.intersection(*(set(f.units) for f in facts.values())))
     if len(units) < max(len(f.units) for f in facts.values()):
         return Declined("its operands are replaced in different units")

@@ -331,6 +331,27 @@ def test_check_gives_a_model_of_a_fixed_batch_the_rows_that_it_takes(folder: Pat
     assert shown["moved"] >= json.loads(cli(*call, "last.npy", "--json").stdout)["moved"]
 
 
+def test_a_model_of_a_fixed_batch_is_calibrated_and_planned_in_batches_of_it(folder: Path) -> None:
+    import onnx
+
+    model = onnx.load("model.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    onnx.save(model, "fixed.onnx")
+    np.save("images.npy", np.random.default_rng(0).normal(size=(32, 1, 8, 8)).astype(np.float32))
+    shown = json.loads(cli("calibrate", "fixed.onnx", "--data", "images.npy", "-o", "s.safetensors", "--json").stdout)
+    assert shown["samples"] == 30
+    call = ("plan", "fixed.onnx", "--data", "images.npy", "--sites", "act4", "--keep", "0.5", "-o", "fixed.json")
+    assert cli(*call).exit_code == 0
+    assert json.loads(cli(*call, "--json").stdout)["samples"] == 30
+    assert cli("lower", "fixed.onnx", "fixed.json", "-o", "small.onnx").exit_code == 0
+    assert cli("check", "fixed.onnx", "small.onnx", "fixed.json", "--data", "images.npy").exit_code == 0
+    np.save("images.npy", np.zeros((2, 1, 8, 8), np.float32))
+    assert cli(*call).stderr == (
+        "stats: the model takes 3 samples at a time, and no file has so many\n"
+        "  fix: give at least 3 samples, or export the model with a dynamic batch\n"
+    )
+
+
 def test_quiet_and_verbose(folder: Path) -> None:
     loud = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx", "-v")
     assert "constant_fold" in loud.stdout

@@ -326,16 +326,19 @@ def output() -> Graph:
     return on(h, net)
 
 
+BESIDE = (
+    "%{} is replaced in these units, %{} is not: replace both (`cmrc inspect --groups` shows what belongs together)"
+)
 DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (not_finite, "its result for these constants is infinite or not a number"),
     (not_finite_product, "its result for these constants is infinite or not a number"),
     (not_finite_in_part, "its result for these constants is infinite or not a number"),
-    (maximum_with_zero, "operand %linear_1 is replaced in these units, operand %linear_2 is not"),
+    (maximum_with_zero, BESIDE.format("linear_1", "linear_2")),
     (different_axes, "its operands are replaced along different axes"),
     (broadcast_axis, "the replaced axis is broadcast here"),
     (different_units, "its operands are replaced in different units"),
-    (one_operand_only, "operand %linear_1 is replaced in these units, operand %linear_2 is not"),
-    (known_operand_that_gives_the_shape, "operand %linear_1 is replaced in these units, operand %mean_1 is not"),
+    (one_operand_only, BESIDE.format("linear_1", "linear_2")),
+    (known_operand_that_gives_the_shape, BESIDE.format("linear_1", "mean_1")),
     (replaced_parameter, "one of its parameters is replaced"),
     (mixed_units, "it mixes the units with each other"),
     (no_positions, "it combines an axis of no elements"),
@@ -550,7 +553,7 @@ def rt_part_of_any_size() -> Graph:
 
 
 DECLINES_AT_RUN_TIME: list[tuple[Callable[[], Graph], str]] = [
-    (rt_one_operand, "operand %conv_2 is replaced in these units, operand %conv_3 is not"),
+    (rt_one_operand, BESIDE.format("conv_2", "conv_3")),
     (rt_different_axes, "its operands are replaced along different axes"),
     (rt_different_units, "its operands are replaced in different units"),
     (rt_broadcast_axis, "the replaced axis is broadcast here"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from nets import Branches, data, exported, seeded, traced
 from torch import nn
 
@@ -149,6 +150,33 @@ def test_the_candidate_that_is_best_together_is_taken(program: cmrc.Program, mon
     shares = [k / n for k, n in zip(candidates[-1], units, strict=True)]
     assert max(shares) - min(shares) < 1.5 / min(units)
     assert [site["units"] - site["kept"] for site in plan.made["sites"].values()] == candidates[int(np.argmin(losses))]
+
+
+class Tokens(nn.Module):
+    """A large map of every token, and a larger one of their mean: which of them costs more depends on the number of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.act = nn.Linear(4, 16), nn.Linear(16, 4), nn.ReLU()
+        self.c, self.d, self.late = nn.Linear(4, 32), nn.Linear(32, 3), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.b(self.act(self.a(x))).mean(1)
+        return self.d(self.late(self.c(mean)))
+
+
+@pytest.mark.parametrize("kind", ["fx", "onnx"])
+def test_a_budget_counts_the_tokens_of_the_data(kind: str) -> None:
+    dynamic = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
+    program = cmrc.trace(seeded(Tokens()), (torch.randn(2, 5, 4),), dynamic_shapes=(dynamic,))
+    if kind == "onnx":
+        program = exported(program)
+    x = np.random.default_rng(0).normal(size=(64, 50, 4)).astype(np.float32)
+    recipe = make_recipe(preset="joint", sites=["act", "late"])
+    sites = [program.find(name)[0] for name in recipe.sites]
+    costs = LossProbe(program, recipe, [x], unwatched).costs_of("macs", sites)
+    assert costs.measure([0, 0]) == 50 * 2 * 4 * 16 + 4 * 32 + 32 * 3
+    assert costs.savings.tolist() == [50 * 8, 7]
 
 
 def test_a_budget_needs_data() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import cmrc
 from cmrc.errors import CertifyError, InputError, RecipeError
+from cmrc.reduction.workfolder import digest_of_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL, TRAIN, TEST = (EXAMPLES / name for name in ("digits.onnx", "digits_train.npz", "digits_test.npz"))
@@ -88,8 +89,20 @@ def test_a_work_folder_of_other_data_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "w" / "mine.txt").write_text("stays")
     cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.8]})
     other = cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.8], "samples": 500})
-    assert "the work folder held another model, data or recipe: everything was done anew" in other.remarks
+    assert (
+        "the work folder held another model, data or recipe, or is of another version of cmrc: everything was done anew"
+        in other.remarks
+    )
     assert (tmp_path / "w" / "mine.txt").read_text() == "stays"
+
+
+def test_other_code_has_another_name(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a.py").write_text("x = 1")
+    first = digest_of_code.__wrapped__(tmp_path)
+    assert digest_of_code.__wrapped__(tmp_path) == first
+    (tmp_path / "inner" / "a.py").write_text("x = 2")
+    assert digest_of_code.__wrapped__(tmp_path) != first
 
 
 def test_goals_that_cannot_be_met_say_what_is_reachable() -> None:

@@ -18,10 +18,10 @@ from cmrc.reduction.samples import (
     Reading,
     Rows,
     affordable_rows,
-    fixed_batch,
     load_function,
     read_samples,
 )
+from cmrc.statistics.batches import fixed_batch
 
 IMAGE = (Value("image", ("batch", 1, 2, 2), "float32"),)
 TOKENS = (Value("ids", ("batch", "length"), "int64"), Value("mask", ("batch", "length"), "int64"))

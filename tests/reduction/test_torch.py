@@ -44,3 +44,10 @@ def test_the_chosen_size_is_trained_and_judged_again(tmp_path: Path) -> None:
     assert trained.check.holds  # of what was lowered, before it was trained
     trained.save(tmp_path / "small.onnx")
     assert trained.to_json()["recovery"]["steps"] > 0
+    rows = {row[1]: row for row in trained.frontier()}
+    assert rows["0.3, recovered"][0] == ">"
+    assert (
+        rows["0.3"][1:] == next(row for row in plain.frontier() if row[1] == "0.3")[1:]
+    )  # what it began with stays to see
+    assert trained.to_json()["recovery"]["before"]["quality"]["kl"] == before
+    assert "recovery" in {row[0] for row in trained.summary()}

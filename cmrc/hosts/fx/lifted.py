@@ -119,7 +119,7 @@ def to_exported(program: LiftedProgram) -> ExportedProgram:
         graph_signature=signature,
         state_dict={name: tensor for name, tensor in state.items() if name not in stateless},
         range_constraints=exported.range_constraints,
-        module_call_graph=copy.deepcopy(exported.module_call_graph),
+        module_call_graph=[copy.copy(entry) for entry in exported.module_call_graph],
         example_inputs=exported.example_inputs,
         constants={**{k: v for k, v in exported.constants.items() if k not in state}, **constants},
     )
