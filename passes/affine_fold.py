@@ -189,10 +189,15 @@ def _scale_and_shift(node: Node, position: int, axis: int, units: Sequence[int])
 
 def _usual_sizes(node: Node, axis: int, units: Sequence[int]) -> Array:
     """How large the numbers are that arrive: a batch norm knows it, elsewhere 1 is taken."""
-    mean, variance = node.inputs[3:5] if attributes(node, PointwiseAttrs)["fn"] == "batch_norm" else (None, None)
-    if mean is None or variance is None or isinstance(mean, str) or isinstance(variance, str):
+    if attributes(node, PointwiseAttrs)["fn"] != "batch_norm":
         return np.ones(len(units))
-    return np.abs(constant(take(mean, 0, units))) + np.sqrt(constant(take(variance, 0, units)))
+    sizes = np.zeros(len(units))
+    for i, grown in ((3, np.abs), (4, np.sqrt)):
+        operand = node.inputs[i]
+        assert isinstance(operand, Tensor)  # or its scale would not be known
+        local = operand_axis(node, i, operand.shape, axis)
+        sizes += grown(constant(operand if local is None else take(operand, local, units)).reshape(-1))
+    return sizes
 
 
 def _scaled(

@@ -52,7 +52,7 @@ class Identities:
     def join(self, first: Array, second: Array) -> None:
         a, b = self.find(first), self.find(second)
         while np.any(a != b):  # again where a set stands several times on one side
-            self.parent[np.maximum(a, b)] = np.minimum(a, b)
+            np.minimum.at(self.parent, np.maximum(a, b), np.minimum(a, b))  # the smallest of them, or it would not end
             a, b = self.find(first), self.find(second)
 
 

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 CHUNK = 25
 PATIENCE = 60.0
 MINIMISING = 60.0
+STOOD_STILL = 5.0  # seconds in which this process did not come round, though it waits for one at most
 
 
 class Process:
@@ -159,9 +160,13 @@ def campaign(
     until = time.monotonic() + 60 * minutes
     crew = [Process(failures, folder) for _ in range(processes)]
     following, again = int(record.data["next"]), sorted(record.again)
-    said = time.monotonic()
+    said = seen = time.monotonic()
     try:
         while True:
+            if time.monotonic() - seen > STOOD_STILL:  # the whole machine was stopped: nobody hangs for that
+                for process in crew:
+                    process.since = time.monotonic()
+            seen = time.monotonic()
             for process in crew:
                 if not process.left and again:
                     process.give(again)

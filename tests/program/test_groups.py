@@ -18,6 +18,7 @@ from torch import nn
 
 import cmrc
 from cmrc.program.groups import runs
+from cmrc.program.strands import Identities
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 
@@ -357,3 +358,13 @@ def test_the_command_line_lists_groups(tmp_path: Path) -> None:
         ("layer2", 8, ["add layer2.0", "add layer2.1"], "folds")
     ]
     assert [w["units"] for w in told["groups"][0]["writers"]] == ["0:8", "0:8", "0:8"]
+
+
+def test_identities_that_stand_several_times_on_one_side_are_joined() -> None:
+    """Each of these once set a set's parent to itself again, and never ended."""
+    identities = Identities()
+    ids = identities.fresh(6)
+    identities.join(np.array([3, 3, 2]), np.array([1, 2, 2]))
+    assert identities.find(ids).tolist() == [0, 1, 1, 1, 4, 5]
+    identities.join(np.array([0, 0, 4]), np.array([5, 3, 4]))
+    assert identities.find(ids).tolist() == [0, 0, 0, 0, 4, 0]
