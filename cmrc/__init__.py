@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from cmrc.planning.planner import plan
     from cmrc.planning.recipe import Recipe
     from cmrc.program.check import Check
-    from cmrc.program.do import Affine
     from cmrc.program.groups import Group
     from cmrc.program.lower import Lowered, Recovery, lower
-    from cmrc.program.plan import Plan
-    from cmrc.program.program import Program
+    from cmrc.program.plan import Affine, Plan
+    from cmrc.program.program import Program, trace
     from cmrc.program.report import Report
     from cmrc.program.sites import Site
-    from cmrc.program.trace import trace
     from cmrc.recovery.recover import recover
     from cmrc.reduction.reducer import reduce
     from cmrc.reduction.result import Reduction
@@ -76,7 +74,7 @@ __all__ = [
 
 # Names are imported when they are first used: `import cmrc` costs nothing, and who lowers a model loads no planner.
 _HOMES = {
-    "Affine": "cmrc.program.do:Affine",
+    "Affine": "cmrc.program.plan:Affine",
     "Check": "cmrc.program.check:Check",
     "Group": "cmrc.program.groups:Group",
     "Interpreter": "cmrc.verification.interpreter:Interpreter",
@@ -103,7 +101,7 @@ _HOMES = {
     "recover": "cmrc.recovery.recover:recover",
     "reduce": "cmrc.reduction.reducer:reduce",
     "smallest_certified": "cmrc.verification.protocol:smallest_certified",
-    "trace": "cmrc.program.trace:trace",
+    "trace": "cmrc.program.program:trace",
     "verify": "cmrc.verification.protocol:verify",
 }
 

@@ -170,3 +170,18 @@ class CertifyError(CmrcError):
     """A target that cannot be understood, or that no candidate meets."""
 
     kind = "certify"
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The error, what caused it, and so on to the first."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    return chain
+
+
+def last_line(error: BaseException) -> str:
+    """The innermost cause of an error, in a line."""
+    first = causes(error)[-1]
+    lines = str(first).strip().splitlines()
+    return lines[-1] if lines else type(first).__name__

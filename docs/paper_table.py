@@ -79,7 +79,7 @@ def rows() -> list[Row]:
     shift = {m: calibration["found"][f"shift {m} 500"]["kl"][0] for m in ("CMR-Logit", "VBP")}
     apart = curvature["apart"]
     return [
-        Row("Networks as deterministic SCMs (3.1)", "program/trace.py:trace", "tests/verification/test_interventions.py::test_without_interventions_it_is_the_model", EXACT, "definition"),
+        Row("Networks as deterministic SCMs (3.1)", "program/program.py:trace", "tests/verification/test_interventions.py::test_without_interventions_it_is_the_model", EXACT, "definition"),
         Row("do(a := c), do(a := affine) (3.2)", "program/plan.py:Plan.do", "tests/verification/test_interventions.py::test_a_plan_means_what_the_clamped_model_computes", EXACT, "definition"),
         Row("Compression objective (eq. 1)", "planning/planner.py:plan", f"{PLANNER}::test_joint_selection_with_affine_folds_distorts_least", "greedy, joint", "not searched", "We search it greedily with the replacement known (`select: joint`)."),
         Row("Proposition: bias folding", "passes/constant_fold.py:RULES", "tests/passes/test_constant_fold.py::test_rewrite", EXACT, "exact", "Also through norms, padding, attention, concatenation."),

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.axes import blocks, compress, count_by_group, spread
-from cmrc.ir.evaluate import constant, evaluate_op, take
-from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, attributes, literal
+from cmrc.ir.axes import blocks, compress, count_by_group, operand_axis, result_axis, spread
+from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, attributes, literal, take
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, slab_of
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
-from cmrc.passes.rewriting.absorb import fold_into_conv, fold_into_linear
+from cmrc.ir.tensors import constant, evaluate_op
+from cmrc.passes.rewriting.absorb import fold_into_linear
+from cmrc.passes.rewriting.convolution import fold_into_conv
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
     PAST,
@@ -40,9 +41,7 @@ from cmrc.passes.rewriting.rewriter import (
     combines_nothing,
     folded,
     is_affine_do,
-    operand_axis,
     past,
-    result_axis,
     sink_all,
 )
 
@@ -430,7 +429,7 @@ def rule_for(node: Node, relation: Relation) -> Callable[[Sweep, Node, Relation]
     return several if not relation.alone and node.op != "concat" else RULES.get(node.op, stop)
 
 
-SINKING = Sinking("affine_fold", is_affine_do, arriving, rule_for, lambda relation: relation.sources)
+SINKING = Sinking("affine_fold", is_affine_do, arriving, rule_for)
 
 
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:

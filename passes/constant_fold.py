@@ -6,65 +6,66 @@
     %d = do(%h, c) {units=S}                      %r = relu(%h)
     %r = relu(%d)                           ->    %d = do(%r, relu(c)) {units=S}
 
-One forward sweep, one rule per op. A rule gives the constants of the result by calling the evaluator (`ir/meanings.py`) on the
+One forward sweep, one rule per op. A rule gives the constants of the result by calling the evaluator (`ir/ops/`) on the
 constants of the operands, so an op has one meaning. Where a rule declines, the do stays before that op and the reason is
 noted; other readers of the same value go on without it. Condition: constants are finite (0 · x is taken to be 0).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.axes import compress, count_by_group, join, members, move, move_slab, spread
-from cmrc.ir.evaluate import constant, evaluate_op, take
-from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, attributes, literal
-from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, slab_of
+from cmrc.ir.axes import (
+    compress,
+    join,
+    move,
+    move_slab,
+    operand_axis,
+    parameter_axis,
+    result_axis,
+    spread,
+)
+from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, attributes, literal, take
+from cmrc.ir.ops.affine import DoAttrs, LinearAttrs, SelectAttrs, slab_of
 from cmrc.ir.ops.functions import ALONG, AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
+from cmrc.ir.tensors import constant, evaluate_op
 from cmrc.passes.rewriting import runtime
 from cmrc.passes.rewriting.absorb import (
+    NOT_FINITE,
+    Facts,
+    Known,
     add_behind_batch_norm,
-    conv_sizes,
-    fold_into_conv,
+    bare,
+    emit_with_tensors,
     fold_into_linear,
     fold_into_mean,
-    has_border,
+    known_of,
     leave_out_of_norm,
     merge_addends,
-    position_free,
+    sink,
+    sources_of,
 )
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
+from cmrc.passes.rewriting.convolution import absorb_into_conv
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
-    NOT_FINITE,
-    NOTHING_TO_ADD,
     PAST,
     UNREAD,
     Declined,
-    Facts,
-    Known,
     Log,
     Pass,
     RuleOutcome,
     Sinking,
     Sweep,
-    bare,
     combines_nothing,
     is_constant_do,
-    known_of,
-    operand_axis,
     others_give_shape,
-    parameter_axis,
     past,
-    result_axis,
-    sink,
     sink_all,
-    sources_of,
-    taken,
     varies_beside,
 )
 
@@ -124,7 +125,7 @@ def _sink_in_part(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown: Se
     for i, fact in facts.items():
         inputs[i] = _rest_of_operand(sweep, node, i, fact, agreed | zeros, i in whole)
     if not agreed and not zeros:
-        return _emit_with_tensors(sweep, node, inputs)
+        return emit_with_tensors(sweep, node, inputs)
     sweep.emit(node.with_inputs(inputs))
     nothing = np.zeros([len(zeros) if i == axis else n for i, n in enumerate(slab.shape)])
     slab = np.concatenate([slab, nothing], axis=axis)
@@ -144,29 +145,6 @@ def _still_varies(facts: Facts, unknown: Sequence[str]) -> Declined:
     if not unknown:
         return Declined("its operands are replaced in different units")
     return varies_beside(facts[min(facts)].source, unknown[0])
-
-
-def _emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> RuleOutcome:
-    """The op on tensors where operands were known altogether; x + 0 is x."""
-    kept = _summand_beside_zero(sweep, node, inputs)
-    if kept is not None:
-        sweep.redirected[node.name] = kept
-        return NOTHING_TO_ADD
-    sweep.emit(node.with_inputs(inputs))
-    return taken("a constant operand")
-
-
-def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
-    """x of x + 0, 0 + x and x - 0, where it is the whole result."""
-    attrs = attributes(node, PointwiseAttrs)
-    for position in {"add": (0, 1), "sub": (0,)}.get(attrs["fn"], ()):
-        x, other = inputs[position], inputs[1 - position]
-        nothing = isinstance(other, Tensor) and not np.any(constant(other))
-        scaled = position == 1 and attrs.get("alpha", 1.0) != 1.0
-        if isinstance(x, str) and nothing and not scaled:
-            value = sweep.values[x]
-            return x if (value.shape, value.dtype) == (node.output.shape, node.output.dtype) else None
-    return None
 
 
 def _rest_of_operand(sweep: Sweep, node: Node, position: int, fact: Known, gone: set[int], whole: bool) -> Operand:
@@ -413,73 +391,6 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     return sink(sweep, node, facts, fact.axis, tuple(units), result)
 
 
-def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
-    attrs = attributes(node, ConvAttrs)
-    if set(facts) != {0} or isinstance(node.inputs[1], str):
-        return Declined("its weight is computed at run time")
-    if len(node.inputs) > 2 and isinstance(node.inputs[2], str):
-        return Declined("its bias is computed at run time")
-    fact, axis, groups = facts[0], attrs["axis"], attrs["groups"]
-    if fact.axis != axis:
-        return Declined("it mixes positions along the replaced axis")
-    channels = int(sweep.shape(fact.source)[axis])
-    if groups == 1 and len(fact.units) < channels:
-        return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
-    per, outs = channels // groups, int(node.output.shape[axis]) // groups
-    counts = per - count_by_group(fact.units, groups, per)
-    if counts.min() == counts.max() > 0:
-        return fold_into_conv(sweep, node, fact.source, fact.units, fact.full())
-    gone = np.flatnonzero(counts == 0)
-    if np.any(counts % per):
-        return Declined("its groups would keep different numbers of channels")
-    rows = members(gone, outs)
-    if _makes_border(node, fact):
-        spatial = sweep.shape(fact.source)[axis + 1 :]
-        fixed = all(isinstance(n, int) for n in spatial)
-        if not fixed and not position_free(fact.slab, axis):
-            return Declined("the constants differ by position, and the number of positions is not fixed")
-        if position_free(fact.slab, axis) and not (fixed and _fits_in_weight(node, [int(n) for n in spatial])):
-            return runtime.plane_of_groups(sweep, node, facts, gone, per, outs)
-    return sink(sweep, node, facts, axis, rows, _groups_of_constants(sweep, node, fact, gone, per, outs))
-
-
-def _makes_border(node: Node, fact: Known) -> bool:
-    """Whether a convolution makes these constants different at different positions."""
-    free = position_free(fact.slab, attributes(node, ConvAttrs)["axis"])
-    return not free or (bool(fact.slab.any()) and has_border(node))
-
-
-def _fits_in_weight(node: Node, spatial: Sequence[int]) -> bool:
-    """Whether the plane of an output channel has no more numbers than its part of the weight."""
-    weight = node.inputs[1]
-    assert isinstance(weight, Tensor)
-    return math.prod(conv_sizes(node, spatial)) <= math.prod(weight.shape[1:])
-
-
-def _groups_of_constants(sweep: Sweep, node: Node, fact: Known, gone: Array, per: int, outs: int) -> Array:
-    """The outputs of groups whose inputs are all known."""
-    axis, attrs = attributes(node, ConvAttrs)["axis"], node.attrs
-    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    assert isinstance(weight, Tensor) and not isinstance(bias, str)
-    rows, columns = members(gone, outs), members(gone, per)
-    slab = fact.at(columns)
-    small = constant(take(weight, 0, columns if attrs.get("transposed") else rows))
-    shift = None if bias is None else constant(take(bias, 0, rows))
-    spatial = sweep.shape(fact.source)[axis + 1 :]
-    attrs = {**attrs, "groups": len(gone)}
-    if position_free(slab, axis) and not slab.any():
-        base = np.zeros(len(rows)) if shift is None else shift
-        return base.reshape([-1 if i == axis else 1 for i in range(len(spatial) + axis + 1)])
-    if position_free(slab, axis) and not has_border(node):
-        size: Sequence[int] = [d * (k - 1) + 1 for k, d in zip(small.shape[2:], attrs["dilation"], strict=True)]
-        attrs["stride"] = (1,) * len(size)
-    else:
-        size = [int(n) for n in spatial]
-    full = np.broadcast_to(slab, (*slab.shape[: axis + 1], *size))
-    return evaluate_op("conv", attrs, full, small, shift)
-
-
 def stop(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     if node.marks.shape_only is not None:
         return runtime.read_shape_only(sweep, node, facts)
@@ -534,7 +445,7 @@ def at_output(do: Node) -> str:
     return CONSTANT_OUTPUT if whole else "it is an output of the model"
 
 
-SINKING = Sinking("constant_fold", is_constant_do, facts_of, rule_for, sources_of, merge_with_addends, at_output)
+SINKING = Sinking("constant_fold", is_constant_do, facts_of, rule_for, merge_with_addends, at_output)
 
 
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:

@@ -11,21 +11,17 @@ need fewer still select from what is left. What nobody reads is dropped. Only by
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
-from cmrc.ir.axes import Keep, count_by_group, is_whole, members, move, period_of, segments
-from cmrc.ir.evaluate import take
-from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, Value, attributes
+from cmrc.ir.axes import count_by_group, members, narrowed, operand_axis, parameter_axis
+from cmrc.ir.graph import Graph, Keep, Node, Tensor, attributes, is_whole, take
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
-from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, PlaneAttrs, TransposeAttrs
+from cmrc.ir.tensors import quantised
+from cmrc.passes.rewriting.contract import rise_through_attention, rise_through_matmul, rise_to_copies
 from cmrc.passes.rewriting.integers import blocks_cut
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
@@ -33,135 +29,13 @@ from cmrc.passes.rewriting.rewriter import (
     Log,
     Movement,
     Pass,
-    Rewritten,
+    Rise,
     RuleOutcome,
+    Selection,
     apply_rule,
-    idle_nodes,
-    narrowed,
-    operand_axis,
-    parameter_axis,
+    as_copy,
+    shrunk,
 )
-
-
-@dataclass
-class Rise:
-    """A backward walk: later nodes are settled, `uses` says who reads a value, `select` asks for part of an operand."""
-
-    graph: Graph
-    log: Log
-    settled: dict[str, Node] = field(default_factory=dict)  # in reverse order
-    uses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    values: dict[str, Value] = field(default_factory=dict)
-    selected: set[str] = field(default_factory=set)  # what a select reads
-    # Values that vanished, what they are now, and the settled nodes that still name them: those are rewired in the end.
-    renamed: dict[str, str] = field(default_factory=dict)
-    rewired: set[str] = field(default_factory=set)
-    pending: list[Node] = field(default_factory=list)
-    # Values that a dropped node read: the host's own selects may rise.
-    lost_readers: set[str] = field(default_factory=set)
-    moves: dict[tuple[Shape, Shape, int, Keep, int], tuple[int, Keep] | str] = field(default_factory=dict)
-    changed: bool = False
-    _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
-
-    def __post_init__(self) -> None:
-        self.values = self.graph.values()
-
-    @cached_property
-    def makers(self) -> dict[str, Node]:
-        """Who made a value before this walk."""
-        return {value.name: node for node in self.graph.nodes for value in node.outputs}
-
-    def shape(self, operand: Operand) -> Shape:
-        return self.values[operand].shape if isinstance(operand, str) else operand.shape if operand is not None else ()
-
-    def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
-        """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
-        period = period_of(keep)
-        if operand is None or is_whole(keep, period or self.shape(operand)[axis]):
-            return operand
-        if not isinstance(operand, str):
-            return take(operand, axis, keep)
-        keep = keep if isinstance(keep, Keep) else Keep(keep)
-        attrs = {"axis": axis, "keep": keep, "period": period} if period else {"axis": axis, "keep": keep}
-        for select in self.pending:  # asked for twice by one node
-            if select.inputs[0] == operand and select.attrs == attrs:
-                return select.name
-        value = self.values[operand]
-        name = f"{operand}.select"
-        while name in self.values:
-            name = f"{operand}.select{self._count()}"
-        output = self.values[name] = Value(name, narrowed(value.shape, axis, keep), value.dtype)
-        self.pending.append(Node("select", (operand,), (output,), attrs))
-        return name
-
-    def move(self, before: Shape, after: Shape, axis: int, keep: Keep) -> tuple[int, Keep] | str:
-        """Where positions go in a reshape (axes.py); the same for queries, keys and values."""
-        key = (before, after, axis, keep, keep.period)
-        if key not in self.moves:
-            moved = move(before, after, axis, keep, keep.period)
-            self.moves[key] = moved if isinstance(moved, str) else (moved.axis, Keep(moved.index, moved.period))
-        return self.moves[key]
-
-    def emissions(self) -> int:
-        return len(self.settled)
-
-    def settle(self, node: Node) -> None:
-        name = node.name
-        self.settled[name] = node
-        for value in node.outputs:
-            self.values[value.name] = value
-        for operand in node.inputs:
-            if isinstance(operand, str):
-                users = self.uses[operand]
-                if not users or users[-1] != name:  # read twice by one node
-                    users.append(name)
-        if node.op == "select" and isinstance(operand := node.inputs[0], str):
-            self.selected.add(operand)
-
-    def rename(self, name: str, now: str) -> list[str]:
-        """A value vanishes, and what read it reads another. Says who did."""
-        users = self.uses.pop(name, [])
-        self.renamed[name] = now
-        self.rewired.update(users)
-        return users
-
-    def final_name(self, name: str) -> str:
-        while name in self.renamed:
-            name = self.renamed[name]
-        return name
-
-    def result(self) -> Graph:
-        for name in self.rewired:
-            node = self.settled[name]
-            self.settled[name] = node.with_inputs(
-                [self.final_name(operand) if isinstance(operand, str) else operand for operand in node.inputs]
-            )
-        outputs = tuple(self.final_name(name) for name in self.graph.outputs)
-        return Graph(self.graph.inputs, tuple(reversed(self.settled.values())), outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What arrives: of an axis only these positions are read, by these readers."""
-
-    axis: int
-    keep: Keep
-    readers: tuple[Node, ...] = ()
-
-
-def _shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Rewritten:
-    """The same op on smaller operands, making these positions only."""
-    before = node.output
-    output = Value(before.name, narrowed(before.shape, axis, keep), before.dtype)
-    changed = {**node.attrs, **attrs} if attrs else node.attrs
-    smaller = Node(node.op, tuple(inputs), (output,), changed, node.origin, node.path, node.marks)
-    return Rewritten(Movement.NARROWED, f"{before.shape[axis]} -> {len(keep)} along axis {axis}", smaller)
-
-
-def _copy(node: Node, operand: Operand, axis: int, keep: Keep) -> Rewritten:
-    """What is left of the node is a copy of its operand, which its readers read instead."""
-    return replace(_shrunk(node, (operand,), axis, keep), movement=Movement.COPIES)
-
 
 # ---------------------------------------------------------------- rules
 
@@ -172,15 +46,15 @@ def drop_rows_of_linear(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
     axis, keep = wanted.axis, wanted.keep
     x, weight, bias = (*node.inputs, None)[:3]
     if axis != attrs["axis"]:
-        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
+        return shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
     if isinstance(weight, str) or isinstance(bias, str) or weight is None:
         return Declined("its weight is computed at run time")
-    problem = blocks_cut(weight, attrs["w_out"], keep)
-    if problem:
+    integers = quantised(weight)
+    if integers is not None and (problem := blocks_cut(integers, attrs["w_out"], keep)):
         return Declined(problem)
     if bias is not None and bias.shape and bias.shape[-1] != 1:
         bias = take(bias, len(bias.shape) - 1, keep)
-    return _shrunk(node, (x, take(weight, attrs["w_out"], keep), bias), axis, keep)
+    return shrunk(node, (x, take(weight, attrs["w_out"], keep), bias), axis, keep)
 
 
 def drop_rows_of_conv(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -191,13 +65,13 @@ def drop_rows_of_conv(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     if axis > attrs["axis"]:
         return Declined("it mixes positions along this axis")
     if axis < attrs["axis"]:
-        return _shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
+        return shrunk(node, (rise.select(x, axis, keep), weight, bias), axis, keep)
     if not isinstance(weight, Tensor) or isinstance(bias, str):
         return Declined("its weight is computed at run time")
     bias = None if bias is None else take(bias, 0, keep)
     if groups == 1:
         weight = take(weight, 1 if attrs.get("transposed") else 0, keep)
-        return _shrunk(node, (x, weight, bias), axis, keep)
+        return shrunk(node, (x, weight, bias), axis, keep)
     outs = int(node.output.shape[axis]) // groups
     ins = int(rise.shape(x)[axis]) // groups
     counts = count_by_group(keep, groups, outs)
@@ -211,7 +85,7 @@ def drop_rows_of_conv(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
         weight = take(weight, 0, inputs)
     else:
         weight = take(weight, 0, keep)
-    return _shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, keep, groups=len(left))
+    return shrunk(node, (rise.select(x, axis, inputs), weight, bias), axis, keep, groups=len(left))
 
 
 def rise_through_pointwise(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -221,7 +95,7 @@ def rise_through_pointwise(rise: Rise, node: Node, wanted: Selection) -> RuleOut
     for i, operand in enumerate(node.inputs):
         local = None if operand is None else operand_axis(node, i, rise.shape(operand), axis)
         inputs.append(operand if local is None else rise.select(operand, local, keep))
-    return _shrunk(node, inputs, axis, keep)
+    return shrunk(node, inputs, axis, keep)
 
 
 def rise_along_other_axes(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -241,7 +115,7 @@ def rise_along_other_axes(rise: Rise, node: Node, wanted: Selection) -> RuleOutc
     for i, operand in enumerate(node.inputs[1:], start=1):
         local = None if operand is None else parameter_axis(node, i, rise.shape(operand), source, len(shape))
         inputs.append(operand if local is None else rise.select(operand, local, keep))
-    return _shrunk(node, inputs, axis, keep)
+    return shrunk(node, inputs, axis, keep)
 
 
 def _rise_to_repeated(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -254,7 +128,7 @@ def _rise_to_repeated(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     repeats = runs.reshape(-1, each) if runs.size % each == 0 else runs[None]
     if repeats.shape[1] != each or not np.all(repeats == repeats[0]):
         return Declined("of its repeats different positions are read")
-    return _shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
+    return shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
 
 
 def rise_through_reshape(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -263,37 +137,13 @@ def rise_through_reshape(rise: Rise, node: Node, wanted: Selection) -> RuleOutco
     x = node.inputs[0]
     moved = rise.move(node.output.shape, rise.shape(x), axis, keep)
     if isinstance(moved, str):
-        return _rise_to_copies(rise, node, wanted) or Declined(moved)
-    return _shrunk(node, (rise.select(x, *moved),), axis, keep)
-
-
-SHARED = "query heads that share a key-value head go together, or equally many of every such group"
-
-
-def _rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | None:
-    """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are alike, so any n of each of some groups will do."""
-    axis, keep = wanted.axis, wanted.keep
-    x = node.inputs[0]
-    maker = rise.makers.get(str(x))
-    if maker is None or maker.op != "expand" or keep.period:
-        return None
-    before, source = rise.shape(x), rise.shape(maker.inputs[0])
-    segment = next(s for s in segments(before, node.output.shape) if s.after[0] <= axis < s.after[1])
-    wide = [d for d in range(*segment.before) if before[d] != 1]
-    lead = len(before) - len(source)
-    if len(wide) != 2 or wide[1] < lead or source[wide[1] - lead] != 1:
-        return None
-    group, copy = wide
-    groups = shared_heads(keep, int(node.output.shape[axis]), int(before[group]))
-    if groups is None:
-        return Declined(SHARED)
-    some = rise.select(x, copy, range(len(keep) // len(groups)))
-    return _shrunk(node, (rise.select(some, group, groups),), axis, keep)
+        return rise_to_copies(rise, node, wanted) or Declined(moved)
+    return shrunk(node, (rise.select(x, *moved),), axis, keep)
 
 
 def rise_through_transpose(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     axis, keep = wanted.axis, wanted.keep
-    return _shrunk(
+    return shrunk(
         node, (rise.select(node.inputs[0], attributes(node, TransposeAttrs)["perm"][axis], keep),), axis, keep
     )
 
@@ -304,14 +154,14 @@ def rise_through_expand(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
     x = node.inputs[0]
     local = axis - (len(node.output.shape) - len(rise.shape(x)))
     operand = x if _is_copied(rise, node, axis) else rise.select(x, local, keep)
-    return _shrunk(node, (operand,), axis, keep)
+    return shrunk(node, (operand,), axis, keep)
 
 
 def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
     axis, keep = wanted.axis, wanted.keep
     if axis != attributes(node, ConcatAttrs)["axis"]:
-        return _shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
+        return shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
     if keep.period:
         return Declined("it joins samples")
     inputs, offset = [], 0
@@ -325,7 +175,7 @@ def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
         offset += size
     shape = narrowed(node.output.shape, axis, keep)
     alone = len(inputs) == 1 and isinstance(inputs[0], str) and rise.shape(inputs[0]) == shape
-    return _copy(node, inputs[0], axis, keep) if alone else _shrunk(node, inputs, axis, keep)
+    return as_copy(node, inputs[0], axis, keep) if alone else shrunk(node, inputs, axis, keep)
 
 
 def rise_through_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -337,11 +187,11 @@ def rise_through_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
     if axis != attrs["axis"]:
         if not node.origin and axis > attrs["axis"]:  # one order only, or two selects would change places for ever
             return Declined("a select along another axis stands here")
-        return _shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
+        return shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
     rest = tuple(attrs["keep"][k] for k in keep)
     if not node.origin and is_whole(rest, rise.shape(node.inputs[0])[axis]):
-        return _copy(node, node.inputs[0], axis, keep)
-    return _shrunk(node.with_attrs(keep=rest).with_marks(touched=True), node.inputs, axis, keep)
+        return as_copy(node, node.inputs[0], axis, keep)
+    return shrunk(node.with_attrs(keep=rest).with_marks(touched=True), node.inputs, axis, keep)
 
 
 def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -353,14 +203,14 @@ def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     if attrs["axis"] != axis:
         if len(seen) == len(node.output.shape) and seen[axis] != 1:
             value = rise.select(value, axis, keep)
-        return _shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep)
+        return shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep)
     where = {u: i for i, u in enumerate(keep)}
     left = [i for i, u in enumerate(attrs["units"]) if u in where]
     parents = attrs.get("parents", ())
     if left and any(p not in where for p in parents):
         return Declined("an affine replacement reads units that are dropped here")
     if not left:  # nothing of the do is read: it is a plain copy of what stays, which its readers take directly
-        return _copy(node, rise.select(x, axis, keep), axis, keep)
+        return as_copy(node, rise.select(x, axis, keep), axis, keep)
     if weights and len(attrs["units"]) != rise.shape(weights[0])[0]:
         return Declined("an affine replacement of blocks stays here")
     along = axis if len(seen) == len(node.output.shape) else 0
@@ -370,58 +220,7 @@ def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     changes: dict[str, object] = {"units": tuple(where[attrs["units"][i]] for i in left)}
     if parents:
         changes["parents"] = tuple(where[p] for p in parents)
-    return _shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep, **changes)
-
-
-def rise_through_matmul(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """Rows come from the left operand, columns from the right, batch axes from both."""
-    axis, keep = wanted.axis, wanted.keep
-    left, right = node.inputs
-    rank = len(node.output.shape)
-    if min(len(rise.shape(left)), len(rise.shape(right))) < 2:
-        return Declined("one of its operands is a vector")
-    if axis == rank - 2:
-        return _shrunk(node, (rise.select(left, len(rise.shape(left)) - 2, keep), right), axis, keep)
-    if axis == rank - 1:
-        return _shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, keep)
-    inputs = []
-    for operand in (left, right):
-        local = axis - (rank - len(rise.shape(operand)))
-        inputs.append(operand if local < 0 or rise.shape(operand)[local] == 1 else rise.select(operand, local, keep))
-    return _shrunk(node, inputs, axis, keep)
-
-
-def rise_through_attention(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """Value units come from v, queries from q, heads from all. A key-value head may serve several query heads."""
-    axis, keep = wanted.axis, wanted.keep
-    q, k, v, *masks = node.inputs
-    rank = len(node.output.shape)
-    if axis == rank - 1:
-        if node.marks.square:
-            return Declined("its values have the size of its queries")
-        return _shrunk(node, (q, k, rise.select(v, axis, keep), *masks), axis, keep)
-    if axis == rank - 2 and attributes(node, AttentionAttrs).get("causal"):
-        return Declined("it counts positions from the first query")
-    for i, mask in enumerate(masks):
-        local = None if mask is None else operand_axis(node, i + 3, rise.shape(mask), axis)
-        masks[i] = mask if local is None else rise.select(mask, local, keep)
-    if axis == rank - 2:
-        return _shrunk(node, (rise.select(q, axis, keep), k, v, *masks), axis, keep)
-    heads, served = rise.shape(q)[axis], rise.shape(k)[axis]
-    if heads == served:
-        return _shrunk(node, [*(rise.select(x, axis, keep) for x in (q, k, v)), *masks], axis, keep)
-    groups = shared_heads(keep, int(heads), int(served))
-    if groups is None:
-        return Declined(SHARED)
-    shared = (rise.select(k, axis, groups), rise.select(v, axis, groups))
-    return _shrunk(node, (rise.select(q, axis, keep), *shared, *masks), axis, keep)
-
-
-def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | None:
-    """The key-value heads that the kept query heads need, if all of them serve equally many."""
-    counts = count_by_group(keep, served, heads // served)
-    groups = np.flatnonzero(counts)
-    return [int(g) for g in groups] if len(set(counts[groups].tolist())) == 1 and list(keep) == sorted(keep) else None
+    return shrunk(node, (rise.select(x, axis, keep), value, *weights), axis, keep, **changes)
 
 
 def drop_columns_of_table(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -430,8 +229,8 @@ def drop_columns_of_table(rise: Rise, node: Node, wanted: Selection) -> RuleOutc
     ids, table = node.inputs
     column = axis - len(node.output.shape) + len(rise.shape(table))
     if column < 1:
-        return _shrunk(node, (rise.select(ids, axis, keep), table), axis, keep)
-    return _shrunk(node, (ids, rise.select(table, column, keep)), axis, keep)
+        return shrunk(node, (rise.select(ids, axis, keep), table), axis, keep)
+    return shrunk(node, (ids, rise.select(table, column, keep)), axis, keep)
 
 
 def stop(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -583,6 +382,24 @@ def raise_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
                 f"the size of axis {attributes(select, SelectAttrs)['axis']} of its operand is dynamic ({size})"
             )
     return outcome
+
+
+def idle_nodes(graph: Graph) -> frozenset[str]:
+    """The host's own nodes on which no output and no effect depends."""
+    needed = set(graph.outputs)
+    idle = set()
+    for node in reversed(graph.nodes):
+        first, *others = node.outputs
+        if (
+            not node.origin
+            or first.name in needed
+            or node.marks.effect
+            or any(value.name in needed for value in others)
+        ):
+            needed.update(node.values())
+        else:
+            idle.add(node.name)
+    return frozenset(idle)
 
 
 def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Runs constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed and why.
+"""Puts do's into a graph, runs constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed and why.
 
 The graph is verified before and after every pass. Every step preserves meaning by itself, so any prefix of the pipeline is a
 correct program.
@@ -7,13 +7,28 @@ correct program.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from cmrc.ir.graph import Graph, Node, fused_groups, reason_inside, taken_whole, torn_apart
+from cmrc.ir.graph import (
+    Do,
+    Graph,
+    Index,
+    Marks,
+    Node,
+    Value,
+    as_dtype,
+    fused_groups,
+    literal,
+    reason_inside,
+    taken_whole,
+    torn_apart,
+)
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
-from cmrc.passes.rewriting.rewriter import Action, Log, idle_nodes
+from cmrc.passes.dead_subgraph import idle_nodes
+from cmrc.passes.rewriting.rewriter import Action, Log
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
@@ -41,9 +56,11 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def run(
-    graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph], None] = lambda name, graph: None
-) -> Result:
+def unwatched(name: str, graph: Graph) -> None:
+    """Nobody looks at the graph between the passes."""
+
+
+def run(graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph], None] = unwatched) -> Result:
     """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`).
 
     `since` is a verified graph that this one was made of, whose nodes need no second look.
@@ -112,3 +129,41 @@ def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: N
     if others:
         return f"the whole value is also read by {', '.join(sorted(set(others)))}"
     return "readers need different parts of it"
+
+
+def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
+    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do."""
+    by_value: dict[str, list[tuple[int, Do]]] = {}
+    for i, entry in enumerate(entries):
+        by_value.setdefault(entry.value, []).append((i, entry))
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+
+    def chain(value: Value) -> None:
+        name = value.name
+        for i, entry in by_value[value.name]:
+            output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
+            slab = entry.constant
+            if slab.ndim == 1:
+                slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
+            slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
+            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units)}
+            inputs: tuple[Any, ...] = (name, literal(slab))
+            if entry.weight is not None:
+                attrs["parents"] = entry.parents
+                inputs = (*inputs, literal(entry.weight))
+            nodes.append(Node("do", inputs, (output,), attrs, path=entry.site, marks=Marks(sources=(i,))))
+            name = output.name
+        renamed[value.name] = name
+
+    for value in graph.inputs:
+        if value.name in by_value:
+            chain(value)
+    for node in graph.nodes:
+        if not renamed.keys().isdisjoint(node.values()):
+            node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
+        nodes.append(node)
+        for value in node.outputs:
+            if value.name in by_value:
+                chain(value)
+    return Graph(graph.inputs, tuple(nodes), tuple(renamed.get(name, name) for name in graph.outputs))

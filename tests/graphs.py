@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.ir.graph import Array, Dim, Graph, Leaf, Marks, Node, Operand, Shape, Value, literal
-from cmrc.passes.rewriting.absorb import conv_sizes
+from cmrc.passes.rewriting.convolution import conv_sizes
 
 MARKS = [mark.name for mark in fields(Marks)]  # keywords of `Net.node` that are marks, not attributes
 

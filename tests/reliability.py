@@ -15,7 +15,7 @@ MIB = 2**20
 # What cmrc promises, and the tests that would notice if it did not hold.
 PROMISES = (
     ("A lowered model computes what the model with its units literally replaced computes, within rounding. What cannot be folded is refused, by name.", ("fuzz/test_fuzz.py", "differential/test_differential.py", "zoo/test_matrix.py")),
-    ("Every folded number is within a stated bound of the exact one: one float64 expression, rounded once.", ("program/test_error_bound.py", "hosts/test_folded.py")),
+    ("Every folded number is within a stated bound of the exact one: one float64 expression, rounded once.", ("program/test_error_bound.py", "ir/test_tensors.py")),
     ("`check` compares every output on several batches, and allows no more than follows from the rounding that the model itself shows. How small a fault it notices is measured below.", ("program/test_check.py", "numerics/test_tolerance.py")),
     ("Your model is not changed: a result shares no writable memory with it, and what you train is what is saved.", ("hosts/fx/test_memory.py",)),
     ("No input is overwritten unless you say `--force`.", ("cli/test_outputs.py", "hosts/onnx/test_save.py")),

@@ -179,12 +179,11 @@ def test_the_report_counts() -> None:
 
 
 def test_calls_go_one_way() -> None:
-    """Back go only functions that were handed over: the rules, to the driver, and `watch`, to the pipeline."""
+    """Back go only functions that were handed over: the rules, to the driver."""
     calls = {call for trail in linear_fold().values() for call in trail.calls}
     assert mutual(calls) == [
         "cmrc.passes.constant_fold <-> cmrc.passes.rewriting.rewriter",
         "cmrc.passes.dead_subgraph <-> cmrc.passes.rewriting.rewriter",
-        "cmrc.passes.pipeline <-> cmrc.program.lower",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cmrc import Plan
 from cmrc.files import STAGING, staging, write_whole
-from cmrc.program.do import Do
+from cmrc.ir.graph import Do
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from cmrc.cli.options import AsJson, Force, Model, OutputOrStream, PlanFile, Qui
 from cmrc.cli.outputs import writable
 from cmrc.cli.terminal import reported
 from cmrc.program.plan import Plan
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 
 app = new_app()
 

@@ -12,7 +12,7 @@ from cmrc.cli.options import AsJson, Force, Model, Output, Quiet, Verbose, examp
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.errors import InputError
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 
 app = new_app()
 

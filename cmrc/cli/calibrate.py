@@ -27,7 +27,7 @@ from cmrc.cli.options import (
 from cmrc.cli.outputs import require_output
 from cmrc.cli.recipe_options import loss_option, positions_option
 from cmrc.cli.terminal import progress, reported
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE
 from cmrc.statistics.calibrate import calibrate

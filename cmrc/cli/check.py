@@ -18,9 +18,9 @@ from cmrc.hosts.inputs import require_known
 from cmrc.program.check import Check, check_batches, clamped_in_float64, nudged_host, random_batches
 from cmrc.program.lower import stored_otherwise
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
+from cmrc.program.program import Program, trace
 from cmrc.program.provenance import provenance_notes
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 from cmrc.statistics.batches import SIZE, batches, fixed_batch
 
 app = new_app()

@@ -24,7 +24,7 @@ from cmrc.cli.terminal import columns, progress, reported
 from cmrc.hosts.protocols import LOSSES
 from cmrc.planning.advice import examine
 from cmrc.planning.recipe import make_recipe
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 
 app = new_app()
 

@@ -16,10 +16,9 @@ from cmrc.cli.options import AsJson, Model, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import columns, listed, progress, reported, shortened
 from cmrc.ir.graph import Value
 from cmrc.ir.text import to_text
-from cmrc.program.program import Program
+from cmrc.program.program import Program, trace
 from cmrc.program.reach import last_of_each_run, reach
 from cmrc.program.sites import Site
-from cmrc.program.trace import trace
 
 app = new_app()
 

@@ -36,7 +36,7 @@ from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.plots import plot_scores
 from cmrc.planning.progress import remove_checkpoint
 from cmrc.planning.recipe import Recipe
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 from cmrc.statistics.stats import Stats
 
 app = new_app()

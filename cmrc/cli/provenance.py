@@ -13,8 +13,8 @@ from cmrc.cli.options import AsJson, Quiet, Verbose, examples, new_app
 from cmrc.cli.terminal import columns, fail, reported
 from cmrc.errors import CmrcError
 from cmrc.program.plan import Plan
+from cmrc.program.program import trace
 from cmrc.program.provenance import EXACT, SAME, SAME_GRAPH, Link, read_provenance, verify_provenance
-from cmrc.program.trace import trace
 
 app = new_app()
 

@@ -17,7 +17,7 @@ from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
 from cmrc.files import require_writable
 from cmrc.program.lower import lower
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 from cmrc.recovery.recover import LABELS, RATE, VALUES, Round, recover
 
 app = new_app()

@@ -15,8 +15,7 @@ from cmrc.cli.terminal import fail, reported
 from cmrc.errors import CmrcError
 from cmrc.files import require_picture
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
-from cmrc.program.trace import trace
+from cmrc.program.program import Program, trace
 from cmrc.verification.protocol import better, verify
 from cmrc.verification.result import Verification, draw_plans
 

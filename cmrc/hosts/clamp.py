@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cmrc.ir.axes import spread
-from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor
 from cmrc.ir.ops.affine import slab_of
+from cmrc.ir.tensors import constant
 
 
 def _spread(node: Node, slab: Array) -> Array:

@@ -11,58 +11,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Self
+from functools import lru_cache
 
 import numpy as np
 
-from cmrc.ir.graph import Array, Dim, Shape
+from cmrc.ir.graph import Array, Dim, Index, Keep, Node, Shape, attributes
+from cmrc.ir.spec import FunctionAttrs
 
 Product = tuple[int, Counter[str]]
-
-
-class Index(tuple[int, ...]):
-    """Positions of an axis, which are an array as well: made once, however many tensors are indexed by it."""
-
-    @cached_property
-    def array(self) -> Array:
-        return np.array(self, dtype=np.int64)
-
-    @cached_property
-    def span(self) -> tuple[int, int]:
-        """The smallest and the largest."""
-        return min(self), max(self)
-
-    @classmethod
-    def of(cls, positions: Iterable[int]) -> Index:
-        return positions if isinstance(positions, Index) else cls(positions)
-
-    @classmethod
-    def from_array(cls, array: Array) -> Self:
-        index = cls(array.tolist())
-        index.array = array
-        return index
-
-
-class Keep(Index):
-    """Positions of an axis that are read, in ascending order. With a period, of every run of that many positions: an axis
-    of size `3*N` that merges N samples with 3 heads is read in heads {0, 2} of each sample."""
-
-    period: int = 0
-
-    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
-        if type(index) is cls and index.period == period:
-            return index
-        keep = super().__new__(cls, index)
-        if period:
-            keep.period = period
-        return keep
-
-
-def period_of(keep: Sequence[int]) -> int:
-    return keep.period if isinstance(keep, Keep) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +59,6 @@ def product(dims: Sequence[Dim]) -> Product:
 
 def _divides(small: Product, large: Product) -> bool:
     return small[0] != 0 and large[0] % small[0] == 0 and small[1] <= large[1]
-
-
-def is_whole(keep: Sequence[int], size: Dim) -> bool:
-    """Whether positions are all of an axis, in order."""
-    return len(keep) == size and tuple(keep) == tuple(range(len(keep)))
 
 
 @lru_cache(maxsize=4096)  # a model has the same few reshapes in every layer
@@ -324,3 +277,45 @@ def complement(units: Sequence[int] | Array, size: int) -> Array:
     left = np.ones(size, dtype=bool)
     left[units.array if isinstance(units, Index) else np.asarray(units, dtype=np.int64)] = False
     return left.nonzero()[0]
+
+
+def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
+    """The shape when only these positions of an axis are left."""
+    period = keep.period
+    if not period:
+        return resized(shape, axis, len(keep))
+    number, symbols = product((shape[axis],))
+    number = number * len(keep) // period
+    parts = [str(number)] if number != 1 else []
+    return (*shape[:axis], "*".join(parts + sorted(symbols.elements())), *shape[axis + 1 :])
+
+
+def resized(shape: Shape, axis: int, size: int) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
+    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
+    align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape
+    dims = align[position] if align else None
+    if dims is None:
+        local = axis - (len(out) - len(shape))
+    else:
+        local = int(dims.index(axis)) if axis in dims else -1
+    return local if local >= 0 and (shape[local] != 1 or out[axis] == 1) else None
+
+
+def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
+    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
+    align = attributes(node, FunctionAttrs).get("align")
+    dims = align[position] if align else None
+    if dims is None:
+        dims = tuple(range(rank - len(shape), rank))
+    return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
+
+
+def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
+    """The axis of the result along which an axis of a pointwise operand runs."""
+    align = attributes(node, FunctionAttrs).get("align")
+    dims = align[position] if align else None
+    return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])

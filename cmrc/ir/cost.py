@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cmrc.ir.axes import product
 from cmrc.ir.graph import Apply, Graph, Leaf, Node, Shape, Tensor, leaves_of, numpy_dtype
 from cmrc.ir.ops import OPS
-from cmrc.ir.quantised import quantised
+from cmrc.ir.tensors import quantised
 
 
 @dataclass(frozen=True, slots=True)

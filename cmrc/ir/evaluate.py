@@ -1,4 +1,4 @@
-"""Compute tensor expressions, and run a whole mechanism graph in numpy and float64, by the meanings in `ops/`.
+"""Run a whole mechanism graph in numpy and float64, by the meanings in `ops/`.
 
 A size known only at run time takes its number from the inputs and from what has been computed. Every result is checked
 against its declared shape.
@@ -12,61 +12,17 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import CmrcError, GraphError
-from cmrc.ir.axes import Index, is_whole, product
-from cmrc.ir.graph import Apply, Array, ArrayLiteral, Dim, Graph, Leaf, Node, Operand, Tensor, Value, as_dtype
+from cmrc.ir.axes import product
+from cmrc.ir.graph import (
+    Array,
+    Dim,
+    Graph,
+    Node,
+    Operand,
+    Value,
+)
 from cmrc.ir.ops import OPS
-
-
-def evaluate_op(op: str, attrs: Mapping[str, Any], *operands: Array | None) -> Array:
-    """The result of an op on arrays."""
-    meaning = OPS[op].meaning
-    assert meaning is not None, op
-    return meaning(attrs, *operands)
-
-
-def materialise(tensor: Tensor) -> Array:
-    """The array of a tensor expression, in its own dtype. Selecting moves bytes; arithmetic runs in float64, cast once."""
-    return as_dtype(_compute(tensor), tensor.dtype)
-
-
-def constant(tensor: Tensor) -> Array:
-    """The array of a tensor expression in float64, for folding."""
-    array = _compute(tensor)
-    return array if array.dtype.kind in "biu" else array.astype(np.float64, copy=not isinstance(tensor, ArrayLiteral))
-
-
-def _compute(tensor: Tensor) -> Array:
-    if isinstance(tensor, Leaf):
-        return tensor.load()
-    if isinstance(tensor, ArrayLiteral):
-        return tensor.array
-    read = _compute if OPS[tensor.op].as_stored else constant
-    return evaluate_op(tensor.op, tensor.attrs, *[read(part) for part in tensor.inputs])
-
-
-def apply(op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any], shape: Sequence[int], dtype: str) -> Tensor:
-    """A tensor that is `op` of tensors."""
-    return Apply(op, tuple(inputs), dict(attrs), tuple(shape), dtype)
-
-
-def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
-    """Positions of an axis of a tensor; all of them are the tensor itself."""
-    if is_whole(keep, tensor.shape[axis]):
-        return tensor
-    shape = (*tensor.shape[:axis], len(keep), *tensor.shape[axis + 1 :])
-    if isinstance(tensor, Apply) and tensor.op == "expand":
-        local = axis - len(tensor.shape) + len(tensor.inputs[0].shape)
-        if local < 0 or tensor.inputs[0].shape[local] == 1:  # copies: fewer of them
-            return Apply("expand", tensor.inputs, {"shape": shape}, shape, tensor.dtype)
-    return Apply("select", (tensor,), {"axis": axis, "keep": Index.of(keep)}, shape, tensor.dtype)
-
-
-def is_computable(node: Node) -> bool:
-    """Whether the node has a meaning of its own: else only its host can run it."""
-    op = OPS[node.op]
-    if op.meaning is None or (op.functions and op.functions[node.attrs["fn"]].meaning is None):
-        return False
-    return node.op != "attention" or "scale" in node.attrs
+from cmrc.ir.tensors import constant, evaluate_op
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:

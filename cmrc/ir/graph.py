@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from functools import cache, cached_property
+from typing import Any, Self, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +34,53 @@ import numpy as np
 Dim: TypeAlias = int | str
 Shape: TypeAlias = tuple[Dim, ...]
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+class Index(tuple[int, ...]):
+    """Positions of an axis, which are an array as well: made once, however many tensors are indexed by it."""
+
+    @cached_property
+    def array(self) -> Array:
+        return np.array(self, dtype=np.int64)
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The smallest and the largest."""
+        return min(self), max(self)
+
+    @classmethod
+    def of(cls, positions: Iterable[int]) -> Index:
+        return positions if isinstance(positions, Index) else cls(positions)
+
+    @classmethod
+    def from_array(cls, array: Array) -> Self:
+        index = cls(array.tolist())
+        index.array = array
+        return index
+
+
+class Keep(Index):
+    """Positions of an axis that are read, in ascending order. With a period, of every run of that many positions: an axis
+    of size `3*N` that merges N samples with 3 heads is read in heads {0, 2} of each sample."""
+
+    period: int = 0
+
+    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
+        if type(index) is cls and index.period == period:
+            return index
+        keep = super().__new__(cls, index)
+        if period:
+            keep.period = period
+        return keep
+
+
+def period_of(keep: Sequence[int]) -> int:
+    return keep.period if isinstance(keep, Keep) else 0
+
+
+def is_whole(keep: Sequence[int], size: Dim) -> bool:
+    """Whether positions are all of an axis, in order."""
+    return len(keep) == size and tuple(keep) == tuple(range(len(keep)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +221,23 @@ class Node:
         return Node(self.op, tuple(inputs), self.outputs, self.attrs, self.origin, self.path, self.marks)
 
 
+def apply(op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any], shape: Sequence[int], dtype: str) -> Tensor:
+    """A tensor that is `op` of tensors."""
+    return Apply(op, tuple(inputs), dict(attrs), tuple(shape), dtype)
+
+
+def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
+    """Positions of an axis of a tensor; all of them are the tensor itself."""
+    if is_whole(keep, tensor.shape[axis]):
+        return tensor
+    shape = (*tensor.shape[:axis], len(keep), *tensor.shape[axis + 1 :])
+    if isinstance(tensor, Apply) and tensor.op == "expand":
+        local = axis - len(tensor.shape) + len(tensor.inputs[0].shape)
+        if local < 0 or tensor.inputs[0].shape[local] == 1:  # copies: fewer of them
+            return Apply("expand", tensor.inputs, {"shape": shape}, shape, tensor.dtype)
+    return Apply("select", (tensor,), {"axis": axis, "keep": Index.of(keep)}, shape, tensor.dtype)
+
+
 Kind = TypeVar("Kind")
 
 
@@ -214,6 +278,19 @@ class Graph:
             for name in dict.fromkeys(node.values()):
                 readers[name].append(node)
         return readers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Do:
+    """One replacement, checked: units of an axis of a value, and what they become. Arrays are float64."""
+
+    site: str
+    value: str
+    axis: int
+    units: tuple[int, ...]
+    constant: Array  # the constants; for an affine replacement its bias
+    parents: tuple[int, ...] = ()
+    weight: Array | None = None
 
 
 def leaves_of(tensor: Tensor) -> Iterator[Leaf]:

@@ -20,10 +20,10 @@ from scipy.stats import spearmanr
 from cmrc.errors import StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import complement
-from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Array, Node, Tensor, attributes
 from cmrc.ir.ops.affine import LinearAttrs
 from cmrc.ir.ops.functions import PointwiseAttrs
+from cmrc.ir.tensors import constant
 from cmrc.planning.objectives import constant_risk, optimal_constant
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe

@@ -28,12 +28,11 @@ from safetensors.numpy import save
 from cmrc._version import __version__
 from cmrc.errors import PlanError, StatsError
 from cmrc.files import write_whole
-from cmrc.ir.graph import Array
+from cmrc.ir.graph import Array, Do
 from cmrc.planning.objectives import Scores
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import Recipe
 from cmrc.planning.selection import Order
-from cmrc.program.do import Do
 from cmrc.program.lower import plan_digest
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program

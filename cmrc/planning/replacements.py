@@ -12,8 +12,7 @@ from cmrc.planning.learned import learnable, learned
 from cmrc.planning.objectives import optimal_constant
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import CONSTANT, Recipe
-from cmrc.program.do import Affine
-from cmrc.program.plan import Plan
+from cmrc.program.plan import Affine, Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics.readers import outgoing

@@ -23,9 +23,10 @@ import numpy as np
 from cmrc.errors import CheckError, InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.hosts.protocols import Host
-from cmrc.ir.evaluate import evaluate, is_computable
-from cmrc.ir.graph import Array, Value, as_dtype
-from cmrc.program.do import Do, put_dos
+from cmrc.ir.evaluate import evaluate
+from cmrc.ir.graph import Array, Do, Value, as_dtype
+from cmrc.ir.tensors import is_computable
+from cmrc.passes.pipeline import put_dos
 from cmrc.program.sites import Sites
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]

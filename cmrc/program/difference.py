@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.program.do import Do
+from cmrc.ir.graph import Do
 from cmrc.program.plan import Plan
 from cmrc.program.plan_entry import to_ranges
 

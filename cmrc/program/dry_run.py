@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cmrc.errors import GraphError
-from cmrc.ir.graph import Graph, Node, attributes
+from cmrc.ir.graph import Do, Graph, Node, attributes
 from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs
 from cmrc.passes import pipeline as passes
+from cmrc.passes.pipeline import put_dos
 from cmrc.passes.rewriting.rewriter import Movement
-from cmrc.program.do import Do, put_dos
 from cmrc.program.sites import Ending, Outcome, SiteFolding
 
 

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError
-from cmrc.ir.graph import Array, Graph, Node, attributes
+from cmrc.ir.graph import Array, Do, Graph, Node, attributes
 from cmrc.ir.ops.affine import ConvAttrs
 from cmrc.ir.ops.functions import PointwiseAttrs
-from cmrc.program.do import Do
 from cmrc.program.dry_run import try_dos
 from cmrc.program.sites import Ending, GroupFolding, Outcome, Sites
 from cmrc.program.strands import Strand, Weave, weave_strands

@@ -22,10 +22,8 @@ from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
 from cmrc.program.check import Check, Inputs, check_batches, clamped_in_float64, nudged_host, random_batches
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
+from cmrc.program.program import Program, blaming_contradictions, trace
 from cmrc.program.report import Report, make_report
-from cmrc.program.sites import blaming_contradictions
-from cmrc.program.trace import trace
 
 if TYPE_CHECKING:
     import torch
@@ -227,7 +225,7 @@ def lower(
     *,
     args: tuple[Any, ...] | None = None,
     residue: Literal["error", "keep"] = "error",
-    watch: Callable[[str, Graph], None] = lambda name, graph: None,
+    watch: Callable[[str, Graph], None] = passes.unwatched,
     **options: Any,
 ) -> Lowered:
     """Lower a model by a plan into a smaller dense model that computes exactly the intervened function.

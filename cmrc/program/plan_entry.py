@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import PlanError
-from cmrc.ir.graph import Array
-from cmrc.program.do import Do
+from cmrc.ir.graph import Array, Do
 
 INLINE = 64  # numbers of an array that are written as they are
 LARGEST_AXIS = 1 << 22  # units that one number may stand for

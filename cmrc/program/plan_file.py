@@ -23,8 +23,7 @@ from safetensors.numpy import save
 from cmrc.errors import PlanError
 from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
 from cmrc.ir.fingerprint import Fingerprint
-from cmrc.ir.graph import Array
-from cmrc.program.do import Do
+from cmrc.ir.graph import Array, Do
 from cmrc.program.plan_entry import INLINE, Pack, entry_from_json, entry_to_json, shape_of, unpack_lists
 from cmrc.strict_json import parse_json
 

@@ -1,26 +1,30 @@
-"""A traced model: its host, its IR, its sites and groups, and the plan that is written on it, if one is."""
+"""`cmrc.trace`, and what it gives: a model's host, its IR, its sites and groups, and the plan that is written on it, if one is."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cmrc.errors import SiteError
+from cmrc.errors import CmrcError, GraphError, SiteError, TraceError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import Cost, cost
 from cmrc.ir.fingerprint import Fingerprint, fingerprint
 from cmrc.ir.graph import Array, Graph
-from cmrc.program.do import put_dos
+from cmrc.ir.verify import verify_graph
+from cmrc.passes.pipeline import put_dos
 from cmrc.program.dry_run import try_site
 from cmrc.program.groups import Group, find_groups, try_group
 from cmrc.program.plan import Plan
 from cmrc.program.plan_entry import entry_from_json, entry_to_json, pack_text, unpack_text
-from cmrc.program.sites import Site, Sites, blaming_contradictions
+from cmrc.program.sites import Site, Sites
 
 
 @dataclass(eq=False, repr=False)
@@ -32,6 +36,17 @@ class Program(Sites):
 
     def __repr__(self) -> str:
         return f"Program({self.host.kind}, {len(self.graph.nodes)} nodes, {len(self.axes)} sites)"
+
+    @property
+    def graph(self) -> Graph:
+        """The IR, checked once: what is made of it is checked only where it differs."""
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> Graph:
+        with blaming_contradictions(self.host):
+            verify_graph(self.host.graph)
+            return self.host.graph
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -138,3 +153,78 @@ class Program(Sites):
         """Write the model, with its annotations, as ONNX; over the file that it was loaded from only with `overwrite`."""
         with blaming_contradictions(self.host):
             self.host.save(Path(path), {}, overwrite=overwrite)
+
+
+def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
+    """Read a model into a Program (which is returned as it is).
+
+    The model is a path to an ONNX file, an onnx.ModelProto or an onnx_ir.Model; or an nn.Module with example inputs
+    (and torch.export's options, such as `dynamic_shapes`), or an ExportedProgram; or a folder that `save_pretrained`
+    wrote, whose weights stay in their files until somebody reads them. Inputs of an ONNX model that always have the same
+    value are given as `assume={"sr": 16000}`: they are constants then, and what depends on them alone is decided.
+    """
+    if isinstance(model, Program):
+        return model
+    if isinstance(model, (str, Path)) and Path(model).is_dir():
+        return _trace_folder(Path(model), args, options)
+    module = type(model).__module__.split(".")[0]
+    if isinstance(model, (str, Path)) or module in ("onnx", "onnx_ir"):
+        from cmrc.hosts.onnx.host import OnnxHost
+
+        assume = options.get("assume")
+        if isinstance(model, (str, Path)):
+            return Program(OnnxHost.load(model, assume=assume))
+        return Program(OnnxHost.from_model(model, assume=assume))
+    if "torch" in sys.modules:  # somebody who holds a torch model has imported torch
+        from cmrc.hosts.fx.host import is_torch_model
+        from cmrc.hosts.fx.host import trace as trace_torch
+
+        if is_torch_model(model):
+            return Program(trace_torch(model, args, options), args, options)
+    raise TraceError(
+        f"cannot trace a {type(model).__name__}",
+        fix="give a path to an ONNX file, an onnx(_ir) model, an nn.Module with example inputs, or an ExportedProgram",
+    )
+
+
+def _trace_folder(folder: Path, args: tuple[Any, ...], options: dict[str, Any]) -> Program:
+    if not (folder / "config.json").is_file():
+        raise TraceError(
+            f"{folder} is a folder without a config.json",
+            fix="give an ONNX file, or a folder that save_pretrained wrote",
+        )
+    if find_spec("torch") is None:
+        raise TraceError("a checkpoint folder needs torch", fix="pip install 'cmrc[torch]' transformers")
+    from cmrc.hosts.fx.checkpoint import trace_checkpoint
+
+    return Program(*trace_checkpoint(folder, args, options))
+
+
+EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
+
+
+NEVER_CONTRADICTED = (OSError, ImportError, NameError, NotImplementedError)
+"""What no contradiction in a model explains: a full disk, something that is not installed, a slip in cmrc itself.
+
+Sizes and names that do not fit end in any other error, also in MemoryError where a size is absurd.
+"""
+
+
+@contextmanager
+def blaming_contradictions(host: Host) -> Iterator[None]:
+    """Within: a failure is an error about the model where its own framework refuses the model. Else it is a fault of cmrc.
+
+    The framework is asked only after a failure: many models that it refuses can be read and lowered all the same.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, NEVER_CONTRADICTED) or (
+            isinstance(error, CmrcError) and not isinstance(error, GraphError)
+        ):
+            raise
+        problem = host.contradiction()
+        if not problem:
+            raise
+        node, op = (error.node, error.op) if isinstance(error, GraphError) else ("", "")
+        raise TraceError(f"the model contradicts itself: {problem}", node=node, op=op, fix=EXPORT_AGAIN) from error

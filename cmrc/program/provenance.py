@@ -28,8 +28,7 @@ from cmrc.hosts.protocols import Described
 from cmrc.ir.fingerprint import Fingerprint
 from cmrc.program.lower import KEY, lower, provenance_of
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
-from cmrc.program.trace import trace
+from cmrc.program.program import Program, trace
 
 SAME = "result"  # the link that is checked by lowering again
 EXACT = "check"  # the one that is checked by comparing with the clamped model again

@@ -10,23 +10,19 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from cmrc.errors import CmrcError, GraphError, SiteError, TraceError
+from cmrc.errors import SiteError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value, attributes
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import TransposeAttrs
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
-from cmrc.ir.verify import verify_graph
-
-EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, and export the model again"
-
 
 NUMBERED = re.compile(r"_\d+$")  # mul_17, /mlp/Mul_output_0: a name that an exporter counted out
 
@@ -122,15 +118,9 @@ class Sites:
     host: Host
 
     @property
+    @abstractmethod
     def graph(self) -> Graph:
-        """The IR, checked once: what is made of it is checked only where it differs."""
-        return self._graph
-
-    @cached_property
-    def _graph(self) -> Graph:
-        with blaming_contradictions(self.host):
-            verify_graph(self.host.graph)
-            return self.host.graph
+        """The IR of the model."""
 
     @cached_property
     def values(self) -> dict[str, Value]:
@@ -367,30 +357,3 @@ def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int],
                 return wide[0] if wide else (segment.after[0] if segment.after[0] < segment.after[1] else None)
         return None
     return axis
-
-
-NEVER_CONTRADICTED = (OSError, ImportError, NameError, NotImplementedError)
-"""What no contradiction in a model explains: a full disk, something that is not installed, a slip in cmrc itself.
-
-Sizes and names that do not fit end in any other error, also in MemoryError where a size is absurd.
-"""
-
-
-@contextmanager
-def blaming_contradictions(host: Host) -> Iterator[None]:
-    """Within: a failure is an error about the model where its own framework refuses the model. Else it is a fault of cmrc.
-
-    The framework is asked only after a failure: many models that it refuses can be read and lowered all the same.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, NEVER_CONTRADICTED) or (
-            isinstance(error, CmrcError) and not isinstance(error, GraphError)
-        ):
-            raise
-        problem = host.contradiction()
-        if not problem:
-            raise
-        node, op = (error.node, error.op) if isinstance(error, GraphError) else ("", "")
-        raise TraceError(f"the model contradicts itself: {problem}", node=node, op=op, fix=EXPORT_AGAIN) from error

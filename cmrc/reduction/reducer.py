@@ -26,9 +26,9 @@ from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import Recipe, make_recipe
 from cmrc.program.lower import Lowered, lower
 from cmrc.program.plan import Plan
+from cmrc.program.program import trace
 from cmrc.program.reach import reach
 from cmrc.program.sites import Site
-from cmrc.program.trace import trace
 from cmrc.recovery.recover import recover as train_towards_original
 from cmrc.reduction.account import account_of
 from cmrc.reduction.frontier import SHARES, Frontier, wanted_shares

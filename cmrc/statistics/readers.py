@@ -16,12 +16,12 @@ import numpy as np
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.axes import product
-from cmrc.ir.evaluate import constant, evaluate_op
 from cmrc.ir.graph import Array, Node, Shape, Tensor, attributes
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.layout import ConcatAttrs
 from cmrc.ir.spec import AxisAttrs
+from cmrc.ir.tensors import constant, evaluate_op
 from cmrc.program.program import Program
 from cmrc.statistics.columns import Columns
 

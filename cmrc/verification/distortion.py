@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cmrc.errors import VerifyError
-from cmrc.ir.graph import Array
-from cmrc.program.do import Do
+from cmrc.ir.graph import Array, Do
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.readers import readers

@@ -24,13 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import InterventionError, SiteError
-from cmrc.ir.graph import Array, Graph, Value, numpy_dtype
+from cmrc.ir.graph import Array, Do, Graph, Value, numpy_dtype
 from cmrc.passes.interchange import made_in
-from cmrc.program.do import Do
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
+from cmrc.program.program import Program, trace
 from cmrc.program.sites import Site
-from cmrc.program.trace import trace
 from cmrc.verification.interventions import (
     Intervention,
     Patch,

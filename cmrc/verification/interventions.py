@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import InterventionError
-from cmrc.ir.graph import Array
-from cmrc.program.do import Do
+from cmrc.ir.graph import Array, Do
 from cmrc.program.plan import Plan
 from cmrc.program.sites import Site
 

@@ -12,8 +12,7 @@ import numpy as np
 from cmrc.errors import CertifyError, VerifyError
 from cmrc.program.lower import Lowered
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
-from cmrc.program.trace import trace
+from cmrc.program.program import Program, trace
 from cmrc.verification import bounds
 from cmrc.verification.certificates import Search, require_level, smallest
 from cmrc.verification.draws import Draw, Schedule, Scope

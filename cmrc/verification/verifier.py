@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import VerifyError
-from cmrc.ir.graph import Array
-from cmrc.program.do import Do
+from cmrc.ir.graph import Array, Do
 from cmrc.program.lower import Lowered
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program

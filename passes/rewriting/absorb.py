@@ -1,12 +1,7 @@
-"""An affine op takes in what replaced units send it, and keeps only the columns of the rest.
+"""A linear op takes in what replaced units send it, and keeps only the columns of the rest. `convolution.py` does the same.
 
     y = W x + b,  x_S := c           ->  y = W_K x_K + (b + W_S c)
     y = W x + b,  x_S := B x_P + β   ->  y = (W_K + [W_S B]_P) x_K + (b + W_S β)
-
-A convolution with zero padding sees zeros, not c, beyond the border. There `W_S c` is not one number per channel, so it is
-added as a plane. It is stored where it has no more numbers than the columns W_S that it stands for, so that no model grows.
-Where it has more, or a size known only at run time, it is computed from a plane of ones. onnxruntime computes one of a fixed
-size once, when it loads the model.
 
 Folding is linear algebra in float64, cast once to the parameter's dtype: equal to the clamped model up to rounding.
 
@@ -24,30 +19,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.axes import spread
-from cmrc.ir.evaluate import apply, constant, take
-from cmrc.ir.graph import NO_MARKS, Array, Marks, Node, Operand, Tensor, Value, attributes, literal
-from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, conv_pads
+from cmrc.ir.axes import compress, resized, spread
+from cmrc.ir.graph import NO_MARKS, Array, Index, Marks, Node, Operand, Tensor, Value, apply, attributes, literal, take
+from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, slab_of
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
+from cmrc.ir.tensors import constant, quantised
 from cmrc.passes.rewriting.integers import integer_bias, rounding_needed
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
+    PAST,
     Declined,
     Rewritten,
     RuleOutcome,
     Sweep,
     complement,
     folded,
-    resized,
     taken,
 )
 
 Mix = tuple[Sequence[int], Tensor]  # the parents, and the matrix B that rebuilds the replaced units from them
 ADDEND = Marks(addend=True)  # a sum that constant_fold merges with the next
+
+
+# ---------------------------------------------------------------- constants that arrive
+
+NOTHING = np.zeros(())
+NOT_FINITE = "its result for these constants is infinite or not a number"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Units of an axis and their constants: a slab that broadcasts over the other axes, or the name of a value (`runtime`)."""
+
+    source: str
+    axis: int
+    units: Index
+    slab: Array
+    sources: tuple[int, ...]
+    runtime: str = ""
+
+    def at(self, units: Sequence[int]) -> Array:
+        if units is self.units or tuple(units) == self.units:
+            return self.full()
+        return self.full().take(self.positions(units), axis=self.axis)
+
+    def positions(self, units: Sequence[int]) -> list[int]:
+        where = {unit: i for i, unit in enumerate(self.units)}
+        return [where[u] for u in units]
+
+    def full(self) -> Array:
+        return spread(self.slab, self.axis, len(self.units))
+
+
+Facts = dict[int, Known]
+
+
+def known_of(node: Node) -> Known:
+    """What a constant do says."""
+    source, value = node.inputs[:2]
+    assert isinstance(source, str) and value is not None
+    rank, attrs = len(node.output.shape), attributes(node, DoAttrs)
+    units, sources = Index.of(attrs["units"]), node.marks.sources
+    if isinstance(value, str):
+        return Known(source, attrs["axis"], units, NOTHING, sources, value)
+    assert isinstance(value, Tensor)
+    return Known(source, attrs["axis"], units, slab_of(constant(value), attrs["axis"], rank), sources)
+
+
+def bare(node: Node, facts: Facts) -> Node:
+    """The node, reading its operands as they were before the do's."""
+    return node.with_inputs([facts[i].source if i in facts else o for i, o in enumerate(node.inputs)])
+
+
+def sources_of(facts: Facts) -> tuple[int, ...]:
+    first, *others = facts.values()
+    return tuple(sorted({*first.sources, *(s for fact in others for s in fact.sources)})) if others else first.sources
+
+
+def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> RuleOutcome:
+    """The op on its operands as they were, and what its units become behind it."""
+    if not np.isfinite(slab).all():
+        return Declined(NOT_FINITE)
+    sweep.emit(bare(node, facts))
+    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
+    return PAST
 
 
 def position_free(slab: Array, axis: int) -> bool:
@@ -83,8 +142,8 @@ def fold_into_linear(
     attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
     keep = complement(units, weight.shape[attrs["w_in"]])
-    problem = rounding_needed(weight, attrs["w_in"], keep, mixed=mix is not None)
-    if problem:
+    integers = quantised(weight)
+    if integers is not None and (problem := rounding_needed(integers, attrs["w_in"], keep, mixed=mix is not None)):
         return Declined(problem)
     columns = take(mixed_columns(weight, attrs["w_in"], units, mix), attrs["w_in"], keep)
     smaller = node.with_inputs((sweep.select(x, attrs["axis"], keep), columns, bias_of(node)))
@@ -122,7 +181,7 @@ def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, x: str, units: Seque
     values = np.broadcast_to(slab.reshape(-1), len(units))
     vector = add_up(node, values)
     if node.marks.takes_bias and not isinstance(bias, str) and beta:
-        whole = integer_bias(sweep, node, x, values, outputs=attrs["w_out"], add_up=add_up)
+        whole = whole_bias(sweep, node, x, values, outputs=attrs["w_out"], add_up=add_up)
         if whole is not None:
             sweep.emit(smaller.with_inputs((*smaller.inputs[:2], whole)))
             return folded("constants into the bias, as whole numbers")
@@ -135,6 +194,15 @@ def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, x: str, units: Seque
         vector = apply("reshape", (vector,), {"shape": shape}, shape, vector.dtype)
     add_after(sweep, smaller, add_tensors(None, vector, alpha, weight.dtype) if alpha != 1.0 else vector)
     return folded("constants into a bias")
+
+
+def whole_bias(
+    sweep: Sweep, node: Node, x: str, values: Array, *, outputs: int, add_up: Callable[[Node, Array], Tensor]
+) -> Tensor | None:
+    """The bias as a sum of whole numbers, where weights and constants are whole on their grids."""
+    weight = node.inputs[1]
+    integers = quantised(weight) if isinstance(weight, Tensor) else None
+    return None if integers is None else integer_bias(sweep, node, x, integers, values, outputs=outputs, add_up=add_up)
 
 
 def _add_buffer_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequence[int], slab: Array) -> Rewritten:
@@ -223,179 +291,6 @@ def fold_into_rows(
     return folded("constants into a table of sums")
 
 
-def conv_sizes(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
-    """The spatial size of a convolution's result."""
-    weight = node.inputs[1]
-    assert isinstance(weight, Tensor)
-    a, kernel = attributes(node, ConvAttrs), weight.shape[2:]
-    sizes = []
-    extra = a.get("output_padding", (0,) * len(kernel))
-    pads = conv_pads(a, spatial, kernel)
-    for n, k, s, d, (lo, hi), more in zip(spatial, kernel, a["stride"], a["dilation"], pads, extra, strict=True):
-        reach = d * (k - 1) + 1
-        sizes.append((n - 1) * s - lo - hi + reach + more if a.get("transposed") else (n + lo + hi - reach) // s + 1)
-    return tuple(sizes)
-
-
-def has_border(node: Node) -> bool:
-    """Whether a constant plane comes out as anything but a constant plane."""
-    attrs = attributes(node, ConvAttrs)
-    pad = attrs["pad"]
-    return bool(attrs.get("transposed")) or isinstance(pad, str) or any(lo or hi for lo, hi in pad)
-
-
-def fold_into_conv(
-    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: Mix | None = None
-) -> RuleOutcome:
-    """y = conv(x; W) + b with channels of x replaced: see the module."""
-    attrs, weight, bias = attributes(node, ConvAttrs), node.inputs[1], bias_of(node)
-    assert isinstance(weight, Tensor)
-    axis = attrs["axis"]
-    if isinstance(bias, str):
-        return Declined("its bias is computed at run time")
-    by_position = not position_free(slab, axis)
-    if by_position and slab.any() and not all(isinstance(n, int) for n in sweep.values[x].shape[axis + 1 :]):
-        return Declined("the constants differ by position, and the number of positions is not fixed")
-    keep = complement(units, int(sweep.values[x].shape[axis]))
-    w_in, groups = (0, 1) if attrs.get("transposed") else (1, attrs["groups"])
-    problem = rounding_needed(weight, w_in, keep, mixed=mix is not None)
-    if problem:
-        return Declined(problem)
-    columns = conv_columns(mixed_columns(weight, w_in, units, mix, groups=groups), node, keep)
-    smaller = node.with_inputs((sweep.select(x, axis, keep), columns, bias))
-    if not slab.any():
-        sweep.emit(smaller)
-        return NOTHING_TO_ADD
-    if by_position:
-        return _add_buffer_to_conv(sweep, node, smaller, x, units, slab)
-    values, outs = np.broadcast_to(slab.reshape(-1), len(units)), int(node.output.shape[axis])
-    if has_border(node):
-        bundle = kernel_of_constants(node, units, values, outs)
-        return _add_plane(sweep, node, smaller, x, bundle, removed_by(weight, smaller))
-
-    def add_up(of: Node, some: Array) -> Tensor:
-        return _over_the_kernel(kernel_of_constants(of, units, some, outs), outs)
-
-    return _add_to_bias_of_conv(sweep, node, smaller, x, values, add_up)
-
-
-def _add_buffer_to_conv(
-    sweep: Sweep, node: Node, smaller: Node, x: str, units: Sequence[int], slab: Array
-) -> Rewritten:
-    """Constants that differ by position: convolve them once, alone."""
-    axis, weight, before = attributes(node, ConvAttrs)["axis"], node.inputs[1], sweep.values[x].shape
-    assert isinstance(weight, Tensor)
-    spatial = tuple(int(n) for n in before[axis + 1 :])
-    full = np.zeros((*slab.shape[:axis], int(before[axis]), *spatial))
-    full[(slice(None),) * axis + (list(units),)] = slab
-    shape = (*slab.shape[:axis], int(node.output.shape[axis]), *conv_sizes(node, spatial))
-    add_after(sweep, smaller, apply("conv", (literal(full), weight), node.attrs, shape, weight.dtype))
-    return folded(f"constants that differ by position into an added {list(shape)} buffer")
-
-
-def _over_the_kernel(bundle: Tensor, outs: int) -> Tensor:
-    """One number per output: the sum over the kernel."""
-    kernel = bundle.shape[2:]
-    if math.prod(kernel) > 1:
-        over = tuple(range(2, 2 + len(kernel)))
-        bundle = apply("along", (bundle,), {"fn": "sum", "axes": over, "drop": True}, (outs, 1), bundle.dtype)
-    return apply("reshape", (bundle,), {"shape": (outs,)}, (outs,), bundle.dtype)
-
-
-def _add_to_bias_of_conv(
-    sweep: Sweep, node: Node, smaller: Node, x: str, values: Array, add_up: Callable[[Node, Array], Tensor]
-) -> Rewritten:
-    """Without padding every window sees all of the constants: b += Σ over the kernel."""
-    bias, weight = bias_of(node), node.inputs[1]
-    assert not isinstance(bias, str) and isinstance(weight, Tensor)
-    whole = integer_bias(sweep, node, x, values, outputs=0, add_up=add_up)
-    if whole is not None:
-        sweep.emit(smaller.with_inputs((*smaller.inputs[:2], whole)))
-        return folded("constants into the bias, as whole numbers")
-    total = add_tensors(bias, add_up(node, values), dtype=weight.dtype)
-    sweep.emit(smaller.with_inputs((*smaller.inputs[:2], total)))
-    return folded("constants into the bias")
-
-
-def removed_by(weight: Tensor, smaller: Node) -> int:
-    """How many numbers of a weight a smaller node does without."""
-    columns = smaller.inputs[1]
-    assert isinstance(columns, Tensor)
-    return math.prod(weight.shape) - math.prod(columns.shape)
-
-
-def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, removed: int) -> Rewritten:
-    """Under zero padding windows at the border see less: a plane, stored where it is small, else made from ones."""
-    axis, weight, out = attributes(node, ConvAttrs)["axis"], node.inputs[1], node.output
-    assert isinstance(weight, Tensor)
-    attrs = {**node.attrs, "groups": 1}
-    lead, outs, spatial = (1,) * axis, int(out.shape[axis]), sweep.values[x].shape[axis + 1 :]
-    if all(isinstance(n, int) for n in spatial):
-        sizes = tuple(int(n) for n in spatial)
-        shape = (*lead, outs, *conv_sizes(node, sizes))
-        if math.prod(shape) <= removed:
-            ones = literal(np.ones((*lead, 1, *sizes)))
-            add_after(sweep, smaller, apply("conv", (ones, bundle), attrs, shape, weight.dtype))
-            return folded(f"constants into an added {list(shape)} buffer, exact at the zero-padded border")
-    # A batch of one suffices: the plane is the same for every sample.
-    plane = plane_of_ones(sweep, node, x)
-    border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *out.shape[axis + 1 :]), out.dtype)
-    sweep.emit(Node("conv", (plane, bundle, None), (border,), attrs, path=node.path))
-    add_after(sweep, smaller, border.name)
-    return folded("constants into a run-time plane, exact at the zero-padded border of any size")
-
-
-def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
-    """Ones of the spatial size of x, a batch of one. The size is read where it first appears, so that x itself may go."""
-    axis, shape = attributes(node, ConvAttrs)["axis"], sweep.values[x].shape
-    earliest = x
-    source: str | None = x
-    while source is not None:
-        earliest = source
-        maker = sweep.producers.get(source)
-        operands = () if maker is None else maker.values()
-        source = next(
-            (o for o in operands if len(s := sweep.shape(o)) == len(shape) and s[axis + 1 :] == shape[axis + 1 :]), None
-        )
-    plane = Value(sweep.fresh(x, "plane"), (*(1,) * (axis + 1), *shape[axis + 1 :]), node.output.dtype)
-    sweep.emit(Node("plane", (earliest,), (plane,), {"axis": axis}, path=node.path))
-    return plane.name
-
-
-def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: int) -> Tensor:
-    """Σ_s W_s c_s: the kernel that a plane of ones must meet to give what constant channels give, one channel in."""
-    conv = attributes(node, ConvAttrs)
-    weight, groups, transposed = node.inputs[1], conv["groups"], bool(conv.get("transposed"))
-    assert isinstance(weight, Tensor)
-    kernel = weight.shape[2:]
-    if transposed and groups > 1:
-        per_in = weight.shape[0] // groups
-        seen = np.zeros((groups, 1, weight.shape[1], *kernel))
-        w = constant(weight)
-        for unit, c in zip(units, values, strict=True):
-            seen[unit // per_in, 0] += c * w[unit]
-        return literal(seen.reshape(1, outs, *kernel))
-    attrs = {"axis": 0 if transposed else 1, "units": tuple(units), "groups": 1 if transposed else groups}
-    flat = apply("weigh_columns", (weight, literal(values)), attrs, (outs, *kernel), weight.dtype)
-    shape = (1, outs, *kernel) if transposed else (outs, 1, *kernel)
-    return apply("reshape", (flat,), {"shape": shape}, shape, weight.dtype)
-
-
-def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
-    """The weight for the input channels that stay. In a grouped convolution every group keeps equally many."""
-    conv = attributes(node, ConvAttrs)
-    groups = conv["groups"]
-    if conv.get("transposed"):
-        return take(weight, 0, keep)
-    if groups == 1:
-        return take(weight, 1, keep)
-    per = weight.shape[1]
-    local = np.asarray(keep).reshape(groups, -1) % per
-    shape = (weight.shape[0], local.shape[1], *weight.shape[2:])
-    attrs = {"keep": tuple(map(tuple, local.tolist()))}
-    return apply("select_in_groups", (weight,), attrs, shape, weight.dtype)
-
-
 def merge_addends(sweep: Sweep, node: Node) -> Node:
     """(y + v) + p -> y + (p + v), where v came from folding and p is a parameter: no extra op at run time."""
     attrs = attributes(node, PointwiseAttrs)
@@ -470,3 +365,26 @@ def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor |
         )
     )
     return border.name
+
+
+def emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> RuleOutcome:
+    """The op on tensors where operands were known altogether; x + 0 is x."""
+    kept = _summand_beside_zero(sweep, node, inputs)
+    if kept is not None:
+        sweep.redirected[node.name] = kept
+        return NOTHING_TO_ADD
+    sweep.emit(node.with_inputs(inputs))
+    return taken("a constant operand")
+
+
+def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
+    """x of x + 0, 0 + x and x - 0, where it is the whole result."""
+    attrs = attributes(node, PointwiseAttrs)
+    for position in {"add": (0, 1), "sub": (0,)}.get(attrs["fn"], ()):
+        x, other = inputs[position], inputs[1 - position]
+        nothing = isinstance(other, Tensor) and not np.any(constant(other))
+        scaled = position == 1 and attrs.get("alpha", 1.0) != 1.0
+        if isinstance(x, str) and nothing and not scaled:
+            value = sweep.values[x]
+            return x if (value.shape, value.dtype) == (node.output.shape, node.output.dtype) else None
+    return None

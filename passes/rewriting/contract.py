@@ -19,21 +19,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cmrc.ir.evaluate import apply, constant, take
-from cmrc.ir.graph import Array, Node, Operand, Tensor, attributes, literal
+from cmrc.ir.axes import count_by_group, operand_axis, segments
+from cmrc.ir.graph import Array, Node, Operand, Tensor, apply, attributes, literal, take
 from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.ir.ops.functions import AlongAttrs
-from cmrc.passes.rewriting.absorb import add_after, fold_into_rows, position_free
+from cmrc.ir.tensors import constant
+from cmrc.passes.rewriting.absorb import Facts, Known, add_after, fold_into_rows, position_free, sink
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
     Declined,
-    Facts,
-    Known,
+    Rise,
     RuleOutcome,
+    Selection,
     Sweep,
     complement,
     folded,
-    sink,
+    shrunk,
     taken,
 )
 
@@ -206,3 +207,81 @@ def _product(node: Node, position: int, slab: Array, weight: Tensor) -> Tensor:
     lead = np.broadcast_shapes(operands[0].shape[:-2], operands[1].shape[:-2])
     shape = (*lead, operands[0].shape[-2], operands[1].shape[-1])
     return apply("matmul", tuple(operands), {}, shape, node.output.dtype)
+
+
+# ---------------------------------------------------------------- rising
+
+
+SHARED = "query heads that share a key-value head go together, or equally many of every such group"
+
+
+def rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | None:
+    """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are alike, so any n of each of some groups will do."""
+    axis, keep = wanted.axis, wanted.keep
+    x = node.inputs[0]
+    maker = rise.makers.get(str(x))
+    if maker is None or maker.op != "expand" or keep.period:
+        return None
+    before, source = rise.shape(x), rise.shape(maker.inputs[0])
+    segment = next(s for s in segments(before, node.output.shape) if s.after[0] <= axis < s.after[1])
+    wide = [d for d in range(*segment.before) if before[d] != 1]
+    lead = len(before) - len(source)
+    if len(wide) != 2 or wide[1] < lead or source[wide[1] - lead] != 1:
+        return None
+    group, copy = wide
+    groups = shared_heads(keep, int(node.output.shape[axis]), int(before[group]))
+    if groups is None:
+        return Declined(SHARED)
+    some = rise.select(x, copy, range(len(keep) // len(groups)))
+    return shrunk(node, (rise.select(some, group, groups),), axis, keep)
+
+
+def rise_through_matmul(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
+    """Rows come from the left operand, columns from the right, batch axes from both."""
+    axis, keep = wanted.axis, wanted.keep
+    left, right = node.inputs
+    rank = len(node.output.shape)
+    if min(len(rise.shape(left)), len(rise.shape(right))) < 2:
+        return Declined("one of its operands is a vector")
+    if axis == rank - 2:
+        return shrunk(node, (rise.select(left, len(rise.shape(left)) - 2, keep), right), axis, keep)
+    if axis == rank - 1:
+        return shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, keep)
+    inputs = []
+    for operand in (left, right):
+        local = axis - (rank - len(rise.shape(operand)))
+        inputs.append(operand if local < 0 or rise.shape(operand)[local] == 1 else rise.select(operand, local, keep))
+    return shrunk(node, inputs, axis, keep)
+
+
+def rise_through_attention(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
+    """Value units come from v, queries from q, heads from all. A key-value head may serve several query heads."""
+    axis, keep = wanted.axis, wanted.keep
+    q, k, v, *masks = node.inputs
+    rank = len(node.output.shape)
+    if axis == rank - 1:
+        if node.marks.square:
+            return Declined("its values have the size of its queries")
+        return shrunk(node, (q, k, rise.select(v, axis, keep), *masks), axis, keep)
+    if axis == rank - 2 and attributes(node, AttentionAttrs).get("causal"):
+        return Declined("it counts positions from the first query")
+    for i, mask in enumerate(masks):
+        local = None if mask is None else operand_axis(node, i + 3, rise.shape(mask), axis)
+        masks[i] = mask if local is None else rise.select(mask, local, keep)
+    if axis == rank - 2:
+        return shrunk(node, (rise.select(q, axis, keep), k, v, *masks), axis, keep)
+    heads, served = rise.shape(q)[axis], rise.shape(k)[axis]
+    if heads == served:
+        return shrunk(node, [*(rise.select(x, axis, keep) for x in (q, k, v)), *masks], axis, keep)
+    groups = shared_heads(keep, int(heads), int(served))
+    if groups is None:
+        return Declined(SHARED)
+    shared = (rise.select(k, axis, groups), rise.select(v, axis, groups))
+    return shrunk(node, (rise.select(q, axis, keep), *shared, *masks), axis, keep)
+
+
+def shared_heads(keep: Sequence[int], heads: int, served: int) -> list[int] | None:
+    """The key-value heads that the kept query heads need, if all of them serve equally many."""
+    counts = count_by_group(keep, served, heads // served)
+    groups = np.flatnonzero(counts)
+    return [int(g) for g in groups] if len(set(counts[groups].tolist())) == 1 and list(keep) == sorted(keep) else None

@@ -1,4 +1,4 @@
-"""Affine ops whose weights are stored as integers (`ir/quantised.py`): what folding may do without rounding.
+"""Affine ops whose weights are stored as integers (`ir/tensors.py`): what folding may do without rounding.
 
     x_S := k · t,  W = Q · s,  b = B · s t      ->      b' = (B + Q_S k) · s t,  a sum of whole numbers
 
@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cmrc.ir.evaluate import apply, constant
-from cmrc.ir.graph import Array, Node, Operand, Tensor, attributes, literal
+from cmrc.ir.graph import Array, Node, Operand, Tensor, apply, attributes, literal
 from cmrc.ir.ops.affine import LinearAttrs
 from cmrc.ir.ops.functions import PointwiseAttrs
-from cmrc.ir.quantised import Quantised, cuts_blocks, fits_in_int32, is_nothing, on_grid, quantised
+from cmrc.ir.tensors import Quantised, constant, cuts_blocks, quantised
 from cmrc.passes.rewriting.rewriter import Sweep
 
 NOT_AFFINE = (
@@ -25,36 +24,42 @@ NOT_AFFINE = (
 )
 MOVING = ("reshape", "transpose", "select", "expand")
 WIDTH = 256  # weights of 8 bits
+LARGEST = 2**30  # half of what an int32 holds: the bias that is there may have the other half
 
 
-def blocks_cut(weight: Operand, axis: int, keep: Sequence[int]) -> str:
+def blocks_cut(weight: Quantised, axis: int, keep: Sequence[int]) -> str:
     """Why these positions of a weight cannot stay alone, if they cannot."""
-    parts = quantised(weight) if isinstance(weight, Tensor) else None
-    if parts is None or not parts.block or parts.axis != axis or not len(keep):
+    if not weight.block or weight.axis != axis or not len(keep):
         return ""
-    if not cuts_blocks(keep, parts.block, parts.numbers.shape[axis]):
+    if not cuts_blocks(keep, weight.block, weight.numbers.shape[axis]):
         return ""
     return (
-        f"its weights share scales in blocks of {parts.block} units, and only whole blocks can go: "
-        f"units 0 to {parts.block - 1}, {parts.block} to {2 * parts.block - 1}, and so on"
+        f"its weights share scales in blocks of {weight.block} units, and only whole blocks can go: "
+        f"units 0 to {weight.block - 1}, {weight.block} to {2 * weight.block - 1}, and so on"
     )
 
 
-def rounding_needed(weight: Tensor, axis: int, keep: Sequence[int], *, mixed: bool) -> str:
+def rounding_needed(weight: Quantised, axis: int, keep: Sequence[int], *, mixed: bool) -> str:
     """Why a fold into a weight would have to round its integers, if it would: `mixed`, columns are added to others."""
-    return NOT_AFFINE if mixed and quantised(weight) else blocks_cut(weight, axis, keep)
+    return NOT_AFFINE if mixed else blocks_cut(weight, axis, keep)
 
 
 def integer_bias(
-    sweep: Sweep, node: Node, x: str, slab: Array, *, outputs: int, add_up: Callable[[Node, Array], Tensor]
+    sweep: Sweep,
+    node: Node,
+    x: str,
+    weight: Quantised,
+    slab: Array,
+    *,
+    outputs: int,
+    add_up: Callable[[Node, Array], Tensor],
 ) -> Tensor | None:
     """The bias after a fold of whole numbers; `None` where the numbers are not whole.
 
     `outputs` is the axis of the weight's outputs; `add_up` gives Σ W_s c_s, of a node with other weights and of other constants.
     """
-    weight, bias = quantised(_tensor(node.inputs[1])), node.inputs[2] if len(node.inputs) > 2 else None
-    step = _step_of(sweep, x)
-    if weight is None or step is None or weight.block or weight.axis not in (None, outputs):
+    bias, step = node.inputs[2] if len(node.inputs) > 2 else None, _step_of(sweep, x)
+    if step is None or weight.block or weight.axis not in (None, outputs):
         return None
     if attributes(node, LinearAttrs).get("alpha", 1.0) != 1.0 or attributes(node, LinearAttrs).get("beta", 1.0) != 1.0:
         return None
@@ -100,3 +105,18 @@ def _bias_on_grid(weight: Quantised, bias: Operand, step: float) -> Quantised | 
         return None
     own = constant(integers.scale).reshape(-1)
     return integers if own.size in (1, scale.size) and np.allclose(own, scale, rtol=1e-5, atol=0.0) else None
+
+
+def on_grid(values: Array, step: float) -> Array | None:
+    """values / step as whole numbers, if that is what they are."""
+    steps = np.rint(values / step)
+    return steps if bool(np.all(np.abs(steps * step - values) <= 1e-6 * np.abs(values))) else None
+
+
+def fits_in_int32(steps: Array, width: int) -> bool:
+    """Whether a sum of products with weights of `width` values cannot overflow."""
+    return float(np.abs(steps).sum()) * width < LARGEST
+
+
+def is_nothing(zero: Tensor | None) -> bool:
+    return zero is None or not np.any(constant(zero))

@@ -1,4 +1,5 @@
-"""What the rules of the sinking and rising passes share: what arrives and what they may answer, the record of a pipeline, the walk down.
+"""What the rules of the sinking and rising passes share: what arrives and what they may answer, the record of a pipeline, the
+walks down and up.
 
 A rule is `(walk, node, arriving) -> Rewritten | Declined`. `walk` is a sweep down or up the graph; `arriving` is what has come as
 far as this node: constants, an affine relation, or a selection. A rule decides first and emits afterwards, so that one which
@@ -8,20 +9,32 @@ declines has changed nothing. An op without a rule stops everything. `apply_rule
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
-from cmrc.ir.axes import Index, Keep, compress, is_whole, product, spread
 from cmrc.ir.axes import complement as remaining
-from cmrc.ir.evaluate import constant
-from cmrc.ir.graph import Array, Graph, Marks, Node, Operand, Shape, Tensor, Value, attributes, literal
-from cmrc.ir.ops.affine import DoAttrs, slab_of
+from cmrc.ir.axes import move, narrowed, operand_axis, resized
+from cmrc.ir.graph import (
+    Array,
+    Graph,
+    Index,
+    Keep,
+    Marks,
+    Node,
+    Operand,
+    Shape,
+    Value,
+    attributes,
+    is_whole,
+    literal,
+    period_of,
+    take,
+)
 from cmrc.ir.ops.functions import AlongAttrs
-from cmrc.ir.spec import FunctionAttrs
 
 
 class Movement(Enum):
@@ -199,6 +212,126 @@ class Sweep:
         return Graph(self.graph.inputs, drop_unused_moves(self.emitted, outputs), outputs)
 
 
+@dataclass
+class Rise:
+    """A backward walk: later nodes are settled, `uses` says who reads a value, `select` asks for part of an operand."""
+
+    graph: Graph
+    log: Log
+    settled: dict[str, Node] = field(default_factory=dict)  # in reverse order
+    uses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    values: dict[str, Value] = field(default_factory=dict)
+    selected: set[str] = field(default_factory=set)  # what a select reads
+    # Values that vanished, what they are now, and the settled nodes that still name them: those are rewired in the end.
+    renamed: dict[str, str] = field(default_factory=dict)
+    rewired: set[str] = field(default_factory=set)
+    pending: list[Node] = field(default_factory=list)
+    # Values that a dropped node read: the host's own selects may rise.
+    lost_readers: set[str] = field(default_factory=set)
+    moves: dict[tuple[Shape, Shape, int, Keep, int], tuple[int, Keep] | str] = field(default_factory=dict)
+    changed: bool = False
+    _count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+
+    def __post_init__(self) -> None:
+        self.values = self.graph.values()
+
+    @cached_property
+    def makers(self) -> dict[str, Node]:
+        """Who made a value before this walk."""
+        return {value.name: node for node in self.graph.nodes for value in node.outputs}
+
+    def shape(self, operand: Operand) -> Shape:
+        return self.values[operand].shape if isinstance(operand, str) else operand.shape if operand is not None else ()
+
+    def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
+        """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
+        period = period_of(keep)
+        if operand is None or is_whole(keep, period or self.shape(operand)[axis]):
+            return operand
+        if not isinstance(operand, str):
+            return take(operand, axis, keep)
+        keep = keep if isinstance(keep, Keep) else Keep(keep)
+        attrs = {"axis": axis, "keep": keep, "period": period} if period else {"axis": axis, "keep": keep}
+        for select in self.pending:  # asked for twice by one node
+            if select.inputs[0] == operand and select.attrs == attrs:
+                return select.name
+        value = self.values[operand]
+        name = f"{operand}.select"
+        while name in self.values:
+            name = f"{operand}.select{self._count()}"
+        output = self.values[name] = Value(name, narrowed(value.shape, axis, keep), value.dtype)
+        self.pending.append(Node("select", (operand,), (output,), attrs))
+        return name
+
+    def move(self, before: Shape, after: Shape, axis: int, keep: Keep) -> tuple[int, Keep] | str:
+        """Where positions go in a reshape (axes.py); the same for queries, keys and values."""
+        key = (before, after, axis, keep, keep.period)
+        if key not in self.moves:
+            moved = move(before, after, axis, keep, keep.period)
+            self.moves[key] = moved if isinstance(moved, str) else (moved.axis, Keep(moved.index, moved.period))
+        return self.moves[key]
+
+    def emissions(self) -> int:
+        return len(self.settled)
+
+    def settle(self, node: Node) -> None:
+        name = node.name
+        self.settled[name] = node
+        for value in node.outputs:
+            self.values[value.name] = value
+        for operand in node.inputs:
+            if isinstance(operand, str):
+                users = self.uses[operand]
+                if not users or users[-1] != name:  # read twice by one node
+                    users.append(name)
+        if node.op == "select" and isinstance(operand := node.inputs[0], str):
+            self.selected.add(operand)
+
+    def rename(self, name: str, now: str) -> list[str]:
+        """A value vanishes, and what read it reads another. Says who did."""
+        users = self.uses.pop(name, [])
+        self.renamed[name] = now
+        self.rewired.update(users)
+        return users
+
+    def final_name(self, name: str) -> str:
+        while name in self.renamed:
+            name = self.renamed[name]
+        return name
+
+    def result(self) -> Graph:
+        for name in self.rewired:
+            node = self.settled[name]
+            self.settled[name] = node.with_inputs(
+                [self.final_name(operand) if isinstance(operand, str) else operand for operand in node.inputs]
+            )
+        outputs = tuple(self.final_name(name) for name in self.graph.outputs)
+        return Graph(self.graph.inputs, tuple(reversed(self.settled.values())), outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What arrives: of an axis only these positions are read, by these readers."""
+
+    axis: int
+    keep: Keep
+    readers: tuple[Node, ...] = ()
+
+
+def shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Rewritten:
+    """The same op on smaller operands, making these positions only."""
+    before = node.output
+    output = Value(before.name, narrowed(before.shape, axis, keep), before.dtype)
+    changed = {**node.attrs, **attrs} if attrs else node.attrs
+    smaller = Node(node.op, tuple(inputs), (output,), changed, node.origin, node.path, node.marks)
+    return Rewritten(Movement.NARROWED, f"{before.shape[axis]} -> {len(keep)} along axis {axis}", smaller)
+
+
+def as_copy(node: Node, operand: Operand, axis: int, keep: Keep) -> Rewritten:
+    """What is left of the node is a copy of its operand, which its readers read instead."""
+    return replace(shrunk(node, (operand,), axis, keep), movement=Movement.COPIES)
+
+
 def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
     """Without the do and select nodes (and what was inserted for them) that nobody reads any more."""
     used = set(outputs)
@@ -208,39 +341,6 @@ def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[No
             kept.append(node)
             used.update(node.values())
     return tuple(reversed(kept))
-
-
-def idle_nodes(graph: Graph) -> frozenset[str]:
-    """The host's own nodes on which no output and no effect depends."""
-    needed = set(graph.outputs)
-    idle = set()
-    for node in reversed(graph.nodes):
-        first, *others = node.outputs
-        if (
-            not node.origin
-            or first.name in needed
-            or node.marks.effect
-            or any(value.name in needed for value in others)
-        ):
-            needed.update(node.values())
-        else:
-            idle.add(node.name)
-    return frozenset(idle)
-
-
-def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
-    """The shape when only these positions of an axis are left."""
-    period = keep.period
-    if not period:
-        return resized(shape, axis, len(keep))
-    number, symbols = product((shape[axis],))
-    number = number * len(keep) // period
-    parts = [str(number)] if number != 1 else []
-    return (*shape[:axis], "*".join(parts + sorted(symbols.elements())), *shape[axis + 1 :])
-
-
-def resized(shape: Shape, axis: int, size: int) -> Shape:
-    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def complement(units: Sequence[int], size: int) -> Keep:
@@ -255,38 +355,11 @@ def is_affine_do(node: Node | None) -> bool:
     return node is not None and node.op == "do" and len(node.inputs) == 3
 
 
-def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
-    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
-    align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape
-    dims = align[position] if align else None
-    if dims is None:
-        local = axis - (len(out) - len(shape))
-    else:
-        local = int(dims.index(axis)) if axis in dims else -1
-    return local if local >= 0 and (shape[local] != 1 or out[axis] == 1) else None
-
-
-def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
-    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
-    align = attributes(node, FunctionAttrs).get("align")
-    dims = align[position] if align else None
-    if dims is None:
-        dims = tuple(range(rank - len(shape), rank))
-    return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
-
-
 def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:
     """Whether an `along` op makes elements out of an axis without any: what those are is up to the runtime."""
     return (
         0 in [sweep.shape(source)[axis] for axis in attributes(node, AlongAttrs)["axes"]] and 0 not in node.output.shape
     )
-
-
-def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
-    """The axis of the result along which an axis of a pointwise operand runs."""
-    align = attributes(node, FunctionAttrs).get("align")
-    dims = align[position] if align else None
-    return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 
 
 def varies_beside(replaced: str, other: str) -> Declined:
@@ -310,67 +383,6 @@ def others_give_shape(sweep: Sweep, node: Node, position: int, becomes: Shape) -
 
 
 # ---------------------------------------------------------------- constants that arrive
-
-NOTHING = np.zeros(())
-NOT_FINITE = "its result for these constants is infinite or not a number"
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Units of an axis and their constants: a slab that broadcasts over the other axes, or the name of a value (`runtime`)."""
-
-    source: str
-    axis: int
-    units: Index
-    slab: Array
-    sources: tuple[int, ...]
-    runtime: str = ""
-
-    def at(self, units: Sequence[int]) -> Array:
-        if units is self.units or tuple(units) == self.units:
-            return self.full()
-        return self.full().take(self.positions(units), axis=self.axis)
-
-    def positions(self, units: Sequence[int]) -> list[int]:
-        where = {unit: i for i, unit in enumerate(self.units)}
-        return [where[u] for u in units]
-
-    def full(self) -> Array:
-        return spread(self.slab, self.axis, len(self.units))
-
-
-Facts = dict[int, Known]
-
-
-def known_of(node: Node) -> Known:
-    """What a constant do says."""
-    source, value = node.inputs[:2]
-    assert isinstance(source, str) and value is not None
-    rank, attrs = len(node.output.shape), attributes(node, DoAttrs)
-    units, sources = Index.of(attrs["units"]), node.marks.sources
-    if isinstance(value, str):
-        return Known(source, attrs["axis"], units, NOTHING, sources, value)
-    assert isinstance(value, Tensor)
-    return Known(source, attrs["axis"], units, slab_of(constant(value), attrs["axis"], rank), sources)
-
-
-def bare(node: Node, facts: Facts) -> Node:
-    """The node, reading its operands as they were before the do's."""
-    return node.with_inputs([facts[i].source if i in facts else o for i, o in enumerate(node.inputs)])
-
-
-def sources_of(facts: Facts) -> tuple[int, ...]:
-    first, *others = facts.values()
-    return tuple(sorted({*first.sources, *(s for fact in others for s in fact.sources)})) if others else first.sources
-
-
-def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> RuleOutcome:
-    """The op on its operands as they were, and what its units become behind it."""
-    if not np.isfinite(slab).all():
-        return Declined(NOT_FINITE)
-    sweep.emit(bare(node, facts))
-    sweep.put_do(node.output, axis, units, compress(slab, axis), sources_of(facts))
-    return PAST
 
 
 # ---------------------------------------------------------------- running rules
@@ -424,10 +436,8 @@ class Sinking(Generic[Arriving]):
     carries: Callable[[Node | None], bool]  # which do's
     arriving: Callable[[Sweep, Node, Mapping[int, Node]], Arriving]  # what they say, by the operand that they stand at
     rule: Callable[[Node, Arriving], Rule[Sweep, Arriving]]
-    sources: Callable[[Arriving], tuple[int, ...]]
-    prepare: Callable[[Sweep, Node], Node | None] = lambda sweep, node: (
-        node
-    )  # None where it has emitted the node itself
+    # the node as the rule sees it; None where it has been emitted already
+    prepare: Callable[[Sweep, Node], Node | None] = lambda sweep, node: node
     at_output: Callable[[Node], str] = lambda do: "it is an output of the model"
 
 
@@ -453,7 +463,7 @@ def sink_all(sinking: Sinking[Arriving], graph: Graph, log: Log) -> tuple[Graph,
         if outcome is None:
             sweep.emit(node)
         else:
-            log.did(sinking.name, node, outcome, sinking.sources(arriving))
+            log.did(sinking.name, node, outcome, sorted({source for do in dos.values() for source in do.marks.sources}))
     for name in graph.outputs:
         value = sweep.redirected.get(name, name)
         if sinking.carries(sweep.producers.get(value)):

@@ -20,34 +20,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.axes import count_by_group, members, segments
-from cmrc.ir.evaluate import constant, evaluate_op, is_computable, take
-from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, attributes, literal
+from cmrc.ir.axes import count_by_group, members, operand_axis, parameter_axis, resized, result_axis, segments
+from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, attributes, literal, take
 from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
-from cmrc.passes.rewriting.absorb import add_after, conv_columns, kernel_of_constants, plane_of_ones
+from cmrc.ir.tensors import constant, evaluate_op, is_computable
+from cmrc.passes.rewriting.absorb import Facts, Known, add_after, bare, sources_of
+from cmrc.passes.rewriting.convolution import conv_columns
 from cmrc.passes.rewriting.rewriter import (
     PAST,
     UNREAD,
     Declined,
-    Facts,
-    Known,
     Rewritten,
     RuleOutcome,
     Sweep,
-    bare,
     complement,
     folded,
-    operand_axis,
     others_give_shape,
-    parameter_axis,
     past,
-    resized,
-    result_axis,
-    sources_of,
     taken,
     varies_beside,
 )
@@ -80,25 +73,6 @@ def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int]
 def add(sweep: Sweep, smaller: Node, addend: str) -> Rewritten:
     add_after(sweep, smaller, addend)
     return folded("constants computed at run time into an added plane")
-
-
-def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> Rewritten:
-    """Groups whose inputs are all constants, under zero padding and at any size: convolve a plane of ones."""
-    conv = attributes(node, ConvAttrs)
-    fact, axis = facts[0], conv["axis"]
-    x, weight, bias = (*node.inputs, None)[:3]
-    assert isinstance(weight, Tensor) and not isinstance(bias, str)
-    rows, inputs = members(gone, outs), members(gone, per)
-    small = replace(node, inputs=(x, take(weight, 0, inputs if conv.get("transposed") else rows), bias))
-    small = small.with_attrs(groups=len(gone))
-    bundle = kernel_of_constants(small, range(len(inputs)), fact.at(inputs).reshape(-1), len(rows))
-    plane = plane_of_ones(sweep, node, fact.source)
-    shape = (*((1,) * axis), len(rows), *node.output.shape[axis + 1 :])
-    known = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
-    shift = None if bias is None else take(bias, 0, rows)
-    attrs = {**node.attrs, "groups": 1}
-    sweep.emit(Node("conv", (plane, bundle, shift), (known,), attrs, path=node.path))
-    return sink(sweep, node, facts, axis, rows, known.name)
 
 
 # ---------------------------------------------------------------- values of a fixed size

@@ -31,8 +31,7 @@ from torch.utils import _pytree as pytree
 import cmrc
 from cmrc.errors import ResidueError
 from cmrc.hosts.autograd.arrays import to_numpy
-from cmrc.ir.graph import Array, ArrayLiteral, Graph, Tensor
-from cmrc.program.do import Do
+from cmrc.ir.graph import Array, ArrayLiteral, Do, Graph, Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 RUNS = [

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tolerances import EXACT_F64, distance
 
 from cmrc.errors import GraphError
-from cmrc.ir.evaluate import apply, constant, evaluate_op, materialise, take
-from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Value, literal
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Value, apply, literal, take
 from cmrc.ir.ops import OPS, affine, attention, functions, layout
 from cmrc.ir.ops.functions import ALONG, POINTWISE
+from cmrc.ir.tensors import constant, evaluate_op, materialise
 from cmrc.ir.verify import verify_graph
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

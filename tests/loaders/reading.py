@@ -23,7 +23,7 @@ from cmrc.planning.planner import plan as make_plan
 from cmrc.planning.recipe import make_recipe
 from cmrc.program.lower import lower
 from cmrc.program.plan import Plan
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 from cmrc.statistics.calibrate import calibrate
 from cmrc.statistics.stats import Stats
 from tests.loaders.samples import BESIDE, HASH, batch, mlp

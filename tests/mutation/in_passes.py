@@ -120,8 +120,8 @@ bug(
 )
 bug(
     "rows-from-the-right-operand",
-    "return _shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, keep)",
-    "return _shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 2, keep)), axis, keep)",
+    "return shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 1, keep)), axis, keep)",
+    "return shrunk(node, (left, rise.select(right, len(rise.shape(right)) - 2, keep)), axis, keep)",
     "columns of a product are selected along its contracted axis",
     DEAD,
 )

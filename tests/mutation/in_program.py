@@ -117,7 +117,7 @@ bug(
     'if _adds_numbers(tensor) and converted.dtype.kind not in "biu" and not _finite(converted):',
     "if False:",
     "a folded bias overflows to infinity",
-    "tests/hosts/test_folded.py",
+    "tests/ir/test_tensors.py",
 )
 bug(
     "rotated-heads-vector",

@@ -15,7 +15,7 @@ from rules import before_and_after, reasons, untested
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import constant_fold
-from cmrc.passes.rewriting import absorb, runtime
+from cmrc.passes.rewriting import absorb, convolution, runtime
 
 
 @pytest.mark.parametrize("name", CONSTANT)
@@ -388,6 +388,7 @@ def test_every_reason_is_tested() -> None:
     tested = {reason for _, reason in DECLINES}
     assert untested(constant_fold, tested) == []
     assert untested(absorb, tested) == []
+    assert untested(convolution, tested) == []
 
 
 def test_units_that_stay_in_one_operand_say_so() -> None:

@@ -10,8 +10,9 @@ from meaning import cost, gap, outputs_of
 from random_graphs import Case, cases, graphs
 from tolerances import EXACT_F64, MOVES
 
-from cmrc.ir.evaluate import evaluate, materialise
+from cmrc.ir.evaluate import evaluate
 from cmrc.ir.graph import Graph, Tensor
+from cmrc.ir.tensors import materialise
 from cmrc.ir.text import parse, to_text
 from cmrc.ir.verify import verify_graph
 from cmrc.passes.pipeline import PIPELINE, run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from cmrc.ir import ops
 from cmrc.ir.graph import Apply, Graph, Leaf, Node, Operand, leaves_of
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
-from cmrc.passes.rewriting import absorb, runtime
+from cmrc.passes.rewriting import absorb, contract, convolution, rewriter, runtime
 from cmrc.passes.rewriting.rewriter import Log
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -66,12 +67,13 @@ def test_the_rules_as_they_are_break_nothing(name: str) -> None:
 # ---------------------------------------------------------------- mutants
 
 
-def wrapped(module: Any, name: str, change: Callable[..., Any]) -> Patch:
-    """Replace a function by one that gets the original and its arguments."""
+def wrapped(modules: Any, name: str, change: Callable[..., Any]) -> Patch:
+    """Replace a function, as these modules call it, by one that gets the original and its arguments."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        original = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args, **kwargs: change(original, *args, **kwargs))
+        for module in modules if isinstance(modules, tuple) else (modules,):
+            original = getattr(module, name)
+            monkeypatch.setattr(module, name, partial(change, original))
 
     return patch
 
@@ -154,14 +156,13 @@ MUTANTS: dict[str, tuple[str, Patch, set[str]]] = {
     "linear forgets the constants": (
         "constant_fold", wrapped(constant_fold, "fold_into_linear", forget_constants), {"linear", "linear-by-position"}),
     "conv forgets the constants": (
-        "constant_fold", wrapped(constant_fold, "fold_into_conv", forget_constants), {"conv", "conv-padded", "conv-in-groups"}),
-    "the old bias is lost": ("constant_fold", wrapped(absorb, "add_tensors", only_weights), {"linear", "conv"}),
-    "the constants have the wrong sign": ("constant_fold", wrapped(absorb, "add_tensors", negated), {"linear", "conv"}),
-    "the wrong columns stay": ("constant_fold", wrapped(absorb, "complement", shifted), {"linear", "conv"}),
+        "constant_fold", wrapped(convolution, "fold_into_conv", forget_constants), {"conv", "conv-padded", "conv-in-groups"}),
+    "the old bias is lost": ("constant_fold", wrapped((absorb, convolution), "add_tensors", only_weights), {"linear", "conv"}),
+    "the constants have the wrong sign": ("constant_fold", wrapped((absorb, convolution), "add_tensors", negated), {"linear", "conv"}),
+    "the wrong columns stay": ("constant_fold", wrapped((absorb, convolution), "complement", shifted), {"linear", "conv"}),
     "the border is forgotten": (
-        "constant_fold", wrapped(absorb, "has_border", lambda original, node: False), {"conv-padded", "conv-padded-at-any-size"}),
-    "the border of a depthwise convolution is forgotten": (
-        "constant_fold", wrapped(constant_fold, "has_border", lambda original, node: False), {"conv-depthwise-padded"}),
+        "constant_fold", wrapped(convolution, "has_border", lambda original, node: False),
+        {"conv-padded", "conv-padded-at-any-size", "conv-depthwise-padded"}),
     "a group's columns are another group's": (
         "constant_fold",
         meaning("select_in_groups", lambda original, attrs, w: original({"keep": attrs["keep"][::-1]}, w)),
@@ -201,14 +202,14 @@ MUTANTS: dict[str, tuple[str, Patch, set[str]]] = {
             found if isinstance(found := original(*args), str) else (found[0], found[1].T.reshape(found[1].shape)))),
         {"reshape"}),
     "rows are dropped in reverse": (
-        "dead_subgraph", wrapped(dead_subgraph, "take", reversed_keep), {"linear", "conv", "pointwise", "embedding"}),
+        "dead_subgraph", wrapped((dead_subgraph, rewriter), "take", reversed_keep), {"linear", "conv", "pointwise", "embedding"}),
     "a broadcast operand is not told from another": (
         "dead_subgraph", wrapped(dead_subgraph, "operand_axis", another_axis), {"pointwise"}),
-    "a reshape selects the neighbours": ("dead_subgraph", wrapped(dead_subgraph, "move", off_by_one), {"reshape"}),
+    "a reshape selects the neighbours": ("dead_subgraph", wrapped(rewriter, "move", off_by_one), {"reshape"}),
     "readers do not count anew": (
         "dead_subgraph", wrapped(dead_subgraph, "settle_readers", lambda original, *args: None), {"linear"}),
     "the wrong key-value heads stay": (
-        "dead_subgraph", wrapped(dead_subgraph, "shared_heads", lambda original, keep, heads, served: list(range(len(keep) // 2))),
+        "dead_subgraph", wrapped(contract, "shared_heads", lambda original, keep, heads, served: list(range(len(keep) // 2))),
         {"attention-with-shared-heads"}),
 }  # fmt: skip
 

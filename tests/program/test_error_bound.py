@@ -1,4 +1,4 @@
-"""The error bound that `cmrc.hosts.folded.fold` states, against exact rational arithmetic on the stored numbers."""
+"""The error bound that `cmrc.ir.tensors.fold` states, against exact rational arithmetic on the stored numbers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import PlanError
-from cmrc.program.do import Do
+from cmrc.ir.graph import Do
 from cmrc.program.plan_entry import entry_from_json, entry_to_json, from_ranges, pack_text, to_ranges, unpack_text
 from cmrc.strict_json import parse_json
 

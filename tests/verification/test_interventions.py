@@ -14,7 +14,7 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CmrcError, InterventionError, SiteError
-from cmrc.program.do import Do
+from cmrc.ir.graph import Do
 
 # model, site, where the units lie when the batch comes first, groups of the mask
 SITES = [

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import cmrc
-from cmrc.ir.graph import Node
+from cmrc.ir.graph import Do, Node
 from cmrc.passes import pipeline as passes
-from cmrc.program.do import Do, put_dos
+from cmrc.passes.pipeline import put_dos
 from cmrc.program.dry_run import neighbourhood
 from cmrc.program.sites import Site
 

@@ -22,8 +22,8 @@ from asking import Subject
 
 import cmrc
 from benchmarks.measure import settled, timed
-from cmrc.ir.axes import Keep, move, period_of
-from cmrc.ir.graph import leaves_of
+from cmrc.ir.axes import move
+from cmrc.ir.graph import Keep, leaves_of, period_of
 
 EQUAL = 1e-4  # relative; a wrong cut lies at 1e-1
 PAIRS = 7

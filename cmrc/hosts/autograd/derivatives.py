@@ -17,9 +17,9 @@ from torch.nn import functional
 from cmrc.errors import StatsError
 from cmrc.hosts.autograd.meanings import MEANINGS
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest
-from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Graph, Node, Operand
 from cmrc.ir.ops.functions import POINTWISE
+from cmrc.ir.tensors import constant
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
 BENDS = 1024  # inputs of smooth functions above all values for which "auto" adds the terms of their second derivatives

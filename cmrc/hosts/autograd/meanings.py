@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cmrc.hosts.autograd.functions import ALONG, POINTWISE, convolve, pad
-from cmrc.ir.axes import Index
+from cmrc.ir.graph import Index
 from cmrc.ir.ops.affine import ConvAttrs, conv_pads
 from cmrc.ir.ops.functions import NOT_OPTIONS
 

@@ -27,7 +27,6 @@ from torch.export import Dim, ExportedProgram
 from cmrc.errors import HostError, TraceError
 from cmrc.files import new_folder
 from cmrc.hosts.autograd.arrays import to_numpy, torch_dtype
-from cmrc.hosts.folded import fold
 from cmrc.hosts.fx import modeling_cmrc
 from cmrc.hosts.fx.details import details
 from cmrc.hosts.fx.host import FxHost
@@ -37,6 +36,7 @@ from cmrc.hosts.fx.module import Kind, LoweredModule, make_template
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import Written, write
 from cmrc.ir.graph import Array, Graph, Leaf, Node, Operand, Tensor
+from cmrc.ir.tensors import fold
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 DTYPES = {  # names in a safetensors header

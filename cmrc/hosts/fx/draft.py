@@ -15,11 +15,11 @@ from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from cmrc.hosts.autograd.arrays import from_numpy, torch_dtype
-from cmrc.hosts.folded import fold
 from cmrc.hosts.fx.clean import copy_graph
 from cmrc.hosts.fx.lifted import TENSORS
 from cmrc.hosts.fx.read import LiftedReading, add_with_owners
 from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Operand, Tensor, Value
+from cmrc.ir.tensors import fold
 
 
 class Fold(Protocol):

@@ -14,8 +14,8 @@ from cmrc.hosts import clamp
 from cmrc.hosts.autograd.arrays import torch_dtype
 from cmrc.hosts.fx.draft import Draft
 from cmrc.hosts.fx.schema import Call
-from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor
+from cmrc.ir.tensors import materialise
 
 aten = torch.ops.aten
 CONVOLUTIONS = {

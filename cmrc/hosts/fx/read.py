@@ -20,8 +20,7 @@ from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
-from cmrc.ir.evaluate import apply
-from cmrc.ir.graph import Array, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, leaves_of
+from cmrc.ir.graph import Array, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, apply, leaves_of
 from cmrc.ir.ops import OPS
 
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions

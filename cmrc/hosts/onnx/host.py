@@ -18,12 +18,10 @@ from typing import Any, Self
 import onnx
 import onnx_ir
 
-from cmrc.errors import TraceError
-from cmrc.hosts.folded import within_last_bits
+from cmrc.errors import TraceError, last_line
 from cmrc.hosts.onnx import gradients
-from cmrc.hosts.onnx.load import SORT, last_line, load, require_sound
+from cmrc.hosts.onnx.load import SORT, load, prepare, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
-from cmrc.hosts.onnx.prepare import prepare
 from cmrc.hosts.onnx.read import ModelReading, read
 from cmrc.hosts.onnx.save import save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
@@ -31,6 +29,7 @@ from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Learner
 from cmrc.ir.graph import Array, Graph
+from cmrc.ir.tensors import within_last_bits
 
 CPU = ("CPUExecutionProvider",)
 

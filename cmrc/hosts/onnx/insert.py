@@ -13,11 +13,11 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
+from cmrc.hosts.onnx.nodes import dtype_name
 from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
-from cmrc.hosts.onnx.shapes import dtype_name
-from cmrc.ir.evaluate import constant
 from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, numpy_dtype
+from cmrc.ir.tensors import constant
 
 
 def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:

@@ -7,18 +7,23 @@ data that are not there, too short, or outside the model's folder are refused he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from functools import cache
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnx_ir
+from onnx_ir.passes.common import InlinePass
 
-from cmrc.errors import TraceError
-from cmrc.hosts.onnx.nodes import is_sorted, with_inner
+from cmrc.errors import CmrcError, InputError, TraceError, last_line
+from cmrc.hosts.onnx.nodes import CHECK, is_sorted, label, subgraphs, with_inner
+from cmrc.hosts.onnx.session import extract
+from cmrc.ir.graph import Array, Leaf, Shape
 
-CHECK = "see what onnx.checker.check_model(model) says, and export the model again"
 SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
 BESIDE = "put the data file into the folder of the model, and let the model name it by a path inside that folder"
 
@@ -36,11 +41,6 @@ def require_sound(model: onnx_ir.Model) -> None:
             _require_declared(node, model.opset_imports.get(node.domain, 0))
     for name, op, tensor in _tensors(graphs):
         _require_data(name, op, tensor)
-
-
-def label(node: onnx_ir.Node) -> str:
-    """What to call a node in an error."""
-    return node.name or next((value.name for value in node.outputs if value.name), "")
 
 
 def _require_text(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> None:
@@ -229,21 +229,6 @@ def _require_external(name: str, op: str, tensor: onnx_ir.ExternalTensor) -> Non
     raise TraceError(problem, node=name, op=op, fix=BESIDE)
 
 
-def defaults(model: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
-    """The initializers that are defaults, by name. Before IR version 4 every initializer had to be an input."""
-    if model.ir_version < 4:
-        return {}
-    return {name: value for name, value in model.graph.initializers.items() if value.is_graph_input()}
-
-
-def reason(name: str) -> str:
-    """Why a node that reads a default is left whole."""
-    return (
-        f"{name!r} is an input of the model with a default, which a caller may replace; "
-        "onnx_ir.passes.common.RemoveInitializersFromInputsPass makes it a parameter"
-    )
-
-
 def load(path: Path) -> onnx_ir.Model:
     """The model in a file. Weights in external files stay there until they are used."""
     if not path.is_file():
@@ -262,16 +247,152 @@ def load(path: Path) -> onnx_ir.Model:
     return model
 
 
-def causes(error: BaseException) -> list[BaseException]:
-    """The error, what caused it, and so on to the first."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(cause)
-    return chain
+# ---------------------------------------------------------------- what is known before the model runs
 
 
-def last_line(error: BaseException) -> str:
-    """The innermost cause of an error, in a line."""
-    first = causes(error)[-1]
-    lines = str(first).strip().splitlines()
-    return lines[-1] if lines else type(first).__name__
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+DRAWS = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+
+@dataclass(slots=True)
+class Constants:
+    """The values that depend on no input of a model; nodes are shown to it in their order."""
+
+    model: onnx_ir.Model
+    sources: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)  # the parameters that each is made of, by name
+
+    def covers(self, node: onnx_ir.Node) -> bool:
+        """Whether all that a node reads is known before the model runs. Its results are, from here on."""
+        read = [value.name for value in node.inputs if value is not None and value.name]
+        known = (
+            all(name in self.sources for name in read)
+            and bool(node.inputs)
+            and node.domain in DOMAINS
+            and node.op_type not in DRAWS
+            and not subgraphs(node)
+        )
+        if known:
+            parts = tuple(dict.fromkeys(leaf for name in read for leaf in self.sources[name]))
+            self.sources.update((value.name, parts) for value in node.outputs if value.name)
+        return known
+
+    def leaf(self, name: str, shape: Shape | None, dtype: str) -> Leaf | None:
+        """A value as a parameter. Where its shape is not known it is computed at once; `None` where onnxruntime cannot."""
+        load = cache(partial(_compute, self.model, name))
+        sizes = tuple(n for n in shape or () if isinstance(n, int))
+        if shape is not None and len(sizes) == len(shape) and dtype != "unknown":
+            return Leaf(name, sizes, dtype, load, self.sources[name])
+        try:
+            array = load()
+        except CmrcError:
+            return None
+        return Leaf(name, tuple(array.shape), array.dtype.name, load, self.sources[name])
+
+
+def _compute(model: onnx_ir.Model, name: str) -> Array:
+    (array,) = extract(model, {}, [], [name], (), ["CPUExecutionProvider"]).run({}).values()
+    return np.asarray(array)
+
+
+# ---------------------------------------------------------------- before the model is read
+
+
+OLDEST_OPSET, MODERN_OPSET = 9, 17
+
+
+def prepare(model: onnx_ir.Model, assume: Mapping[str, Any] | None = None) -> onnx_ir.Model:
+    """The model as it is read; it may be changed in place. `assume` has values for inputs, by name."""
+    model = _converted(model)
+    if model.functions:
+        InlinePass()(model)
+    for name, value in (assume or {}).items():
+        _fix_input(model.graph, name, value)
+    if any(node.op_type == "If" for node in model.graph):
+        while (known := _first_known_branch(model)) is not None:
+            _take_branch(model.graph, *known)
+    return model
+
+
+def _converted(model: onnx_ir.Model) -> onnx_ir.Model:
+    opset = model.opset_imports.get("", 0)
+    if not 0 < opset < OLDEST_OPSET:
+        return model
+    try:
+        proto = onnx.version_converter.convert_version(onnx_ir.to_proto(model), MODERN_OPSET)
+    except Exception as error:  # the converter has its own words for each op that it does not know
+        raise TraceError(
+            f"the model has opset {opset}, and onnx.version_converter cannot bring it to {MODERN_OPSET}: {last_line(error)}",
+            fix="export the model again with a newer opset",
+        ) from error
+    warnings.warn(f"the model has opset {opset}: onnx.version_converter has made it {MODERN_OPSET}", stacklevel=4)
+    return onnx_ir.from_proto(proto)
+
+
+def _fix_input(graph: onnx_ir.Graph, name: str, given: Any) -> None:
+    value = next((value for value in graph.inputs if value.name == name), None)
+    if value is None:
+        names = ", ".join(each.name or "" for each in graph.inputs)
+        raise InputError(f"the model has no input {name!r} that could be assumed", fix=f"its inputs are {names}")
+    dtype = (value.dtype or onnx_ir.DataType.FLOAT).numpy()
+    try:
+        array = np.asarray(given).astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the input {name!r} is {dtype.name}, and {given!r} is not", fix="give a number") from error
+    rank = None if value.shape is None else len(value.shape)
+    if rank is not None and array.ndim != rank:
+        if array.size != 1:
+            raise InputError(f"the input {name!r} has {rank} axes, and {given!r} has {array.ndim}")
+        array = array.reshape((1,) * rank)
+    graph.inputs.remove(value)
+    value.const_value = onnx_ir.tensor(array, name=name)
+    value.shape = onnx_ir.Shape(array.shape)
+    graph.register_initializer(value)
+
+
+def _first_known_branch(model: onnx_ir.Model) -> tuple[onnx_ir.Node, onnx_ir.Graph] | None:
+    """The first If whose condition depends on no input, and the branch that it takes."""
+    graph = model.graph
+    fixed = {name for name, value in graph.initializers.items() if not value.is_graph_input()}
+    constants = Constants(model, dict.fromkeys(fixed, ()))
+    for node in graph:
+        if node.op_type == "Constant":
+            constants.sources.update((value.name or "", ()) for value in node.outputs)
+        condition = node.inputs[0].name if node.op_type == "If" and node.inputs[0] is not None else ""
+        if condition and condition in constants.sources:
+            leaf = constants.leaf(condition, None, "unknown") if condition not in fixed else None
+            tensor = graph.initializers[condition].const_value if condition in fixed else None
+            taken = leaf.load() if leaf is not None else None if tensor is None else tensor.numpy()
+            if taken is not None:
+                name = "then_branch" if bool(np.asarray(taken).reshape(())) else "else_branch"
+                return node, node.attributes[name].as_graph()
+        constants.covers(node)
+    return None
+
+
+def _take_branch(graph: onnx_ir.Graph, node: onnx_ir.Node, body: onnx_ir.Graph) -> None:
+    """The nodes of a branch in place of the If; its results are copies under the names of the If's own."""
+    returned = list(body.outputs)
+    body.outputs.clear()
+    inner_nodes, taken = list(body), _value_names(graph)
+    for value in (*body.initializers.values(), *(value for inner in inner_nodes for value in inner.outputs)):
+        if value.name in taken:
+            value.name = f"{node.name or node.outputs[0].name}.{value.name}"
+    for value in list(body.initializers.values()):
+        del body.initializers[value.name or ""]
+        graph.register_initializer(value)
+    body.remove(inner_nodes)
+    graph.insert_before(node, inner_nodes)
+    for old, new in zip(node.outputs, returned, strict=True):
+        copy = onnx_ir.Node("", "Identity", [new], outputs=[onnx_ir.Value(type=old.type, shape=old.shape)])
+        graph.insert_before(node, copy)
+        name, old.name = old.name, None
+        old.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
+        copy.outputs[0].name = name
+    graph.remove(node, safe=True)
+
+
+def _value_names(graph: onnx_ir.Graph) -> set[str | None]:
+    results = (value.name for node in graph for value in node.outputs)
+    return {*results, *(value.name for value in (*graph.inputs, *graph.initializers.values()))} - {None, ""}

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir
 
 from cmrc.errors import HostError, TraceError
-from cmrc.ir.graph import Graph
+from cmrc.ir.graph import Graph, numpy_dtype
 from cmrc.strict_json import parse_records
 
 # ---------------------------------------------------------------- names
@@ -297,3 +297,38 @@ def _own_values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
     yield from graph.initializers.values()
     for node in graph:
         yield from node.outputs
+
+
+CHECK = "see what onnx.checker.check_model(model) says, and export the model again"
+
+
+def label(node: onnx_ir.Node) -> str:
+    """What to call a node in an error."""
+    return node.name or next((value.name for value in node.outputs if value.name), "")
+
+
+def defaults(model: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
+    """The initializers that are defaults, by name. Before IR version 4 every initializer had to be an input."""
+    if model.ir_version < 4:
+        return {}
+    return {name: value for name, value in model.graph.initializers.items() if value.is_graph_input()}
+
+
+def reason(name: str) -> str:
+    """Why a node that reads a default is left whole."""
+    return (
+        f"{name!r} is an input of the model with a default, which a caller may replace; "
+        "onnx_ir.passes.common.RemoveInitializersFromInputsPass makes it a parameter"
+    )
+
+
+def dtype_name(dtype: onnx_ir.DataType | None) -> str:
+    """The name that numpy and ml_dtypes have for it."""
+    if dtype is None or dtype == onnx_ir.DataType.UNDEFINED:
+        return "unknown"
+    return dtype.numpy().name
+
+
+def data_type(dtype: str) -> onnx_ir.DataType:
+    """What ONNX calls a dtype of the IR."""
+    return onnx_ir.DataType.from_numpy(numpy_dtype(dtype))

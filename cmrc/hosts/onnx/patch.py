@@ -16,12 +16,9 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts.folded import fold
-from cmrc.hosts.onnx.nodes import inner_nodes, names_inside
+from cmrc.hosts.onnx.nodes import data_type, inner_nodes, names_inside
 from cmrc.hosts.onnx.ops.layout import LARGEST
 from cmrc.hosts.onnx.read import ModelReading
-from cmrc.hosts.onnx.shapes import data_type
-from cmrc.ir.evaluate import apply, materialise
 from cmrc.ir.graph import (
     Apply,
     Array,
@@ -33,10 +30,11 @@ from cmrc.ir.graph import (
     Shape,
     Tensor,
     Value,
+    apply,
     as_dtype,
     outer_values,
 )
-from cmrc.ir.quantised import Quantised, quantised
+from cmrc.ir.tensors import Quantised, fold, materialise, quantised
 
 INSERTED_KEY = "cmrc.inserted"
 

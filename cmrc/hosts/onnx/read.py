@@ -15,14 +15,22 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import CmrcError, TraceError
-from cmrc.hosts.onnx.constants import Constants
-from cmrc.hosts.onnx.load import CHECK, defaults, reason
-from cmrc.hosts.onnx.nodes import captured_by, name_values, subgraphs, tensor_of, unique_origins
-from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS, row_name
-from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, contents_of, times
-from cmrc.hosts.onnx.shapes import Sizes, dtype_name, infer, symbols
+from cmrc.hosts.onnx.load import Constants
+from cmrc.hosts.onnx.nodes import (
+    CHECK,
+    captured_by,
+    defaults,
+    dtype_name,
+    name_values,
+    reason,
+    subgraphs,
+    tensor_of,
+    unique_origins,
+)
+from cmrc.hosts.onnx.ops.row import LeftWhole, Row, Step, View, contents_of, row_name, times
+from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
+from cmrc.hosts.onnx.shapes import Sizes, infer, symbols
 from cmrc.ir.axes import product
-from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import (
     NO_MARKS,
     Apply,
@@ -38,6 +46,7 @@ from cmrc.ir.graph import (
     Tensor,
     Value,
 )
+from cmrc.ir.tensors import materialise
 
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
 
@@ -49,6 +58,8 @@ class ModelReading:
     graph: Graph
     names: Mapping[str, Sequence[str]]
     slots: Mapping[str, tuple[int | str, ...]]
+    rows: Mapping[str, Row]
+    """How each was read, and so how it is written."""
     sizes: Sizes
     tensors: Mapping[str, Tensor]
     inside: Mapping[str, str]
@@ -71,6 +82,7 @@ class _Reader:
     dtypes: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     slots: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
     bound: dict[str, int] = field(default_factory=dict)
     open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
@@ -114,7 +126,9 @@ class _Reader:
         self._settle_shapes()
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
-        return ModelReading(ir_graph, name_values(ir_graph, graph), self.slots, self.sizes, self.tensors, self.inside)
+        return ModelReading(
+            ir_graph, name_values(ir_graph, graph), self.slots, self.rows, self.sizes, self.tensors, self.inside
+        )
 
     def _read_whole(self, node: onnx_ir.Node, origin: str, path: str) -> None:
         """A node, and the sizes that its outputs hold."""
@@ -236,9 +250,10 @@ class _Reader:
                 return None
             return self._opaque(view, origin, path, Marks(why=left.reason, bodies=bool(subgraphs(node))))
         inner: dict[str, str] = {}
-        separable = row.separable is not None and self.opset >= row.separable and isinstance(steps, list)
+        if isinstance(steps, list) and row.separable is not None and self.opset >= row.separable:
+            steps = [replace(step, marks=replace(step.marks, separable=True)) for step in steps]
         for step in steps if isinstance(steps, list) else [steps]:
-            self._emit(view, step, origin, path, inner, separable)
+            self._emit(view, step, row, origin, path, inner)
         return None
 
     def _evaluate(self, view: View) -> None:
@@ -247,10 +262,10 @@ class _Reader:
             raise LeftWhole("")
         self.tensors[view.node.outputs[0].name or ""] = EVALUATED[view.node.op_type](view)
 
-    def _emit(self, view: View, step: Step, origin: str, path: str, inner: dict[str, str], separable: bool) -> None:
+    def _emit(self, view: View, step: Step, row: Row, origin: str, path: str, inner: dict[str, str]) -> None:
         """One IR node; `inner` are the values inside the ONNX node so far, by their keys."""
         name = view.node.outputs[step.output].name or "" if step.output < len(view.node.outputs) else ""
-        marks = replace(step.marks, separable=True) if separable else step.marks
+        marks = step.marks
         if step.key:
             shown = bool(name and step.output)
             marks = replace(marks, inside=view.node.op_type, shown=shown)
@@ -278,7 +293,7 @@ class _Reader:
             computable = not step.key and step.op != "embedding" and name in self.constants.sources
             if computable and self._add_computed(view.node):
                 return
-        self.slots[name] = step.slots
+        self.slots[name], self.rows[name] = step.slots, row
         self.nodes.append(Node(step.op, operands, (value,), step.attrs, origin, path, marks))
 
     def _add_computed(self, node: onnx_ir.Node) -> bool:

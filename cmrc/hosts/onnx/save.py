@@ -18,10 +18,9 @@ from pathlib import Path
 import onnx
 import onnx_ir
 
-from cmrc.errors import CmrcError, FileError, HostError
+from cmrc.errors import CmrcError, FileError, HostError, causes
 from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
-from cmrc.hosts.onnx.load import causes
-from cmrc.hosts.onnx.shapes import dtype_name
+from cmrc.hosts.onnx.nodes import dtype_name
 from cmrc.ir.graph import Array, as_dtype
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB

@@ -18,10 +18,8 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import CmrcError, HostError
-from cmrc.hosts.onnx.load import defaults
-from cmrc.hosts.onnx.nodes import captured_by
+from cmrc.hosts.onnx.nodes import captured_by, data_type, defaults
 from cmrc.hosts.onnx.save import is_large, own_errors
-from cmrc.hosts.onnx.shapes import data_type
 from cmrc.ir.graph import Array, Value
 
 KEPT = 4  # sessions that a host keeps, one for every set of taps

@@ -21,24 +21,12 @@ import numpy as np
 import onnx
 import onnx_ir
 
-from cmrc.hosts.onnx.nodes import tensor_of
-from cmrc.ir.evaluate import materialise
-from cmrc.ir.graph import ArrayLiteral, Dim, Operand, Shape, Tensor, numpy_dtype
+from cmrc.hosts.onnx.nodes import dtype_name, tensor_of
+from cmrc.ir.graph import ArrayLiteral, Dim, Operand, Shape, Tensor
+from cmrc.ir.tensors import materialise
 
 SMALL = 1024  # bytes: larger constants say nothing about shapes
 Known = dict[str, tuple[Shape | None, str]]
-
-
-def dtype_name(dtype: onnx_ir.DataType | None) -> str:
-    """The name that numpy and ml_dtypes have for it."""
-    if dtype is None or dtype == onnx_ir.DataType.UNDEFINED:
-        return "unknown"
-    return dtype.numpy().name
-
-
-def data_type(dtype: str) -> onnx_ir.DataType:
-    """What ONNX calls a dtype of the IR."""
-    return onnx_ir.DataType.from_numpy(numpy_dtype(dtype))
 
 
 def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:

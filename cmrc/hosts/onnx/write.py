@@ -16,9 +16,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.insert import INSERTED, insert_like
-from cmrc.hosts.onnx.load import defaults
-from cmrc.hosts.onnx.nodes import drop_annotations, inner_nodes, is_sorted
-from cmrc.hosts.onnx.ops.table import ROWS, row_name
+from cmrc.hosts.onnx.nodes import defaults, drop_annotations, inner_nodes, is_sorted
 from cmrc.hosts.onnx.ops.writers import WRITERS, write_target
 from cmrc.hosts.onnx.patch import ModelPatch, rewire, rewire_fused
 from cmrc.hosts.onnx.read import ModelReading
@@ -76,7 +74,7 @@ def _insert(patch: ModelPatch, node: Node) -> None:
 
 def _write_changed(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     is_fused = any(node.marks.inside for node in before)
-    row = ROWS.get(row_name(onnx_node))
+    row = patch.reading.rows.get(before[0].name)
     if is_fused:
         rewire_fused(patch, onnx_node, nodes, before, but=() if row is None else row.own)
     writer = WRITERS.get(row.write) if row is not None and nodes[0].op != "opaque" else None

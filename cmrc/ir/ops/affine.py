@@ -9,8 +9,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from cmrc.ir.axes import Index
-from cmrc.ir.graph import Array, Node, Shape, attributes
+from cmrc.ir.graph import Array, Index, Node, Shape, attributes
 from cmrc.ir.ops.functions import aligned, windows
 from cmrc.ir.spec import Op, Pads, Shapes, either, optional, value
 

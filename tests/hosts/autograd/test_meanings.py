@@ -10,9 +10,9 @@ import torch
 from tolerances import EXACT_F64, distance
 
 from cmrc.hosts.autograd import functions, meanings
-from cmrc.ir.evaluate import evaluate_op
 from cmrc.ir.ops import OPS
 from cmrc.ir.ops.functions import ALONG, POINTWISE
+from cmrc.ir.tensors import evaluate_op
 
 CASES = 8
 POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow"}

@@ -18,8 +18,8 @@ from onnx import TensorProto
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.ir.evaluate import evaluate_op
 from cmrc.ir.graph import Graph, Node, Value
+from cmrc.ir.tensors import evaluate_op
 from cmrc.ir.verify import verify_graph
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import cmrc
 from cmrc.errors import GraphError, HostError, ResidueError, TraceError
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.program.sites import blaming_contradictions
+from cmrc.program.program import blaming_contradictions
 
 CHECK = "\n  fix: see what onnx.checker.check_model(model) says, and export the model again"
 BESIDE = (

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, parser
 
 from cmrc.errors import CmrcError, HostError, TraceError
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.ir.evaluate import evaluate_op
 from cmrc.ir.graph import Tensor
+from cmrc.ir.tensors import evaluate_op
 from cmrc.ir.verify import verify_graph
 from cmrc.program.plan import Plan
-from cmrc.program.trace import trace
+from cmrc.program.program import trace
 
 
 def test_an_unknown_op_is_opaque_and_says_why() -> None:

@@ -16,9 +16,10 @@ from hosts.onnx.lowering import (
 from hosts.onnx.rows import ROWS, row_model
 
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.ir.evaluate import evaluate, evaluate_op, materialise
+from cmrc.ir.evaluate import evaluate
 from cmrc.ir.graph import Array
 from cmrc.ir.ops import OPS
+from cmrc.ir.tensors import evaluate_op, materialise
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import pipeline as passes
 

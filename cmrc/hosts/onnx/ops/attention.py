@@ -12,10 +12,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from cmrc.hosts.onnx.ops.rows import TAKES_BIAS
-from cmrc.hosts.onnx.ops.view import LeftWhole, Slot, Step, View
-from cmrc.ir.evaluate import take
-from cmrc.ir.graph import Dim, Marks, Shape
+from cmrc.hosts.onnx.ops.affine import TAKES_BIAS
+from cmrc.hosts.onnx.ops.row import LeftWhole, Slot, Step, View
+from cmrc.ir.graph import Dim, Marks, Shape, take
 
 UNKNOWN_HEADS = "the number or the size of its heads is not known"
 

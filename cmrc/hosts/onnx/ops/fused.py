@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cmrc.hosts.onnx.ops.rows import read_conv, read_gemm
-from cmrc.hosts.onnx.ops.view import LeftWhole, Slot, Step, View, broadcast
+from cmrc.hosts.onnx.ops.affine import read_conv, read_gemm
+from cmrc.hosts.onnx.ops.row import LeftWhole, Slot, Step, View, broadcast
 from cmrc.ir.graph import Shape, literal
 
 EXTRA = 1000  # a slot that no input has, for a constant that an attribute gives

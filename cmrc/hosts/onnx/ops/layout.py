@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept, times
+from cmrc.hosts.onnx.ops.row import LeftWhole, Step, View, broadcast, kept, times
 from cmrc.ir.axes import product
-from cmrc.ir.evaluate import apply
-from cmrc.ir.graph import ArrayLiteral, Dim, Shape, Tensor
+from cmrc.ir.graph import ArrayLiteral, Dim, Shape, Tensor, apply
 
 # ---------------------------------------------------------------- indexing
 

@@ -1,163 +1,28 @@
 """The table: what every ONNX op is in the IR, one row per op. Another op is another row.
 
-Most rows are data; `rows.py`, `layout.py`, `fused.py` and `attention.py` have those that need a few lines, `writers.py` the
-writers of ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
+Most rows are data, read as `row.py` says. Those that need a few lines of their own are in `affine.py`, `pointwise.py`, `along.py`,
+`layout.py`, `attention.py`, `fused.py` and `quantised.py`; `writers.py` has the writers of ops whose attributes or shape constants change when a value shrinks. A row without a writer changes only in its inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-import onnx_ir
-
-from cmrc.hosts.onnx.ops import attention, fused, layout, quantised, rows
-from cmrc.hosts.onnx.ops.view import LeftWhole, Step, View, broadcast, kept
+from cmrc.hosts.onnx.ops import affine, along, attention, fused, layout, quantised
+from cmrc.hosts.onnx.ops.pointwise import read_batch_norm, read_cast, read_clip, read_dropout
+from cmrc.hosts.onnx.ops.row import (
+    Row,
+    View,
+    along_axis,
+    arg_reduction,
+    named,
+    norm,
+    over_spatial,
+    pointwise,
+    reduction,
+    variadic,
+)
 from cmrc.ir.graph import Shape, Tensor
-
-Reader = Callable[[View], "Step | list[Step]"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """How to read an op, and which kind of writing it needs besides its inputs (a key of `writers.WRITERS`).
-
-    A fused op is `separable` from the opset on that has an op for each of its steps, which `insert.py` writes. Its inputs
-    `own` are written by its writer alone.
-    """
-
-    read: Reader
-    write: str = ""
-    separable: int | None = None
-    own: tuple[int, ...] = ()
-
-
-def row_name(node: onnx_ir.Node) -> str:
-    """What the tables call the op of a node."""
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-
-
-def pointwise(fn: str, arity: int = 1, **options: float) -> Row:
-    """Element by element; `options` are the ONNX attributes that the function takes, with their defaults."""
-
-    def read(view: View) -> Step:
-        if len([o for o in view.operands if o is not None]) != arity:
-            raise LeftWhole(f"it has {len(view.operands)} inputs, not {arity}")
-        attrs: dict[str, Any] = {"fn": fn}
-        attrs |= {name: float(view.attr(name, default)) for name, default in options.items()}
-        slots = tuple(range(arity))
-        return Step("pointwise", slots, attrs, view.out(broadcast(*(view.shape(i) for i in slots))))
-
-    return Row(read)
-
-
-def variadic(fn: str) -> Row:
-    """One input is a copy, two are the function; more are left whole."""
-    two = pointwise(fn, 2).read
-
-    def read(view: View) -> Step | list[Step]:
-        if len(view.operands) == 1:
-            return Step("pointwise", (0,), {"fn": "identity"}, view.out(view.shape()))
-        return two(view)
-
-    return Row(read)
-
-
-def named(attribute: str, default: Any, **functions: str) -> Row:
-    """A function of one operand that an attribute names."""
-
-    def read(view: View) -> Step:
-        fn = functions.get(f"is_{view.attr(attribute, default)}")
-        if fn is None:
-            raise LeftWhole(f"its {attribute} is {view.attr(attribute, default)!r}")
-        slots = tuple(range(len(view.operands)))
-        return Step("pointwise", slots, {"fn": fn}, view.out(broadcast(*(view.shape(i) for i in slots))))
-
-    return Row(read)
-
-
-def reduction(fn: str, *, axes_input_since: int = 18) -> Row:
-    """Over the axes that an attribute or, since some opset, an input names; over all by default."""
-
-    def read(view: View) -> Step:
-        axes = view.ints(1, "axes", "axes", since=axes_input_since)
-        if not axes and view.attr("noop_with_empty_axes", 0):
-            return Step("pointwise", (0,), {"fn": "identity"}, view.out(view.shape()))
-        over = tuple(sorted(view.axis(a) for a in axes)) if axes else tuple(range(len(view.shape())))
-        if view.attr("keepdims", 1):
-            computed = [1 if i in over else n for i, n in enumerate(view.shape())]
-            return Step("along", (0,), {"fn": fn, "axes": over}, view.out(computed))
-        return Step("along", (0,), {"fn": fn, "axes": over, "drop": True}, kept(view, over, drop=True))
-
-    return Row(read)
-
-
-def arg_reduction(fn: str) -> Row:
-    def read(view: View) -> Step:
-        axis = view.axis(view.attr("axis", 0))
-        drop = not view.attr("keepdims", 1)
-        computed = [1 if i == axis else n for i, n in enumerate(view.shape()) if i != axis or not drop]
-        return Step("along", (0,), {"fn": fn, "axes": (axis,), "drop": drop}, view.out(computed))
-
-    return Row(read)
-
-
-def over_spatial(fn: str) -> Row:
-    """To one number per channel."""
-
-    def read(view: View) -> Step:
-        axes = tuple(range(2, len(view.shape())))
-        return Step("along", (0,), {"fn": fn, "axes": axes}, view.out([*view.shape()[:2], *(1 for _ in axes)]))
-
-    return Row(read)
-
-
-def along_axis(fn: str, default: int) -> Row:
-    """Along one axis that an attribute names."""
-
-    def read(view: View) -> Step:
-        axis = view.axis(view.attr("axis", default))
-        return Step("along", (0,), {"fn": fn, "axes": (axis,)}, view.out(view.shape()))
-
-    return Row(read)
-
-
-def norm(
-    fn: str, axes: Callable[[View], tuple[int, ...]], parameters: int, *, per_channel: bool = False, write: str = ""
-) -> Row:
-    """A normalisation over `axes`, then scale and shift by parameters."""
-
-    def read(view: View) -> Step:
-        view.first_output_only()
-        attrs: dict[str, Any] = {"fn": fn, "axes": axes(view), "eps": float(view.attr("epsilon", 1e-5))}
-        if per_channel:
-            attrs["align"] = (None, *((1,),) * parameters)
-        return Step("along", tuple(range(parameters + 1)), attrs, view.out(view.shape()))
-
-    return Row(read, write)
-
-
-def _from_axis(view: View) -> tuple[int, ...]:
-    return tuple(range(view.axis(view.attr("axis", -1)), len(view.shape())))
-
-
-def _spatial(view: View) -> tuple[int, ...]:
-    return tuple(range(2, len(view.shape())))
-
-
-def _all_but_batch(view: View) -> tuple[int, ...]:
-    return tuple(range(1, len(view.shape())))
-
-
-def _cumsum(view: View) -> Step:
-    position = view.constant(1, "axis")
-    if position is None:
-        raise LeftWhole("it has no axis")
-    return Step(
-        "along", (0,), {"fn": "cumsum", "axes": (view.axis(int(position.reshape(()))),)}, view.out(view.shape())
-    )
-
 
 EVALUATED: dict[str, Callable[[View], Tensor]] = {
     # constants that are made from constants
@@ -175,21 +40,21 @@ OPAQUE: dict[str, Callable[[View], list[tuple[Shape | None, str]]]] = {
 
 ROWS: dict[str, Row] = {
     # affine, and attention
-    "MatMul": Row(rows.read_matmul),
-    "Gemm": Row(rows.read_gemm),
-    "Conv": Row(rows.read_conv, write="conv"),
-    "ConvTranspose": Row(rows.read_conv_transpose, write="conv"),
+    "MatMul": Row(affine.read_matmul),
+    "Gemm": Row(affine.read_gemm),
+    "Conv": Row(affine.read_conv, write="conv"),
+    "ConvTranspose": Row(affine.read_conv_transpose, write="conv"),
     "Attention": Row(attention.read_attention, write="heads"),
     "RotaryEmbedding": Row(lambda view: attention.read_rotary(view, 3, (1, 2)), write="heads"),
     # pointwise, one operand
     "Abs": pointwise("abs"),
-    "BatchNormalization": Row(rows.read_batch_norm),
-    "Cast": Row(rows.read_cast),
+    "BatchNormalization": Row(read_batch_norm),
+    "Cast": Row(read_cast),
     "Ceil": pointwise("ceil"),
     "Celu": pointwise("celu", alpha=1.0),
-    "Clip": Row(rows.read_clip),
+    "Clip": Row(read_clip),
     "Cos": pointwise("cos"),
-    "Dropout": Row(rows.read_dropout),
+    "Dropout": Row(read_dropout),
     "Elu": pointwise("elu", alpha=1.0),
     "Erf": pointwise("erf"),
     "Exp": pointwise("exp"),
@@ -241,22 +106,22 @@ ROWS: dict[str, Row] = {
     # along axes
     "ArgMax": arg_reduction("argmax"),
     "ArgMin": arg_reduction("argmin"),
-    "AveragePool": Row(lambda view: rows.read_pool(view, "avg_pool")),
-    "CumSum": Row(_cumsum),
+    "AveragePool": Row(lambda view: along.read_pool(view, "avg_pool")),
+    "CumSum": Row(along.read_cumsum),
     "GlobalAveragePool": over_spatial("mean"),
     "GlobalLpPool": over_spatial("lp_pool"),
     "GlobalMaxPool": over_spatial("amax"),
-    "GroupNormalization": norm("group_norm", _all_but_batch, 2, per_channel=True),
-    "Hardmax": Row(lambda view: rows.read_softmax(view, "hardmax")),
-    "InstanceNormalization": norm("instance_norm", _spatial, 2, per_channel=True),
-    "LayerNormalization": norm("layer_norm", _from_axis, 2),
-    "LogSoftmax": Row(lambda view: rows.read_softmax(view, "log_softmax")),
+    "GroupNormalization": norm("group_norm", along.all_but_batch, 2, per_channel=True),
+    "Hardmax": Row(lambda view: along.read_softmax(view, "hardmax")),
+    "InstanceNormalization": norm("instance_norm", along.spatial, 2, per_channel=True),
+    "LayerNormalization": norm("layer_norm", along.from_axis, 2),
+    "LogSoftmax": Row(lambda view: along.read_softmax(view, "log_softmax")),
     "LpNormalization": along_axis("lp_normalize", -1),
-    "LpPool": Row(lambda view: rows.read_pool(view, "lp_pool")),
-    "MaxPool": Row(lambda view: rows.read_pool(view, "max_pool")),
-    "Pad": Row(rows.read_pad),
-    "RMSNormalization": norm("rms_norm", _from_axis, 1, write="norm"),
-    "SimplifiedLayerNormalization": norm("rms_norm", _from_axis, 1, write="norm"),
+    "LpPool": Row(lambda view: along.read_pool(view, "lp_pool")),
+    "MaxPool": Row(lambda view: along.read_pool(view, "max_pool")),
+    "Pad": Row(along.read_pad),
+    "RMSNormalization": norm("rms_norm", along.from_axis, 1, write="norm"),
+    "SimplifiedLayerNormalization": norm("rms_norm", along.from_axis, 1, write="norm"),
     "ReduceL1": reduction("l1"),
     "ReduceL2": reduction("l2"),
     "ReduceLogSum": reduction("log_sum"),
@@ -267,9 +132,9 @@ ROWS: dict[str, Row] = {
     "ReduceProd": reduction("prod"),
     "ReduceSum": reduction("sum", axes_input_since=13),
     "ReduceSumSquare": reduction("sum_square"),
-    "Resize": Row(rows.read_resize, write="resize"),
-    "Softmax": Row(lambda view: rows.read_softmax(view, "softmax")),
-    "Upsample": Row(rows.read_resize),
+    "Resize": Row(along.read_resize, write="resize"),
+    "Softmax": Row(lambda view: along.read_softmax(view, "softmax")),
+    "Upsample": Row(along.read_resize),
     # indexing
     "Gather": Row(layout.read_gather, write="select"),
     "GatherElements": Row(layout.read_gather_elements),

@@ -12,11 +12,11 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
+from cmrc.hosts.onnx.ops.quantised import packed_numbers, packed_zeros
 from cmrc.hosts.onnx.patch import ModelPatch, rewire, set_inputs
 from cmrc.ir.axes import product
-from cmrc.ir.evaluate import apply, materialise
-from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor
-from cmrc.ir.quantised import packed_numbers, packed_zeros, quantised
+from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor, apply
+from cmrc.ir.tensors import materialise, quantised
 
 NodeWriter = Callable[[ModelPatch, onnx_ir.Node, list[Node], list[Node]], None]
 

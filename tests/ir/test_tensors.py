@@ -11,9 +11,8 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import HostError
-from cmrc.hosts.folded import fold
-from cmrc.ir.evaluate import apply
-from cmrc.ir.graph import ArrayLiteral, Leaf, Tensor
+from cmrc.ir.graph import ArrayLiteral, Leaf, Tensor, apply
+from cmrc.ir.tensors import fold
 
 
 def leaf(array: object, dtype: str = "float16") -> Leaf:

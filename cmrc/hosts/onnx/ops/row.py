@@ -1,4 +1,4 @@
-"""What a row of the ONNX table sees of a node, and what it gives back.
+"""A row of the ONNX table: what it sees of a node, what it gives back, and the rows that are data alone.
 
 A row sees a `View` of one node and returns a `Step` (a `Split` returns one per part, a fused op what it does one after the
 other). It raises `LeftWhole(reason)` where it cannot say what the node does to axes; the node then stays whole, and the reason
@@ -16,10 +16,10 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import TraceError
-from cmrc.hosts.onnx.load import CHECK, label
+from cmrc.hosts.onnx.nodes import CHECK, label
 from cmrc.ir.axes import product
-from cmrc.ir.evaluate import materialise
 from cmrc.ir.graph import NO_MARKS, Array, Dim, Marks, Operand, Shape, Tensor
+from cmrc.ir.tensors import materialise
 
 T = TypeVar("T")
 
@@ -237,3 +237,127 @@ def _chosen(op: str, parts: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...] | None
         else:
             return None
     return tuple(entries)
+
+
+# ---------------------------------------------------------------- rows
+
+Reader = Callable[[View], "Step | list[Step]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How to read an op, and which kind of writing it needs besides its inputs (a key of `writers.WRITERS`).
+
+    A fused op is `separable` from the opset on that has an op for each of its steps, which `insert.py` writes. Its inputs
+    `own` are written by its writer alone.
+    """
+
+    read: Reader
+    write: str = ""
+    separable: int | None = None
+    own: tuple[int, ...] = ()
+
+
+def row_name(node: onnx_ir.Node) -> str:
+    """What the tables call the op of a node."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def pointwise(fn: str, arity: int = 1, **options: float) -> Row:
+    """Element by element; `options` are the ONNX attributes that the function takes, with their defaults."""
+
+    def read(view: View) -> Step:
+        if len([o for o in view.operands if o is not None]) != arity:
+            raise LeftWhole(f"it has {len(view.operands)} inputs, not {arity}")
+        attrs: dict[str, Any] = {"fn": fn}
+        attrs |= {name: float(view.attr(name, default)) for name, default in options.items()}
+        slots = tuple(range(arity))
+        return Step("pointwise", slots, attrs, view.out(broadcast(*(view.shape(i) for i in slots))))
+
+    return Row(read)
+
+
+def variadic(fn: str) -> Row:
+    """One input is a copy, two are the function; more are left whole."""
+    two = pointwise(fn, 2).read
+
+    def read(view: View) -> Step | list[Step]:
+        if len(view.operands) == 1:
+            return Step("pointwise", (0,), {"fn": "identity"}, view.out(view.shape()))
+        return two(view)
+
+    return Row(read)
+
+
+def named(attribute: str, default: Any, **functions: str) -> Row:
+    """A function of one operand that an attribute names."""
+
+    def read(view: View) -> Step:
+        fn = functions.get(f"is_{view.attr(attribute, default)}")
+        if fn is None:
+            raise LeftWhole(f"its {attribute} is {view.attr(attribute, default)!r}")
+        slots = tuple(range(len(view.operands)))
+        return Step("pointwise", slots, {"fn": fn}, view.out(broadcast(*(view.shape(i) for i in slots))))
+
+    return Row(read)
+
+
+def reduction(fn: str, *, axes_input_since: int = 18) -> Row:
+    """Over the axes that an attribute or, since some opset, an input names; over all by default."""
+
+    def read(view: View) -> Step:
+        axes = view.ints(1, "axes", "axes", since=axes_input_since)
+        if not axes and view.attr("noop_with_empty_axes", 0):
+            return Step("pointwise", (0,), {"fn": "identity"}, view.out(view.shape()))
+        over = tuple(sorted(view.axis(a) for a in axes)) if axes else tuple(range(len(view.shape())))
+        if view.attr("keepdims", 1):
+            computed = [1 if i in over else n for i, n in enumerate(view.shape())]
+            return Step("along", (0,), {"fn": fn, "axes": over}, view.out(computed))
+        return Step("along", (0,), {"fn": fn, "axes": over, "drop": True}, kept(view, over, drop=True))
+
+    return Row(read)
+
+
+def arg_reduction(fn: str) -> Row:
+    def read(view: View) -> Step:
+        axis = view.axis(view.attr("axis", 0))
+        drop = not view.attr("keepdims", 1)
+        computed = [1 if i == axis else n for i, n in enumerate(view.shape()) if i != axis or not drop]
+        return Step("along", (0,), {"fn": fn, "axes": (axis,), "drop": drop}, view.out(computed))
+
+    return Row(read)
+
+
+def over_spatial(fn: str) -> Row:
+    """To one number per channel."""
+
+    def read(view: View) -> Step:
+        axes = tuple(range(2, len(view.shape())))
+        return Step("along", (0,), {"fn": fn, "axes": axes}, view.out([*view.shape()[:2], *(1 for _ in axes)]))
+
+    return Row(read)
+
+
+def along_axis(fn: str, default: int) -> Row:
+    """Along one axis that an attribute names."""
+
+    def read(view: View) -> Step:
+        axis = view.axis(view.attr("axis", default))
+        return Step("along", (0,), {"fn": fn, "axes": (axis,)}, view.out(view.shape()))
+
+    return Row(read)
+
+
+def norm(
+    fn: str, axes: Callable[[View], tuple[int, ...]], parameters: int, *, per_channel: bool = False, write: str = ""
+) -> Row:
+    """A normalisation over `axes`, then scale and shift by parameters."""
+
+    def read(view: View) -> Step:
+        view.first_output_only()
+        attrs: dict[str, Any] = {"fn": fn, "axes": axes(view), "eps": float(view.attr("epsilon", 1e-5))}
+        if per_channel:
+            attrs["align"] = (None, *((1,),) * parameters)
+        return Step("along", tuple(range(parameters + 1)), attrs, view.out(view.shape()))
+
+    return Row(read, write)
