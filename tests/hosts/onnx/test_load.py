@@ -343,6 +343,6 @@ def test_a_fault_in_a_model_that_onnx_takes_is_one_of_cmrc(monkeypatch: pytest.M
     def fail(graph: object) -> None:
         raise GraphError("h", "linear", "is broken")
 
-    monkeypatch.setattr("cmrc.program.sites.verify_graph", fail)
+    monkeypatch.setattr("cmrc.program.program.verify_graph", fail)
     with pytest.raises(GraphError, match="this is a fault of cmrc"):
         cmrc.trace(conv()).sites()

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import cmrc
-from cmrc.hosts import folded
+from cmrc.ir import tensors
 from cmrc.ir.graph import Array, Tensor
 
 WIDTH, INNER, LAYERS = 128, 2048, 12
@@ -75,8 +75,8 @@ def test_a_changed_weight_is_made_when_it_is_written_and_then_let_go(
             most.append(len(held))
         return array
 
-    materialise = folded.materialise
-    monkeypatch.setattr(folded, "materialise", watched)
+    materialise = tensors.materialise
+    monkeypatch.setattr(tensors, "materialise", watched)
     result = lowered(stack)
     assert not most
     result.save(tmp_path / "small.onnx")
