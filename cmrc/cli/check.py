@@ -20,7 +20,6 @@ from cmrc.program.lower import stored_otherwise
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace
 from cmrc.program.provenance import provenance_notes
-from cmrc.program.program import trace
 from cmrc.statistics.batches import SIZE, batches, fixed_batch
 
 app = new_app()
