@@ -272,7 +272,10 @@ class Rows:
             kept += [row for row in held.get(found, ()) if not (again and row["method"].startswith(again))]
 
     def add(self, rows: list[dict[str, Any]], key: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> None:
-        """A row of what `make` measures, unless it is there."""
+        """A row of what `make` measures, unless it is there or left out."""
+        left_out = tuple(self.options.without or ())
+        if left_out and key["method"].startswith(left_out):
+            return
         if any(all(row.get(name) == value for name, value in key.items()) for row in rows):
             return
         begin = time.perf_counter()
@@ -526,6 +529,7 @@ def main() -> None:
     made.add_argument(
         "--again", nargs="*", default=None, help="measure rows once more whose method begins with one of these"
     )
+    made.add_argument("--without", nargs="*", default=None, help="leave rows out whose method begins with one of these")
     options = made.parse_args()
     use_threads(options.threads)
     quiet_exporters()

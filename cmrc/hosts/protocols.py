@@ -5,7 +5,7 @@ A host reads its graph into the IR (`Host.graph`), writes a changed IR into a cl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -89,6 +89,10 @@ class Teaching:
     labels: float
 
 
+Runner = Callable[[Mapping[str, Array], Sequence[str]], list[Array]]
+"""Inputs by name, and names of inner values, to the outputs and these values."""
+
+
 class Learner(Protocol):
     """A model in training. Norms over batches keep their statistics."""
 
@@ -155,6 +159,10 @@ class Host(Protocol):
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
         """The outputs for one batch, as numpy arrays, then the tapped values by name."""
+        ...
+
+    def runner(self) -> Runner:
+        """`run` for many batches in a row, which may prepare for them. Its numbers differ from those of `run` by rounding."""
         ...
 
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:

@@ -22,6 +22,8 @@ POWERS = (0.5, 2.0)  # of a risk, as losses grow with it
 ALIKE = 1.05  # times the least loss of a candidate: of those up to here the one with the fewest parameters is taken
 NOTHING = 1e-12  # the loss of a site whose units do not reach the output
 CHANNELS = 8  # conv widths that are no multiple of 8 were measured to be slower than the next one that is
+FINE = 4  # of a narrow site: steps of 8 out of 16 channels leave no choice, which costs more than the speed is worth
+NARROW = 128  # channels
 
 
 def _part(amount: float, units: int) -> int:
@@ -44,7 +46,8 @@ def _multiple(program: Program, site: Site, recipe: Recipe) -> int:
         multiple = _lookup(multiple, site, program)
     if multiple is None:
         readers = [node for node in program.consumers[site.value] if node.op == "conv"]
-        multiple = CHANNELS if readers and site.units % CHANNELS == 0 else 1
+        step = CHANNELS if site.units >= NARROW else FINE
+        multiple = step if readers and site.units % step == 0 else 1
     return int(multiple)
 
 

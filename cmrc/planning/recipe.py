@@ -145,7 +145,7 @@ class Recipe:
     keep: Number | Share | dict[str, Number | Share] | None = None  # a part of the units, or a number; None: `KEEP`
     budget: Budget | None = None  # instead of keep: one budget for all sites
     minimum: Number | Share = 1  # of the units of each site, as in keep
-    multiple_of: Number | dict[str, Number] | None = None  # 8 for channels of convolutions, 1 elsewhere
+    multiple_of: Number | dict[str, Number] | None = None  # 8 for channels of convolutions, 4 if below 128, 1 elsewhere
     schedule: list[Number | Share] = field(default_factory=list)  # what earlier steps keep; each is scored again
     # after the replacements upstream of a site: fit it again (affine maps towards the original), or score it again too;
     # auto: fits with the preset auto, where there are data and several sites, else never

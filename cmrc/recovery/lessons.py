@@ -1,6 +1,6 @@
-"""Rows of unlabelled data, and what the original makes of them.
+"""PoolRows of unlabelled data, and what the original makes of them.
 
-Rows of one shape are shuffled and put into batches anew in every epoch. Where batches differ in shape (texts of different
+PoolRows of one shape are shuffled and put into batches anew in every epoch. Where batches differ in shape (texts of different
 lengths), they stay as they are given, and only their order changes.
 """
 
@@ -13,14 +13,23 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import InputError
-from cmrc.hosts.protocols import Host, Lesson
+from cmrc.hosts.protocols import Host, Lesson, Runner
 from cmrc.ir.graph import Array
 from cmrc.statistics.batches import as_array, batches, fixed_batch
 
 HELD_OUT = 0.1  # of the data, where nothing else is given
 MOST_HELD_OUT = 512
 LABELS = "labels"
+KNOWN = 2**28  # bytes of the original's outputs that are kept, so that it runs once for every row
 Part = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolRows:
+    """A batch, and where its rows lie in the pool."""
+
+    arrays: Part
+    places: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,18 +88,25 @@ class Pool:
             return Pool(self.parts[: max(1, most // self.size)], self.size)
         return Pool([_take(self.parts[0], np.arange(min(most, len(self))))], self.size)
 
-    def in_order(self) -> Iterator[Part]:
+    def in_order(self) -> Iterator[PoolRows]:
         """Every batch once; what does not fill a batch is left out, unless there is no other."""
-        for part in self.parts:
-            yield from _batches(part, np.arange(_rows(part)), self.size)
+        for i, part in enumerate(self.parts):
+            yield from self._batches(i, np.arange(_rows(part)))
 
-    def epoch(self, number: int, seed: int) -> Iterator[Part]:
+    def epoch(self, number: int, seed: int) -> Iterator[PoolRows]:
         """Every batch once, in an order that follows from the seed and the number of the epoch."""
         rng = np.random.default_rng([seed, 1, number])
         for i in rng.permutation(len(self.parts)):
-            part = self.parts[i]
-            order = rng.permutation(_rows(part)) if len(self.parts) == 1 else np.arange(_rows(part))
-            yield from _batches(part, order, self.size)
+            count = _rows(self.parts[i])
+            yield from self._batches(i, rng.permutation(count) if len(self.parts) == 1 else np.arange(count))
+
+    def _batches(self, number: int, order: Array) -> Iterator[PoolRows]:
+        """Batches of one part, in an order of its rows."""
+        part, first = self.parts[number], sum(map(_rows, self.parts[:number]))
+        size = min(self.size, len(order))
+        for start in range(0, len(order) // size * size, size):
+            rows = order[start : start + size]
+            yield PoolRows(_take(part, rows), first + rows)
 
 
 def _rows(part: Part) -> int:
@@ -101,33 +117,57 @@ def _take(part: Part, rows: Array) -> Part:
     return {name: array[rows] for name, array in part.items()}
 
 
-def _batches(part: Part, order: Array, size: int) -> Iterator[Part]:
-    whole = len(order) // size * size
-    if not whole:
-        yield _take(part, order)
-    for start in range(0, whole, size):
-        yield _take(part, order[start : start + size])
-
-
 @dataclass(slots=True, eq=False)
 class Teacher:
-    """The original model, and the inner values that it is asked for."""
+    """The original model, and the inner values that it is asked for. Small outputs of `count` rows are kept: each row is asked once."""
 
     host: Host
     values: tuple[str, ...]
     trains_on_labels: bool
-    _judged: list[Lesson] = field(default_factory=list)
+    count: int
+    _run: Runner = field(init=False)
+    _seen: Array = field(init=False)
+    _known: list[Array] | None = None
 
-    def teach(self, rows: Part, *, values: Sequence[str] | None = None) -> Lesson:
-        inputs = {name: array for name, array in rows.items() if name != LABELS or name in self.host.inputs}
-        taps = self.values if values is None else tuple(values)
-        arrays = self.host.run(inputs, taps)
-        outputs = arrays[: len(arrays) - len(taps)]
-        labels = rows.get(LABELS) if self.trains_on_labels else None
-        return Lesson(inputs, outputs, dict(zip(taps, arrays[len(outputs) :], strict=True)), labels)
+    def __post_init__(self) -> None:
+        self._run, self._seen = self.host.runner(), np.zeros(self.count, dtype=bool)
+
+    def teach(self, rows: PoolRows, *, values: bool) -> Lesson:
+        """What the original makes of rows to train on; with its inner values if they are asked for."""
+        taps = self.values if values else ()
+        if not taps and self._known is not None and self._seen[rows.places].all():
+            return self._lesson(rows, [array[rows.places] for array in self._known], {})
+        outputs, seen = self._answer(rows, taps)
+        self._keep(rows.places, outputs)
+        return self._lesson(rows, outputs, seen)
 
     def judged(self, pool: Pool) -> list[Lesson]:
-        """The held-out batches with the original's outputs: asked once."""
-        if not self._judged:
-            self._judged = [self.teach(rows, values=()) for rows in pool.in_order()]
-        return self._judged
+        """The held-out batches with the original's outputs."""
+        return [self._lesson(rows, self._answer(rows, ())[0], {}) for rows in pool.in_order()]
+
+    def _answer(self, rows: PoolRows, taps: Sequence[str]) -> tuple[list[Array], dict[str, Array]]:
+        arrays = self._run(self._inputs(rows), taps)
+        outputs = arrays[: len(arrays) - len(taps)]
+        return outputs, dict(zip(taps, arrays[len(outputs) :], strict=True))
+
+    def _keep(self, places: Array, outputs: Sequence[Array]) -> None:
+        if self._known is None:
+            if not all(len(output) == len(places) for output in outputs if output.ndim):
+                return  # not one answer for each row
+            if any(not output.ndim for output in outputs) or self._bytes(outputs) > KNOWN:
+                return
+            self._known = [np.empty((self.count, *output.shape[1:]), output.dtype) for output in outputs]
+        if all(a.shape[1:] == b.shape[1:] for a, b in zip(self._known, outputs, strict=True)):
+            for kept, output in zip(self._known, outputs, strict=True):
+                kept[places] = output
+            self._seen[places] = True
+
+    def _bytes(self, outputs: Sequence[Array]) -> int:
+        return sum(output.nbytes // max(len(output), 1) * self.count for output in outputs)
+
+    def _inputs(self, rows: PoolRows) -> Part:
+        return {name: array for name, array in rows.arrays.items() if name != LABELS or name in self.host.inputs}
+
+    def _lesson(self, rows: PoolRows, outputs: Sequence[Array], values: dict[str, Array]) -> Lesson:
+        labels = rows.arrays.get(LABELS) if self.trains_on_labels else None
+        return Lesson(self._inputs(rows), outputs, values, labels)

@@ -25,7 +25,7 @@ from cmrc.hosts.protocols import Host, Learner, Lesson, Teaching
 from cmrc.ir.graph import Array
 from cmrc.program.lower import Lowered, Recovery
 from cmrc.program.program import Program
-from cmrc.recovery.lessons import Part, Pool, Teacher
+from cmrc.recovery.lessons import Pool, PoolRows, Teacher
 from cmrc.recovery.parameters import compared, folded, trainable
 from cmrc.recovery.saving import Saved, read
 
@@ -36,6 +36,7 @@ SLOWER = 1 / 3
 SLOWEST = 0.03  # of the rate; nothing more is expected then
 RATE = 0.01
 VALUES = 0.3
+INSIDE = 0.3  # of the time, in which inner values are compared: they lead the way, and the outputs decide
 LABELS = 0.3
 LOSSES = ("auto", "kl", "squared-error")
 
@@ -158,7 +159,7 @@ class RecoveryRun:
             raise InputError("the model has no parameters to train", fix='train="all"')
         pool, apart = pools
         use_labels = bool(options.labels) and pool.has_labels
-        teacher = Teacher(original, compared(original, small) if options.values else (), use_labels)
+        teacher = Teacher(original, compared(original, small) if options.values else (), use_labels, len(pool))
         judged = teacher.judged(apart)
         teaching = Teaching(_kinds(judged[0].outputs, options.loss), options.values, options.labels)
         learner = small.learner(list(chosen))
@@ -179,7 +180,7 @@ class RecoveryRun:
         losses: list[float] = []
         last = self.share
         for rows in self._rows():
-            lesson = self.teacher.teach(rows)
+            lesson = self.teacher.teach(rows, values=self.share < INSIDE)
             loss = self.learner.step(lesson, self.teaching, self.rate(self.share))
             self.step += 1
             losses.append(loss)
@@ -210,7 +211,7 @@ class RecoveryRun:
         self.learner.restore({f"parameter:{name}": array for name, array in self.best.items()})
         self.since_best, self.slower = 0, self.slower * SLOWER
 
-    def _rows(self) -> Iterator[Part]:
+    def _rows(self) -> Iterator[PoolRows]:
         """Batches from where the run stands, epoch after epoch."""
         per_epoch = sum(1 for _ in self.train.epoch(0, self.options.seed))
         number, skip = divmod(self.step, per_epoch)
@@ -290,7 +291,7 @@ def _kinds(outputs: Sequence[Array], loss: str) -> tuple[str, ...]:
 
 
 def _is_embedding(output: Array) -> bool:
-    """Rows of one length, which do not add up to one: directions, and no classes."""
+    """PoolRows of one length, which do not add up to one: directions, and no classes."""
     lengths = np.linalg.norm(output.astype(np.float64), axis=-1)
     same = bool(np.allclose(lengths, lengths.flat[0], rtol=1e-3))
     return same and lengths.size > 1 and not np.allclose(output.sum(-1), 1.0, atol=1e-3)

@@ -87,14 +87,15 @@ def test_counts_follow_keep_minimum_multiple_and_protection(program: cmrc.Progra
     assert counts(keep=1.0) == {}
 
 
-def test_channels_of_convolutions_are_kept_by_eight() -> None:
+@pytest.mark.parametrize(("channels", "kept"), [(24, 12), (36, 20), (136, 72)])
+def test_channels_of_convolutions_are_kept_by_four_and_many_by_eight(channels: int, kept: int) -> None:
     from torch import nn
 
-    model = seeded(nn.Sequential(nn.Conv2d(2, 24, 3), nn.ReLU(), nn.Conv2d(24, 3, 1), nn.Flatten()))
+    model = seeded(nn.Sequential(nn.Conv2d(2, channels, 3), nn.ReLU(), nn.Conv2d(channels, 3, 1), nn.Flatten()))
     program = traced(model, 2, 4, 4)
     x, _ = data(10, 2, 4, 4)
     plan = cmrc.plan(program, data=[x], sites=["1"], keep=0.5)
-    assert len(plan.entries[0].units) == 8  # 12 of 24 become 16
+    assert channels - len(plan.entries[0].units) == kept
 
 
 @pytest.mark.parametrize("of", ["parameters", "macs", "bytes"])

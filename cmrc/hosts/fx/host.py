@@ -37,7 +37,7 @@ from cmrc.hosts.fx.network import FxNetwork, watch
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import write
-from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Runner
 from cmrc.ir.graph import Array, Graph
 
 
@@ -236,6 +236,16 @@ class FxHost:
             outputs = _run_with_taps(self._runner, args, seen, taps) if taps else self._runner(*args)
         flat = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
         return [to_numpy(t) for t in (*flat, *(seen[name] for name in taps))]
+
+    def runner(self) -> Runner:
+        network = FxNetwork.train(self.new_module(), (), self._arguments)
+
+        def run(inputs: Mapping[str, Array], taps: Sequence[str]) -> list[Array]:
+            with torch.no_grad():
+                outputs, values = network.run(inputs, taps)
+            return [to_numpy(tensor) for tensor in (*outputs, *(values[name] for name in taps))]
+
+        return run
 
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         """The tensors among the arguments, by the names of the graph's inputs."""

@@ -27,7 +27,7 @@ from cmrc.hosts.onnx.save import save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
-from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Learner
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Learner, Runner
 from cmrc.ir.graph import Array, Graph
 from cmrc.ir.tensors import within_last_bits
 
@@ -131,6 +131,9 @@ class OnnxHost:
     def differentiate(self, request: DerivativesRequest) -> list[Derivatives]:
         """The derivatives of a loss by inner values, for one batch, by the IR in torch."""
         return gradients.differentiate(self, self._reading, request)
+
+    def runner(self) -> Runner:
+        return self.run
 
     def learner(self, trained: Collection[str]) -> Learner:
         """The model in training, by the IR in torch; its parameters come back by `with_parameters`."""
