@@ -1,10 +1,11 @@
-"""What some minutes of training give back, without labels: ours, and Torch-Pruning with ordinary distillation.
+"""What some minutes of training give back, without labels: ours, and the best library with ordinary distillation.
 
-python -m benchmarks.recovery resnet | vit | minilm | efficientnet     [--minutes 10] [--quick]
+python -m benchmarks.recovery resnet | vit | minilm | efficientnet     [--minutes 10] [--only ours] [--quick]
 
-Both networks have 0.6 of the multiply-accumulates. Ours is planned by `budget: macs` and trained by `cmrc.recover`; the peer's units
-are chosen by Torch-Pruning's Taylor scores, uniformly, and the pruned module is trained by plain Adam on the same loss and the
-same data. Minutes are of the processor, of one thread, and count everything: the teacher, the steps, and what is held out.
+Both networks have 0.6 of the multiply-accumulates. Ours is planned by `budget: macs` with its defaults and trained by `cmrc.recover`; the
+peer is Torch-Pruning's network that is best without training (Taylor or group norm, uniform or global), trained by plain Adam on the same
+loss and the same data. Minutes are of the processor, of one thread, and count everything: the teacher, the steps, and what is held
+out. `--only` measures one of the two, so that both can run at once; the record is written once both are there.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from torch.nn import functional
 
 import cmrc
 from benchmarks import data, subjects, weights
-from benchmarks.allocation import OPTIONS
-from benchmarks.curves import classifier
+from benchmarks.curves import Matched, classifier
 from benchmarks.measure import Resumed, console, parser, use_threads, write_record
 from benchmarks.pretrained import stand_in
-from benchmarks.pruners import sizes_of_module, torch_pruned
+from benchmarks.pruners import cut_lowest, scores_of, sizes_of_module
 from benchmarks.section import Record, Section, claim, claims, table
 from benchmarks.subjects import Batch, Subject, torch_run
 from benchmarks.trained import STAND_INS, TRAININGS
@@ -100,39 +100,46 @@ CASES: dict[str, Callable[[bool], Case]] = {
 }
 
 
-def ours(case: Case, minutes: float, recover: Mapping[str, Any]) -> dict[str, Any]:
+def ours(case: Case, minutes: float) -> dict[str, Any]:
     subject = case.subject
-    budget = {"of": "macs", "amount": round(case.share * subject.program.cost().macs)}
-    given = {**OPTIONS, **subject.recipe, "sites": subject.sites, "budget": budget}
-    lowered = cmrc.lower(subject.program, cmrc.plan(subject.program, data=subject.batches, **given))
+    options = {name: value for name, value in subject.recipe.items() if name in ("positions", "loss")}
+    plan = cmrc.plan(subject.program, data=subject.batches, budget={"of": "macs", "amount": case.share}, **options)
+    lowered = cmrc.lower(subject.program, plan)
     before = subject.judge(torch_run(lowered.module.eval()))
-    size = len(next(iter(case.train[0].values())))
     recovered = cmrc.recover(
-        subject.program, lowered, case.train, minutes=minutes, batch=size, clock=time.process_time,
-        tell=lambda round: console.print(round), **recover,
+        subject.program, lowered, case.train, minutes=minutes, batch=len(next(iter(case.train[0].values()))),
+        clock=time.process_time, tell=lambda round: console.print(round),
     )  # fmt: skip
     assert recovered.recovery is not None
     after = subject.judge(torch_run(recovered.module.eval()))
-    size_after = {"macs": lowered.report.after.macs, "parameters": lowered.report.after.parameters}
+    size_after = sizes_of_module(lowered.module, subject.example)
     told = {key: value for key, value in recovered.recovery.to_json().items() if key != "trained"}
-    return {**size_after, "before": before, "after": after, "recovery": told}
+    return {**size_after, "method": "cmrc", "before": before, "after": after, "recovery": told}
 
 
 def peer(case: Case, minutes: float) -> dict[str, Any]:
-    subject = case.subject
+    """The library's network that loses least without training, trained."""
+    subject, matched = case.subject, Matched(case.subject)
     assert isinstance(subject.model, nn.Module)
-    whole = sizes_of_module(subject.model, subject.example)["macs"]
-    low, high = 0.05, 1.0
-    for _ in range(6):  # the largest uniform share of units that has no more multiply-accumulates
-        middle = (low + high) / 2
-        pruned = torch_pruned(subject.model, subject.example, subject.writers, "L2 of the layer", keep=middle)
-        small = sizes_of_module(pruned, subject.example)["macs"]
-        low, high = (middle, high) if small <= case.share * whole else (low, middle)
-    pruned = torch_pruned(subject.model, subject.example, subject.writers, "Taylor", losses=subject.losses, keep=low)
-    size = sizes_of_module(pruned, subject.example)
-    before = subject.judge(torch_run(pruned))
+    best: tuple[dict[str, float], str, nn.Module] | None = None
+    for name in ("Taylor", "group norm"):
+        found = scores_of(subject.model, subject.example, subject.writers, name, subject.losses)
+        counts = {
+            "": matched.uniform(case.share),
+            ", global": matched.ranked(case.share, [s / s.mean() for s in found]),
+        }
+        for way, gone in counts.items():
+            pruned = cut_lowest(subject.model, subject.example, subject.writers, found, gone)
+            before = subject.judge(torch_run(pruned))
+            number = next(iter(before))
+            console.print({"method": f"Torch-Pruning, {name}{way}", **before})
+            if best is None or before[number] < best[0][number]:
+                best = before, f"Torch-Pruning, {name}{way}", pruned
+    assert best is not None
+    before, method, pruned = best
     trained, steps = distilled(subject.model, pruned, case, minutes)
-    return {**size, "before": before, "after": subject.judge(torch_run(trained)), "steps": steps}
+    size = sizes_of_module(pruned, subject.example)
+    return {**size, "method": method, "before": before, "after": subject.judge(torch_run(trained)), "steps": steps}
 
 
 def distilled(teacher: nn.Module, student: nn.Module, case: Case, minutes: float) -> tuple[nn.Module, int]:
@@ -163,12 +170,10 @@ def distilled(teacher: nn.Module, student: nn.Module, case: Case, minutes: float
             steps += 1
 
 
-def measure(case: Case, minutes: float, resumed: Resumed) -> dict[str, Any]:
+def measure(case: Case, mine: Mapping[str, Any], theirs: Mapping[str, Any], minutes: float) -> dict[str, Any]:
     subject = case.subject
     assert isinstance(subject.model, nn.Module)
     whole = subject.judge(torch_run(subject.model))
-    mine = resumed("ours", lambda: ours(case, minutes, {}))
-    theirs = resumed("peer", lambda: peer(case, minutes))
     number = next(iter(mine["before"]))
     found = [
         claim(f"{subject.name}: {number}, after over before", mine["after"][number] / mine["before"][number], "<=", 0.5),
@@ -179,8 +184,11 @@ def measure(case: Case, minutes: float, resumed: Resumed) -> dict[str, Any]:
         found.append(claim(f"{subject.name}: accuracy lost to the whole network", lost, "<=", 0.005))
     return {
         "name": subject.name, "subject": subject.what, "number": number, "whole": whole, "minutes": minutes,
-        "macs": subject.program.cost().macs, "ours": mine, "peer": theirs, "claims": found,
+        "macs": sizes_of_module(subject.model, subject.example)["macs"], "ours": mine, "peer": theirs, "claims": found,
     }  # fmt: skip
+
+
+WAYS: dict[str, Callable[[Case, float], dict[str, Any]]] = {"ours": ours, "peer": peer}
 
 
 # ---------------------------------------------------------------- the page
@@ -189,10 +197,10 @@ def measure(case: Case, minutes: float, resumed: Resumed) -> dict[str, Any]:
 def body(record: Record) -> str:
     head = ("", "MACs", *(f"{key}: zero-shot / after" for key in record["whole"]))
     rows = [("whole", "1", *(f"{value:.4f}" for value in record["whole"].values()))]
-    for way, name in (("ours", "cmrc"), ("peer", "Torch-Pruning, Taylor")):
+    for way in ("ours", "peer"):
         row = record[way]
         cells = (f"{row['before'][key]:.4f} / {row['after'][key]:.4f}" for key in record["whole"])
-        rows.append((name, f"{row['macs'] / record['macs']:.3f}", *cells))
+        rows.append((row["method"], f"{row['macs'] / record['macs']:.3f}", *cells))
     return "\n".join((f"{record['name']}: {record['subject']}.\n", table(head, rows), claims(record["claims"])))
 
 
@@ -200,8 +208,8 @@ TITLES = {
     "resnet": "ResNet-8 on CIFAR-10", "vit": "ViT on CIFAR-10", "minilm": "MiniLM-L6", "efficientnet": "EfficientNet-Lite0",
 }  # fmt: skip
 TEXT = """At 0.6 of the multiply-accumulates, zero-shot and after {minutes:g} minutes of the processor (one thread), without labels. Ours:
-`budget: {{of: macs, ...}}`, then `cmrc.recover` with its defaults. The peer: units by Torch-Pruning's Taylor scores, then Adam on
-the same loss and data for the same time.
+`budget: {{of: macs, ...}}`, then `cmrc.recover`, both with their defaults. The peer: of Torch-Pruning's networks the best without training, then
+Adam on the same loss and data for the same time, its rate not tuned.
 """
 SECTIONS: tuple[Section, ...] = tuple(
     Section(f"recovery_{name}", f"Recovery: {title}", TEXT, body, None, (name,)) for name, title in TITLES.items()
@@ -212,14 +220,25 @@ def main() -> None:
     made = parser(__doc__.splitlines()[0], "recovery_{subject}.json")
     made.add_argument("subject", choices=list(CASES))
     made.add_argument("--minutes", type=float, default=MINUTES, help="of the processor, for each of the two")
+    made.add_argument("--only", choices=list(WAYS), default=None, help="measure one of the two, and wait for the other")
     options = made.parse_args()
     use_threads(options.threads)
     torch.manual_seed(0)
-    resumed = Resumed(options.json)
     minutes = 0.05 if options.quick else options.minutes
-    record = measure(CASES[options.subject](options.quick), minutes, resumed)
-    write_record(options.json, f"recovery, {options.subject}", [], options, **record, wall_seconds=resumed.seconds)
-    resumed.forget()
+    case = CASES[options.subject](options.quick)
+    held = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
+    for way, measured in WAYS.items():
+        if options.only in (None, way):
+            held[way]("all", lambda measured=measured: measured(case, minutes))
+    found = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
+    if not all("all" in parts.parts for parts in found.values()):
+        console.print("the other one is not measured yet")
+        return
+    record = measure(case, *(parts.parts["all"] for parts in found.values()), minutes)
+    seconds = sum(parts.seconds_before for parts in found.values())
+    write_record(options.json, f"recovery, {options.subject}", [], options, **record, wall_seconds=round(seconds, 1))
+    for parts in found.values():
+        parts.forget()
 
 
 if __name__ == "__main__":

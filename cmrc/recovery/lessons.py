@@ -1,6 +1,6 @@
-"""PoolRows of unlabelled data, and what the original makes of them.
+"""Rows of unlabelled data, and what the original makes of them.
 
-PoolRows of one shape are shuffled and put into batches anew in every epoch. Where batches differ in shape (texts of different
+Rows of one shape are shuffled and put into batches anew in every epoch. Where batches differ in shape (texts of different
 lengths), they stay as they are given, and only their order changes.
 """
 

@@ -291,7 +291,7 @@ def _kinds(outputs: Sequence[Array], loss: str) -> tuple[str, ...]:
 
 
 def _is_embedding(output: Array) -> bool:
-    """PoolRows of one length, which do not add up to one: directions, and no classes."""
+    """Rows of one length, which do not add up to one: directions, and no classes."""
     lengths = np.linalg.norm(output.astype(np.float64), axis=-1)
     same = bool(np.allclose(lengths, lengths.flat[0], rtol=1e-3))
     return same and lengths.size > 1 and not np.allclose(output.sum(-1), 1.0, atol=1e-3)
