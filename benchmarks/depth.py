@@ -50,11 +50,11 @@ def onnx_steps(layers: int, folder: Path) -> tuple[int, Steps]:
     path = folder / f"llama{layers}.onnx"
     llama.write(path, config)
     program = cmrc.trace(path)
-    plan = plan_for(program, config)
+    plan = plan_for(program, config, heads=False)
     lowered = cmrc.lower(program, plan)
     steps: Steps = {
         "read": lambda: cmrc.trace(path).graph,
-        "plan": lambda: plan_for(cmrc.Program(program.host), config),
+        "plan": lambda: plan_for(cmrc.Program(program.host), config, heads=False),
         "lower": lambda: cmrc.lower(program, plan),
         "save": lambda: lowered.save(folder / f"small{layers}.onnx"),
     }

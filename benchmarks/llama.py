@@ -36,9 +36,17 @@ class Config:
     def head(self) -> int:
         return self.width // self.heads
 
-    def sites(self) -> list[str]:
-        """The values whose axis of units is the FFN's."""
-        return [f"layers.{i}.mlp.product" for i in range(self.layers)]
+    def ffn_site(self, layer: int) -> str:
+        """The value whose axis of units is the FFN's."""
+        return f"layers.{layer}.mlp.product"
+
+    def head_site(self, layer: int) -> str:
+        """What the heads of a layer give, side by side."""
+        return f"layers.{layer}.attention.heads"
+
+    def input_of(self, layer: int) -> str:
+        """The value that a layer reads; behind the last layer, what it writes."""
+        return f"layers.{layer - 1}.mlp.out" if layer else "embed"
 
 
 @dataclass(slots=True)

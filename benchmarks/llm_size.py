@@ -1,17 +1,21 @@
-"""A model of a billion parameters, ONNX to ONNX, in little memory: every FFN of a Llama to three quarters.
+"""Models of one and of seven billion parameters, ONNX to ONNX, in little memory: FFNs and heads to three quarters.
 
-python -m benchmarks.llm_size [--quick] [--json OUT] [--folder FOLDER]
+python -m benchmarks.llm_size [--model 7b] [--quick] [--json OUT] [--folder FOLDER]
 
 The model is written to FOLDER (kept if given), then a process of its own traces, plans, lowers and saves it. That process
 may allocate only twice the largest weight that changes and a constant (the kernel refuses more: RLIMIT_DATA), and says
-how much it held at most. At the end onnxruntime runs the result and the clamped original on a few tokens.
+how much it held at most. Its time stands beside that of copying the result's files. The same is done with half and a
+quarter of the layers. At the end onnxruntime runs some layers of the result and of the clamped original, cut out, so that
+they fit into memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,11 +23,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 import cmrc
 import cmrc.hosts.onnx.host  # so that the limit counts no code that is imported late
@@ -32,16 +37,31 @@ from benchmarks.measure import console, parser, show, write_record
 from benchmarks.section import Record, Section, megabytes, table, verdict
 
 SMALL = llama.Config(layers=4, width=256, ffn=1024, heads=8, served=2, vocabulary=512, positions=128)
+MODELS = {
+    "1b": llama.Config(),
+    "7b": llama.Config(layers=32, width=4096, ffn=11008, heads=32, served=32, dtype="float16"),
+}
 CONSTANT = 64 << 20  # bytes beside weights: graphs, plan, report, buffers of files
+TIME = 1.5  # of copying the result's bytes, at most
+LINEAR = 1.1  # an exponent up to which growth counts as linear: what a timing can tell
 TOKENS = (1, 8)
+CUT = 2  # layers that onnxruntime runs together
 
 
-def plan_for(program: cmrc.Program, config: llama.Config) -> cmrc.Plan:
-    """A quarter of the units of every FFN, each replaced by a constant of its own."""
-    random, plan = np.random.default_rng(0), cmrc.Plan(program)
-    for site in config.sites():
+def plan_for(
+    program: cmrc.Program, config: llama.Config, layers: range | None = None, *, heads: bool = True
+) -> cmrc.Plan:
+    """A quarter of the units of every FFN, each replaced by a constant of its own; with `heads`, a quarter of the keys' heads
+    too, with all the queries' heads that read them. A layer's numbers do not depend on the other layers."""
+    plan, group = cmrc.Plan(program), config.heads // config.served * config.head
+    for layer in layers or range(config.layers):
+        random = np.random.default_rng(layer)
         units = np.sort(random.choice(config.ffn, config.ffn // 4, replace=False))
-        plan.do(site, units=units.tolist(), constant=0.2 * random.standard_normal(len(units)))
+        plan.do(config.ffn_site(layer), units=units.tolist(), constant=0.2 * random.standard_normal(len(units)))
+        if heads:
+            chosen = np.sort(random.choice(config.served, max(config.served // 4, 1), replace=False))
+            units = np.concatenate([np.arange(head * group, (head + 1) * group) for head in chosen])
+            plan.do(config.head_site(layer), units=units.tolist(), constant=0.2 * random.standard_normal(len(units)))
     return plan
 
 
@@ -113,96 +133,180 @@ def changed_bytes(config: llama.Config) -> int:
     return config.width * config.ffn * np.dtype(config.dtype).itemsize
 
 
-def run(source: Path, target: Path, config: llama.Config, kind: str, out: Path) -> None:
-    """The logits of one of the models, by onnxruntime in a process of its own: one copy of the weights at a time."""
-    program = cmrc.trace(target if kind == "lowered" else source)
-    plan = cmrc.Plan(program) if kind != "clamped" else plan_for(program, config)
-    host = program.host if kind != "clamped" else program.clamped(plan)
-    tokens = np.random.default_rng(1).integers(0, config.vocabulary, TOKENS)
-    np.save(out, host.run((tokens,))[0])
+def run(source: Path, target: Path, config: llama.Config, kind: str, first: int, out: Path) -> None:
+    """What some layers of one of the models give, by onnxruntime in a process of its own: one copy of the weights at a time."""
+    layers = range(first, first + CUT)
+    piece = cut_out(target if kind == "lowered" else source, config, layers)
+    program = cmrc.trace(piece)
+    host = program.clamped(plan_for(program, config, layers)) if kind == "clamped" else program.host
+    random = np.random.default_rng(1)
+    tokens = random.integers(0, config.vocabulary, TOKENS)
+    hidden = random.standard_normal((*TOKENS, config.width)).astype(config.dtype)
+    given = {"tokens": tokens, config.input_of(first): hidden}
+    np.save(out, host.run(tuple(given[value.name] for value in program.graph.inputs))[0])
+    piece.unlink()
+
+
+def cut_out(path: Path, config: llama.Config, layers: range) -> Path:
+    """A file of these layers alone, beside the model whose data file it reads."""
+    whole = onnx.load(path, load_external_data=False)
+    extractor = onnx.utils.Extractor(whole)
+    piece = extractor.extract_model(["tokens", config.input_of(layers[0])], [config.input_of(layers[-1] + 1)])
+    cut = path.with_name(f"cut-{path.name}")
+    onnx.save(piece, cut)
+    return cut
 
 
 # ---------------------------------------------------------------- the command
 
 
-def child(step: str, source: Path, target: Path, config: llama.Config, out: Path) -> None:
-    given = [step, str(source), str(target), json.dumps(asdict(config)), str(out)]
-    command = [sys.executable, "-m", "benchmarks.llm_size", "--child", *given]
-    subprocess.run(command, check=True)
+def child(step: str, source: Path, target: Path, config: llama.Config, out: Path, first: int = 0) -> None:
+    given = [step, str(source), str(target), json.dumps(asdict(config)), str(out), str(first)]
+    subprocess.run([sys.executable, "-m", "benchmarks.llm_size", "--child", *given], check=True)
+
+
+def measure(folder: Path, config: llama.Config) -> dict[str, Any]:
+    """Write, lower and copy a model of this size; what that took."""
+    source, target, out = folder / "llama.onnx", folder / "smaller.onnx", folder / "size.json"
+    for before in folder.glob("smaller.*"):
+        before.unlink()
+    console.print(f"writing {config.layers} layers ...")
+    llama.write(source, config)
+    console.print("lowering ...")
+    start = time.perf_counter()
+    child("lower", source, target, config, out)
+    size: dict[str, Any] = {**json.loads(out.read_text()), "wall_seconds": time.perf_counter() - start}
+    size["copy_seconds"] = copy_seconds([target, *folder.glob("smaller.*.data")], folder)
+    size["grown_bytes"] = size["anonymous_peak"] - size["before"]["anonymous"]
+    size["bound_bytes"] = 2 * size["largest_changed_bytes"] + CONSTANT
+    size["met"] = size["grown_bytes"] <= size["bound_bytes"]
+    return size
+
+
+def copy_seconds(files: list[Path], folder: Path) -> float:
+    """Seconds to copy files as a careful program does: until the disk has them."""
+    os.sync()
+    start = time.perf_counter()
+    for file in files:
+        copy = folder / f"copy-{file.name}"
+        shutil.copyfile(file, copy)
+        with copy.open("rb") as written:
+            os.fsync(written.fileno())
+    seconds = time.perf_counter() - start
+    for file in files:
+        (folder / f"copy-{file.name}").unlink()
+    return seconds
+
+
+def differences(folder: Path, config: llama.Config) -> list[dict[str, Any]]:
+    """How far the lowered layers are from the clamped ones, at the start, in the middle and at the end."""
+    source, target, out = folder / "llama.onnx", folder / "smaller.onnx", folder / "values.npy"
+    rows = []
+    for first in sorted({0, (config.layers - CUT) // 2, config.layers - CUT}):
+        console.print(f"running layers {first} to {first + CUT - 1} ...")
+        values = {}
+        for kind in ("original", "clamped", "lowered"):
+            child(kind, source, target, config, out, first)
+            values[kind] = np.load(out).astype(np.float64)
+        scale = np.abs(values["clamped"]).max()
+        error, moved = (
+            float(np.abs(values[kind] - values["clamped"]).max() / scale) for kind in ("lowered", "original")
+        )
+        rows.append({"layers": [first, first + CUT - 1], "error": error, "moved": moved})
+    return rows
 
 
 # ---------------------------------------------------------------- the page
 
 
 def body(record: Record) -> str:
-    found = record["size"]
+    size = record["size"]
     numbers = (
-        ("parameters", f"{found['parameters']:,} to {found['parameters_after']:,}"),
-        ("weights", megabytes(found["weights_bytes"])),
-        ("largest weight that changes", megabytes(found["largest_changed_bytes"])),
-        ("own memory after the imports", megabytes(found["before"]["anonymous"])),
-        ("own memory beyond that, at most", megabytes(found["grown_bytes"])),
-        ("allowed: twice the largest weight that changes and a constant", megabytes(found["bound_bytes"])),
-        ("met", verdict(found["met"])),
-        ("all memory with mapped files, at most (ru_maxrss)", megabytes(found["resident_peak"])),
-        ("lowered and clamped differ by", f"{found['error']:.1e} of the largest logit"),
-        ("the replacement itself moves the logits by", f"{found['moved']:.1e}"),
+        ("parameters", f"{size['parameters']:,} to {size['parameters_after']:,}"),
+        ("weights", f"{megabytes(size['weights_bytes'])} of {record['config']['dtype']}"),
+        ("largest weight that changes", megabytes(size["largest_changed_bytes"])),
+        ("own memory after the imports", megabytes(size["before"]["anonymous"])),
+        ("own memory beyond that, at most", megabytes(size["grown_bytes"])),
+        ("allowed: twice the largest weight that changes and a constant", megabytes(size["bound_bytes"])),
+        ("met", verdict(size["met"])),
+        ("all memory with mapped files, at most (ru_maxrss)", megabytes(size["resident_peak"])),
+        (
+            "the whole process, and copying the files of the result",
+            f"{show(size['wall_seconds'])}, {show(size['copy_seconds'])}",
+        ),
+        ("ratio, and the target", f"{record['time_ratio']:.2f}, ≤ {TIME} {verdict(record['time_ratio'] <= TIME)}"),
+        (
+            "growth with layers, exponent of the whole time",
+            f"{record['exponent']:.2f} {verdict(record['exponent'] <= LINEAR)}",
+        ),
     )
     stages = [
-        (name, show(told["seconds"]), megabytes(told["anonymous"]), megabytes(told["total"]))
-        for name, told in found["stages"].items()
+        (name, show(stage["seconds"]), megabytes(stage["anonymous"]), megabytes(stage["total"]))
+        for name, stage in size["stages"].items()
     ]
-    return table(("what", ""), numbers) + "\n" + table(("step", "time", "own memory", "with mapped files"), stages)
+    layers = [(str(row["layers"]), f"{row['error']:.1e}", f"{row['moved']:.1e}") for row in record["differences"]]
+    depths = [
+        (str(row["layers"]), show(row["wall_seconds"]), show(row["copy_seconds"]), megabytes(row["grown_bytes"]))
+        for row in record["depths"]
+    ]
+    return "\n".join(
+        (
+            table(("what", ""), numbers),
+            table(("step", "time", "own memory", "with mapped files"), stages),
+            table(("layers", "the whole process", "copying the result", "own memory beyond the imports"), depths),
+            table(("layers", "lowered and clamped differ by", "the replacement itself moves the values by"), layers),
+        )
+    )
 
 
-SECTIONS = (
-    Section(
-        "llm_size",
-        "What a large model takes",
-        """A Llama-architecture ONNX model with random weights in an external data file, every FFN to three quarters, ONNX file to
-ONNX file. The process may allocate only twice the largest weight that changes and a constant beyond what it holds after
-its imports: the kernel enforces it. *own* memory is anonymous, *with mapped files* counts the pages of the data file that
-are mapped at that moment, one weight at a time, which the kernel may drop at will.
-""",
-        body,
-    ),
+TEXT = """A Llama-architecture ONNX model with random weights in an external data file; every FFN and the heads of every layer to three
+quarters, ONNX file to ONNX file. The process may allocate only twice the largest weight that changes and a constant beyond
+what it holds after its imports: the kernel enforces it. *own* memory is anonymous, *with mapped files* counts the pages of
+the data file that are mapped at that moment, one weight at a time, which the kernel may drop at will. Differences are shares
+of the largest value after two layers, which onnxruntime runs alone.
+"""
+SECTIONS = tuple(
+    Section(f"llm_size_{name}", f"What a model of {words} parameters takes", TEXT, body, arguments=("--model", name))
+    for name, words in (("1b", "1.1 billion"), ("7b", "seven billion"))
 )
 
 
 def main() -> None:
-    arguments = parser("A billion parameters in little memory.", "llm_size.json")
+    arguments = parser("Billions of parameters in little memory.", "llm_size_{model}.json")
+    arguments.add_argument("--model", choices=list(MODELS), default="1b", help="which sizes")
     arguments.add_argument("--folder", type=Path, help="where the models go, and stay; else a temporary folder")
-    arguments.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    arguments.add_argument("--child", nargs=6, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.child:
-        step, source, target, sizes, out = options.child
+        step, source, target, sizes, out, first = options.child
         config = llama.Config(**json.loads(sizes))
         if step == "lower":
             Path(out).write_text(json.dumps(lower(Path(source), Path(target), config)))
         else:
-            run(Path(source), Path(target), config, step, Path(out))
+            run(Path(source), Path(target), config, step, int(first), Path(out))
         return
-    config = SMALL if options.quick else llama.Config()
+    config = replace(SMALL, dtype=MODELS[options.model].dtype) if options.quick else MODELS[options.model]
     with tempfile.TemporaryDirectory(prefix="cmrc-") as temporary:
         folder = options.folder or Path(temporary)
-        source, target, told = folder / "llama.onnx", folder / "smaller.onnx", folder / "told.json"
-        console.print(f"writing {source.name} ...")
-        llama.write(source, config)
-        console.print("lowering ...")
-        child("lower", source, target, config, told)
-        found = json.loads(told.read_text())
-        found["grown_bytes"] = found["anonymous_peak"] - found["before"]["anonymous"]
-        found["bound_bytes"] = 2 * found["largest_changed_bytes"] + CONSTANT
-        found["met"] = found["grown_bytes"] <= found["bound_bytes"]
-        logits = {}
-        for kind in ("original", "clamped", "lowered"):
-            console.print(f"running {kind} ...")
-            child(kind, source, target, config, folder / f"{kind}.npy")
-            logits[kind] = np.load(folder / f"{kind}.npy").astype(np.float64)
-    scale = np.abs(logits["clamped"]).max()
-    found["error"] = float(np.abs(logits["lowered"] - logits["clamped"]).max() / scale)
-    found["moved"] = float(np.abs(logits["original"] - logits["clamped"]).max() / scale)
-    write_record(options.json, "llm size", [], options, config=asdict(config), size=found)
+        depths = {
+            layers: measure(folder, replace(config, layers=layers))
+            for layers in (config.layers // 4, config.layers // 2, config.layers)
+        }
+        rows = differences(folder, config)
+    size = depths[config.layers]
+    exponent = np.polyfit(np.log(list(depths)), np.log([each["wall_seconds"] for each in depths.values()]), 1)[0]
+    write_record(
+        options.json,
+        "llm size",
+        [],
+        options,
+        config=asdict(config),
+        size=size,
+        depths=[{"layers": layers, **each} for layers, each in depths.items()],
+        exponent=float(exponent),
+        time_ratio=size["wall_seconds"] / size["copy_seconds"],
+        differences=rows,
+    )
 
 
 if __name__ == "__main__":
