@@ -44,6 +44,15 @@ class Config:
         """What the heads of a layer give, side by side."""
         return f"layers.{layer}.attention.heads"
 
+    def replaced(self, layer: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Units of the layer and constants for them: a quarter of the FFN's; a quarter of the keys' heads, with all the
+        queries' heads that read them."""
+        random, group = np.random.default_rng(layer), self.heads // self.served * self.head
+        units = np.sort(random.choice(self.ffn, self.ffn // 4, replace=False))
+        heads = np.sort(random.choice(self.served, max(self.served // 4, 1), replace=False))
+        inner = np.concatenate([np.arange(head * group, (head + 1) * group) for head in heads])
+        return (units, 0.2 * random.standard_normal(len(units))), (inner, 0.2 * random.standard_normal(len(inner)))
+
     def input_of(self, layer: int) -> str:
         """The value that a layer reads; behind the last layer, what it writes."""
         return f"layers.{layer - 1}.mlp.out" if layer else "embed"

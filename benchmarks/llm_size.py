@@ -51,17 +51,13 @@ CUT = 2  # layers that onnxruntime runs together
 def plan_for(
     program: cmrc.Program, config: llama.Config, layers: range | None = None, *, heads: bool = True
 ) -> cmrc.Plan:
-    """A quarter of the units of every FFN, each replaced by a constant of its own; with `heads`, a quarter of the keys' heads
-    too, with all the queries' heads that read them. A layer's numbers do not depend on the other layers."""
-    plan, group = cmrc.Plan(program), config.heads // config.served * config.head
+    """A quarter of every FFN, and with `heads` a quarter of every layer's heads, each unit replaced by a constant of its own."""
+    plan = cmrc.Plan(program)
     for layer in layers or range(config.layers):
-        random = np.random.default_rng(layer)
-        units = np.sort(random.choice(config.ffn, config.ffn // 4, replace=False))
-        plan.do(config.ffn_site(layer), units=units.tolist(), constant=0.2 * random.standard_normal(len(units)))
+        inner, attention = config.replaced(layer)
+        plan.do(config.ffn_site(layer), units=inner[0].tolist(), constant=inner[1])
         if heads:
-            chosen = np.sort(random.choice(config.served, max(config.served // 4, 1), replace=False))
-            units = np.concatenate([np.arange(head * group, (head + 1) * group) for head in chosen])
-            plan.do(config.head_site(layer), units=units.tolist(), constant=0.2 * random.standard_normal(len(units)))
+            plan.do(config.head_site(layer), units=attention[0].tolist(), constant=attention[1])
     return plan
 
 

@@ -27,7 +27,15 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
     ),
     "Interventions": ("interventions", "coverage"),
     "Deployment": ("latency", "widths"),
-    "What cmrc itself costs": ("compile_cost", "peer_cost", "calibration", "depth", "scaling", "llm_size"),
+    "What cmrc itself costs": (
+        "compile_cost",
+        "peer_cost",
+        "calibration",
+        "depth",
+        "scaling",
+        "llm_size",
+        "checkpoint_size",
+    ),
 }
 INTRODUCTION = """# Results
 
