@@ -8,7 +8,8 @@ the rename of the model that refers to it comes last. What only the replaced mod
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import mmap
+import os
 import re
 import tempfile
 import weakref
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir
+import xxhash
 
 from cmrc.errors import CmrcError, FileError, HostError, causes
 from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
@@ -24,6 +26,7 @@ from cmrc.hosts.onnx.nodes import dtype_name
 from cmrc.ir.graph import Array, as_dtype
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
+WORKERS = 4  # threads that write weights: more wait for the disk
 WEIGHTS = "weights"  # what the data file is called until its content is known
 
 
@@ -83,7 +86,10 @@ def save(
         staged = folder / place.name
         described = _described(model, metadata)
         with own_errors():
-            onnx_ir.save(described, staged, format="protobuf", external_data=WEIGHTS if external else None)
+            if external:
+                _save_external(described, staged)
+            else:
+                onnx_ir.save(described, staged, format="protobuf")
         data = _name_by_content(staged, folder / WEIGHTS, place.stem)
         if data is not None and place.parent.resolve() != path.parent.resolve():
             raise FileError(
@@ -93,6 +99,18 @@ def save(
         _check(staged, alive[-1])
         with locked(place.parent):
             _put(staged, data, place, alive)
+
+
+def _save_external(model: onnx_ir.Model, path: Path) -> None:
+    """With the weights in a file of their own; folded and written by as many threads as keep at most two weights in memory."""
+    kept = (
+        tensor.nbytes for tensor in tensors(model) if not isinstance(tensor, onnx_ir.ExternalTensor)
+    )  # others are copied
+    largest = max(kept, default=1)
+    workers = min(os.cpu_count() or 1, WORKERS)
+    onnx_ir.save(
+        model, path, format="protobuf", external_data=WEIGHTS, max_workers=workers, max_in_flight_bytes=max(largest, 1)
+    )
 
 
 def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Model:
@@ -118,8 +136,8 @@ def _name_by_content(staged: Path, weights: Path, stem: str) -> Path | None:
     """Call the data file after what is in it, in the model too; `None` where the model has all its weights itself."""
     if not weights.exists() or not weights.stat().st_size:
         return None
-    with weights.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        digest = xxhash.xxh3_128_hexdigest(content)[:16]
     data = weights.with_name(f"{stem}.{digest}.onnx.data")
     weights.rename(data)
     model = onnx.load(staged, load_external_data=False)
