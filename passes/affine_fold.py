@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.axes import blocks, compress, count_by_group, operand_axis, result_axis, spread
+from cmrc.ir.axes import blocks, compress, count_by_group, spread
 from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, attributes, literal, take
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, slab_of
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
@@ -41,7 +41,9 @@ from cmrc.passes.rewriting.rewriter import (
     combines_nothing,
     folded,
     is_affine_do,
+    operand_axis,
     past,
+    result_axis,
     sink_all,
 )
 

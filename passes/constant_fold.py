@@ -18,16 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.axes import (
-    compress,
-    join,
-    move,
-    move_slab,
-    operand_axis,
-    parameter_axis,
-    result_axis,
-    spread,
-)
+from cmrc.ir.axes import compress, join, move, move_slab, spread
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, attributes, literal, take
 from cmrc.ir.ops.affine import DoAttrs, LinearAttrs, SelectAttrs, slab_of
 from cmrc.ir.ops.functions import ALONG, AlongAttrs, PointwiseAttrs
@@ -63,8 +54,11 @@ from cmrc.passes.rewriting.rewriter import (
     Sweep,
     combines_nothing,
     is_constant_do,
+    operand_axis,
     others_give_shape,
+    parameter_axis,
     past,
+    result_axis,
     sink_all,
     varies_beside,
 )

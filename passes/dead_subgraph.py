@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cmrc.ir.axes import count_by_group, members, narrowed, operand_axis, parameter_axis
+from cmrc.ir.axes import count_by_group, members, narrowed
 from cmrc.ir.graph import Graph, Keep, Node, Tensor, attributes, is_whole, take
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
@@ -34,6 +34,8 @@ from cmrc.passes.rewriting.rewriter import (
     Selection,
     apply_rule,
     as_copy,
+    operand_axis,
+    parameter_axis,
     shrunk,
 )
 

@@ -17,8 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cmrc.ir.graph import Array, Dim, Index, Keep, Node, Shape, attributes
-from cmrc.ir.spec import FunctionAttrs
+from cmrc.ir.graph import Array, Dim, Index, Keep, Shape
 
 Product = tuple[int, Counter[str]]
 
@@ -292,30 +291,3 @@ def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
 
 def resized(shape: Shape, axis: int, size: int) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
-    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
-    align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape
-    dims = align[position] if align else None
-    if dims is None:
-        local = axis - (len(out) - len(shape))
-    else:
-        local = int(dims.index(axis)) if axis in dims else -1
-    return local if local >= 0 and (shape[local] != 1 or out[axis] == 1) else None
-
-
-def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
-    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
-    align = attributes(node, FunctionAttrs).get("align")
-    dims = align[position] if align else None
-    if dims is None:
-        dims = tuple(range(rank - len(shape), rank))
-    return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
-
-
-def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
-    """The axis of the result along which an axis of a pointwise operand runs."""
-    align = attributes(node, FunctionAttrs).get("align")
-    dims = align[position] if align else None
-    return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])

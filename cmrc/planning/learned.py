@@ -23,7 +23,7 @@ import scipy.linalg
 from cmrc.ir.axes import complement
 from cmrc.ir.graph import Array
 from cmrc.planning import fits
-from cmrc.program.program import Program
+from cmrc.program.sites import Sites
 from cmrc.statistics.readers import logits_of
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.verification.evidence import log_softmax
@@ -54,7 +54,7 @@ class _Swaps:
         return value, np.asarray(apart.T @ self.features, dtype=np.float64)
 
 
-def learnable(program: Program, stats: SiteStats) -> tuple[Array, Array] | None:
+def learnable(program: Sites, stats: SiteStats) -> tuple[Array, Array] | None:
     """W and b of logits W a + b, where a map of these units can be learned: more than one class, and rows to hold out."""
     logits = logits_of(program, stats.columns) if stats.columns.features == 1 else None
     enough = len(stats.arrays.get("rows", ())) >= 2 * HELD_OUT

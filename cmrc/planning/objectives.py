@@ -27,7 +27,7 @@ import numpy as np
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
-from cmrc.program.program import Program
+from cmrc.program.sites import Sites
 from cmrc.statistics.readers import incoming, outgoing
 from cmrc.statistics.site_stats import SiteStats
 
@@ -47,7 +47,7 @@ class Scores:
 class Context:
     """What an objective may look at."""
 
-    program: Program
+    program: Sites
     stats: SiteStats
     clip_scores: bool = False
     gradient: bool = True  # without it g = 0: curvature alone

@@ -12,7 +12,7 @@ from cmrc.ir.graph import Graph, attributes
 from cmrc.ir.ops.affine import DoAttrs
 from cmrc.passes.pipeline import Residue, Result
 from cmrc.program.plan import Plan
-from cmrc.program.program import Program
+from cmrc.program.sites import Sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def make_report(
-    program: Program,
+    program: Sites,
     plan: Plan,
     result: Result,
     before: Cost,

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cmrc.ir.axes import operand_axis, segments
+from cmrc.ir.axes import segments
 from cmrc.ir.graph import Array, Node, Shape, attributes
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
+from cmrc.passes.rewriting.rewriter import operand_axis
 from cmrc.program.sites import Sites
 
 if TYPE_CHECKING:

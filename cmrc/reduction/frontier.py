@@ -18,8 +18,8 @@ from cmrc.hosts.onnx.bench import size_of
 from cmrc.planning.planner import plan_sizes
 from cmrc.program.lower import Lowered, lower
 from cmrc.program.plan import Plan
-from cmrc.reduction.goals import Goals, Measures
-from cmrc.reduction.measuring import Judge, Quality
+from cmrc.reduction.goals import Goals, Measures, Quality
+from cmrc.reduction.measuring import Judge
 from cmrc.reduction.observer import Clock
 from cmrc.reduction.result import WORDS, Size
 from cmrc.reduction.subject import Subject

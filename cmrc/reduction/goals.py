@@ -14,15 +14,57 @@ the estimate instead. A drop is judged by its estimate, whose interval is report
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from cmrc.errors import CertifyError, RecipeError
-from cmrc.reduction.measuring import Quality, Speed
+from cmrc.verification.bounds import Estimate
 
 DEFAULT_AGREEMENT = 0.98  # measured, where no goal is given
 SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How a reduced model answers beside the original. `bound` is the agreement that is certified at level 1 − δ."""
+
+    agreement: Estimate
+    bound: float
+    kl: float | None
+    closeness: float  # 1 − ‖z − z'‖² / ‖z‖² over all outputs
+    accuracy: tuple[float, float] | None  # of the original and the reduced model, where there are labels
+    metric: tuple[float, float] | None
+    drop: Estimate | None  # of the metric, else of the accuracy; with an interval where it is a mean over rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "agreement": self.agreement.to_json(), "drop": self.drop and self.drop.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Quality:
+        pairs = {name: tuple(document[name]) if document[name] else None for name in ("accuracy", "metric")}
+        estimates = {name: Estimate(*document[name]) if document[name] else None for name in ("agreement", "drop")}
+        return cls(**{**document, **pairs, **estimates})
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Milliseconds of one run, and how many times faster it is than the original, each with a 95 % interval."""
+
+    milliseconds: Estimate
+    speedup: Estimate
+    provider: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "milliseconds": self.milliseconds.to_json(),
+            "speedup": self.speedup.to_json(),
+            "provider": self.provider,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Speed:
+        return cls(Estimate(*document["milliseconds"]), Estimate(*document["speedup"]), document["provider"])
 
 
 @dataclass(frozen=True, slots=True)

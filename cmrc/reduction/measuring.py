@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from cmrc.errors import InputError, VerifyError
 from cmrc.ir.graph import Array
 from cmrc.program.lower import Lowered
 from cmrc.program.program import Program
+from cmrc.reduction.goals import Quality
 from cmrc.reduction.samples import Rows
 from cmrc.verification.bounds import Estimate, bootstrap, lower_mean
 from cmrc.verification.evidence import Evidence, Readout, compare
@@ -30,48 +31,6 @@ TINY = 1e-12  # the least probability whose logarithm is taken
 EMBEDDING = "embedding"
 ANCHORS = 512  # samples of the calibration data among which the nearest is looked for
 SCALE = 20.0  # of cosines as logits, the usual one of sentence encoders
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """How a reduced model answers beside the original. `bound` is the agreement that is certified at level 1 − δ."""
-
-    agreement: Estimate
-    bound: float
-    kl: float | None
-    closeness: float  # 1 − ‖z − z'‖² / ‖z‖² over all outputs
-    accuracy: tuple[float, float] | None  # of the original and the reduced model, where there are labels
-    metric: tuple[float, float] | None
-    drop: Estimate | None  # of the metric, else of the accuracy; with an interval where it is a mean over rows
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "agreement": self.agreement.to_json(), "drop": self.drop and self.drop.to_json()}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Quality:
-        pairs = {name: tuple(document[name]) if document[name] else None for name in ("accuracy", "metric")}
-        estimates = {name: Estimate(*document[name]) if document[name] else None for name in ("agreement", "drop")}
-        return cls(**{**document, **pairs, **estimates})
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Milliseconds of one run, and how many times faster it is than the original, each with a 95 % interval."""
-
-    milliseconds: Estimate
-    speedup: Estimate
-    provider: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "milliseconds": self.milliseconds.to_json(),
-            "speedup": self.speedup.to_json(),
-            "provider": self.provider,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Speed:
-        return cls(Estimate(*document["milliseconds"]), Estimate(*document["speedup"]), document["provider"])
 
 
 class Judge:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cmrc.hosts.onnx.bench import PROVIDERS, median_interval, median_ratio, times
 from cmrc.ir.graph import Array
-from cmrc.reduction.measuring import Speed
+from cmrc.reduction.goals import Speed
 from cmrc.reduction.observer import Clock
 from cmrc.reduction.workfolder import WorkFolder, digest_of
 from cmrc.verification.bounds import Estimate

@@ -19,8 +19,7 @@ import numpy as np
 from cmrc.errors import StatsError
 from cmrc.ir.graph import Array, attributes
 from cmrc.ir.ops.layout import TransposeAttrs
-from cmrc.program.program import Program
-from cmrc.program.sites import Site
+from cmrc.program.sites import Site, Sites
 from cmrc.statistics.batches import Batch
 
 Positions = str | int
@@ -52,7 +51,7 @@ class Columns:
         return array.reshape(*array.shape[:-1], self.units, self.features)
 
 
-def columns_of(program: Program, site: Site, positions: Positions = "all") -> Columns:
+def columns_of(program: Sites, site: Site, positions: Positions = "all") -> Columns:
     """The columns of a site: one per element of a head's vector, one per unit everywhere else."""
     headed = _holds_heads(program, site)
     vector = site.shape[-1] if headed else 1
@@ -73,13 +72,13 @@ def columns_of(program: Program, site: Site, positions: Positions = "all") -> Co
     return Columns(site.name, site.value, site.axis, site.units, vector * slots, positions, slots)
 
 
-def positions_at(program: Program, site: Site) -> list[int | str]:
+def positions_at(program: Sites, site: Site) -> list[int | str]:
     """How many positions a site has, along each of the axes that count them."""
     fixed = _not_positions(site.shape, site.axis, _holds_heads(program, site))
     return [n for axis, n in enumerate(site.shape) if axis not in fixed]
 
 
-def _holds_heads(program: Program, site: Site) -> bool:
+def _holds_heads(program: Sites, site: Site) -> bool:
     """Whether a unit is a vector along the last axis: what attention makes, also where only the other axes were moved since."""
     node, last = program.producers.get(site.value), len(site.shape) - 1
     while node is not None and node.op == "transpose" and attributes(node, TransposeAttrs)["perm"][-1] == last:

@@ -26,7 +26,7 @@ from scipy.special import softmax
 from cmrc.errors import StatsError
 from cmrc.hosts.protocols import LABELLED, LOSSES, Derivatives, DerivativesRequest, Host
 from cmrc.ir.graph import Array
-from cmrc.program.program import Program
+from cmrc.program.sites import Sites
 from cmrc.statistics.batches import Batch
 from cmrc.statistics.columns import Columns
 from cmrc.statistics.readers import closed_form
@@ -45,7 +45,7 @@ class Options:
 
 
 def derivatives(
-    program: Program, host: Host, batch: Batch, columns: Sequence[Columns], options: Options, number: int, factors: bool
+    program: Sites, host: Host, batch: Batch, columns: Sequence[Columns], options: Options, number: int, factors: bool
 ) -> list[Derivatives]:
     """The derivatives at every site for a batch: in closed form where that is possible, else by torch."""
     if options.loss not in LOSSES:

@@ -22,7 +22,7 @@ from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.layout import ConcatAttrs
 from cmrc.ir.spec import AxisAttrs
 from cmrc.ir.tensors import constant, evaluate_op
-from cmrc.program.program import Program
+from cmrc.program.sites import Sites
 from cmrc.statistics.columns import Columns
 
 MOVES = {"reshape", "transpose", "select", "expand"}
@@ -54,7 +54,7 @@ class Elements:
     unit: Array  # of each column
 
 
-def elements(program: Program, columns: Columns) -> Elements | None:
+def elements(program: Sites, columns: Columns) -> Elements | None:
     """The site itself where its units are numbers; of heads, what the next op reads once they lie side by side in one axis.
 
         %a = attention(...)  [batch, heads, tokens, vector];  %s = reshape(transpose(%a))  [batch, tokens, heads · vector]
@@ -88,7 +88,7 @@ def _one_axis(number: Array, count: int) -> tuple[int, Array] | None:
     return None
 
 
-def readers(program: Program, columns: Columns) -> list[Reader]:
+def readers(program: Sites, columns: Columns) -> list[Reader]:
     """Every affine op that the units reach."""
     graph = program.graph
     shapes = {name: _smallest(value.shape) for name, value in graph.values().items()}
@@ -107,7 +107,7 @@ def readers(program: Program, columns: Columns) -> list[Reader]:
     return reading
 
 
-def outgoing(program: Program, columns: Columns) -> Array:
+def outgoing(program: Sites, columns: Columns) -> Array:
     """The weights of all readers, one above the other: [outputs, columns]."""
     reading = readers(program, columns)
     if not reading:
@@ -119,7 +119,7 @@ def outgoing(program: Program, columns: Columns) -> Array:
     return np.concatenate([reader.weight for reader in reading])
 
 
-def beside(program: Program, columns: Columns) -> Columns | None:
+def beside(program: Sites, columns: Columns) -> Columns | None:
     """In a residual block, the value that the result of the next linear op is added to; None elsewhere."""
     place = elements(program, columns)
     if place is None:
@@ -145,7 +145,7 @@ def _output_axis(node: Node) -> int:
     return 1 if attributes(node, ConvAttrs).get("transposed") else 0
 
 
-def incoming(program: Program, columns: Columns) -> Array:
+def incoming(program: Sites, columns: Columns) -> Array:
     """The weights that make the units, [units, inputs]: of the nearest affine op before the site."""
     producers = program.producers
     name, axis = columns.value, columns.axis
@@ -169,7 +169,7 @@ def incoming(program: Program, columns: Columns) -> Array:
     )
 
 
-def closed_form(program: Program, columns: Columns) -> Array | None:
+def closed_form(program: Sites, columns: Columns) -> Array | None:
     """W where the site is the operand of the op that makes the model's first output, so that logits are W a + b."""
     reading = readers(program, columns)
     direct = len(reading) == 1 and reading[0].node.op == "linear" and reading[0].node.inputs[0] == columns.value
@@ -178,7 +178,7 @@ def closed_form(program: Program, columns: Columns) -> Array | None:
     return reading[0].weight
 
 
-def logits_of(program: Program, columns: Columns) -> tuple[Array, Array] | None:
+def logits_of(program: Sites, columns: Columns) -> tuple[Array, Array] | None:
     """W and b where the model's first output is W a + b, with its classes along the last axis."""
     weight = closed_form(program, columns)
     if weight is None:

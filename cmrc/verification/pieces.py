@@ -8,7 +8,7 @@ from cmrc.errors import InterventionError, SiteError
 from cmrc.hosts.protocols import Host, Piece
 from cmrc.ir.graph import Dim, Value
 from cmrc.passes.interchange import Cut, cut
-from cmrc.program.program import Program
+from cmrc.program.sites import Sites
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,7 @@ class Pieces:
     batch: Dim
 
     @classmethod
-    def make(cls, program: Program, sites: tuple[str, ...]) -> Pieces:
+    def make(cls, program: Sites, sites: tuple[str, ...]) -> Pieces:
         graph_cut = cut(program.graph, sites)
         for name in sites:
             node = program.producers.get(name)
@@ -59,7 +59,7 @@ class Part:
         return self.runner.sizes if self.runner else ()
 
 
-def parts_of(program: Program, graph_cut: Cut, count: int) -> list[Part]:
+def parts_of(program: Sites, graph_cut: Cut, count: int) -> list[Part]:
     """The first `count` pieces of a cut."""
     parts: list[Part] = []
     sized: set[str] = set()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cmrc.ir.axes import count_by_group, operand_axis, segments
+from cmrc.ir.axes import count_by_group, segments
 from cmrc.ir.graph import Array, Node, Operand, Tensor, apply, attributes, literal, take
 from cmrc.ir.ops.attention import AttentionAttrs
 from cmrc.ir.ops.functions import AlongAttrs
@@ -34,6 +34,7 @@ from cmrc.passes.rewriting.rewriter import (
     Sweep,
     complement,
     folded,
+    operand_axis,
     shrunk,
     taken,
 )

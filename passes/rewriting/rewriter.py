@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from cmrc.ir.axes import complement as remaining
-from cmrc.ir.axes import move, narrowed, operand_axis, resized
+from cmrc.ir.axes import move, narrowed, resized
 from cmrc.ir.graph import (
     Array,
     Graph,
@@ -35,6 +35,7 @@ from cmrc.ir.graph import (
     take,
 )
 from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.spec import FunctionAttrs
 
 
 class Movement(Enum):
@@ -353,6 +354,33 @@ def is_constant_do(node: Node | None) -> bool:
 
 def is_affine_do(node: Node | None) -> bool:
     return node is not None and node.op == "do" and len(node.inputs) == 3
+
+
+def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
+    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
+    align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape
+    dims = align[position] if align else None
+    if dims is None:
+        local = axis - (len(out) - len(shape))
+    else:
+        local = int(dims.index(axis)) if axis in dims else -1
+    return local if local >= 0 and (shape[local] != 1 or out[axis] == 1) else None
+
+
+def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
+    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
+    align = attributes(node, FunctionAttrs).get("align")
+    dims = align[position] if align else None
+    if dims is None:
+        dims = tuple(range(rank - len(shape), rank))
+    return int(dims.index(axis)) if axis in dims and shape[dims.index(axis)] != 1 else None
+
+
+def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
+    """The axis of the result along which an axis of a pointwise operand runs."""
+    align = attributes(node, FunctionAttrs).get("align")
+    dims = align[position] if align else None
+    return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 
 
 def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:

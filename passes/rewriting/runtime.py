@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.axes import count_by_group, members, operand_axis, parameter_axis, resized, result_axis, segments
+from cmrc.ir.axes import count_by_group, members, resized, segments
 from cmrc.ir.graph import Array, Node, Operand, Shape, Tensor, Value, attributes, literal, take
 from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
@@ -39,8 +39,11 @@ from cmrc.passes.rewriting.rewriter import (
     Sweep,
     complement,
     folded,
+    operand_axis,
     others_give_shape,
+    parameter_axis,
     past,
+    result_axis,
     taken,
     varies_beside,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cmrc.errors import CertifyError, RecipeError
-from cmrc.reduction.goals import Goals, Measures, Whole
-from cmrc.reduction.measuring import Quality, Speed
+from cmrc.reduction.goals import Goals, Measures, Quality, Speed, Whole
 from cmrc.verification.bounds import Estimate
 
 WHOLE = Whole(parameters=1000, macs=1000, bytes=1000, milliseconds=10.0)

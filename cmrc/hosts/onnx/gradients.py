@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from cmrc.errors import HostError, StatsError
-from cmrc.hosts.onnx.read import ModelReading
+from cmrc.hosts.onnx.ops.row import ModelReading
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Learner, Piece
 from cmrc.ir.graph import Array, Node, as_dtype
 

@@ -22,7 +22,8 @@ from cmrc.errors import TraceError, last_line
 from cmrc.hosts.onnx import gradients
 from cmrc.hosts.onnx.load import SORT, load, prepare, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
-from cmrc.hosts.onnx.read import ModelReading, read
+from cmrc.hosts.onnx.ops.row import ModelReading
+from cmrc.hosts.onnx.read import read
 from cmrc.hosts.onnx.save import save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.shapes import contradiction

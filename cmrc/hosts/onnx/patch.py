@@ -17,8 +17,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.nodes import data_type, inner_nodes, names_inside
-from cmrc.hosts.onnx.ops.layout import LARGEST
-from cmrc.hosts.onnx.read import ModelReading
+from cmrc.hosts.onnx.ops.row import LARGEST, ModelReading
 from cmrc.ir.graph import (
     Apply,
     Array,

@@ -30,7 +30,7 @@ from cmrc.hosts.onnx.nodes import (
     tensor_of,
     unique_origins,
 )
-from cmrc.hosts.onnx.ops.row import LeftWhole, Row, Step, View, contents_of, row_name, times
+from cmrc.hosts.onnx.ops.row import LeftWhole, ModelReading, Row, Step, View, contents_of, row_name, times
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
 from cmrc.hosts.onnx.shapes import Sizes, infer, symbols
 from cmrc.ir.axes import product
@@ -54,21 +54,6 @@ from cmrc.ir.tensors import materialise
 MADV_POPULATE_READ = 22  # of Linux: read a whole range at once; Python's mmap has no name for it yet
 PREFETCHED = 1 << 20  # bytes from which on that is worth a system call
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReading:
-    """The graph, every name of its values, and what a writer must know: which inputs its operands came from."""
-
-    graph: Graph
-    names: Mapping[str, Sequence[str]]
-    slots: Mapping[str, tuple[int | str, ...]]
-    rows: Mapping[str, Row]
-    """How each was read, and so how it is written."""
-    sizes: Sizes
-    tensors: Mapping[str, Tensor]
-    inside: Mapping[str, str]
-    """Values inside a fused node, which the model does not have, and the node's first output."""
 
 
 def read(model: onnx_ir.Model) -> ModelReading:

@@ -17,9 +17,9 @@ import onnx_ir
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.insert import INSERTED, insert_like
 from cmrc.hosts.onnx.nodes import defaults, drop_annotations, inner_nodes, is_sorted
+from cmrc.hosts.onnx.ops.row import ModelReading
 from cmrc.hosts.onnx.ops.writers import WRITERS, write_target
 from cmrc.hosts.onnx.patch import ModelPatch, rewire, rewire_fused
-from cmrc.hosts.onnx.read import ModelReading
 from cmrc.ir.graph import Graph, Node, differs_inside
 
 ReadAs = dict[onnx_ir.Node, list[Node]]

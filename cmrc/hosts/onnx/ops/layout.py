@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.hosts.onnx.ops.row import LeftWhole, Step, View, broadcast, kept, times
+from cmrc.hosts.onnx.ops.row import LARGEST, LeftWhole, Step, View, broadcast, kept, times
 from cmrc.ir.axes import product
 from cmrc.ir.graph import ArrayLiteral, Dim, Shape, Tensor, apply
 
@@ -261,8 +261,6 @@ def _target(view: View) -> Shape | None:
 
 
 # ---------------------------------------------------------------- constants made from constants
-
-LARGEST = 4096  # elements: a larger one stays the node that makes it
 
 
 def filled(view: View) -> Tensor:

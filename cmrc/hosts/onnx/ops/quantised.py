@@ -18,7 +18,7 @@ import onnx_ir
 from cmrc.hosts.onnx.nodes import dtype_name
 from cmrc.hosts.onnx.ops.affine import read_conv
 from cmrc.hosts.onnx.ops.row import LeftWhole, Step, View
-from cmrc.ir.graph import Array, Leaf, Marks, Operand, Shape, Tensor, apply, literal
+from cmrc.ir.graph import Array, Leaf, Marks, Operand, Shape, Tensor, literal
 from cmrc.ir.tensors import Quantised, materialise
 
 INTEGERS = ("int", "uint")
@@ -174,32 +174,3 @@ def _zero_points(operand: Operand, bits: int, shape: tuple[int, int]) -> Tensor:
         return Leaf(f"{_name(operand)}::blocks", shape, operand.dtype, partial(_laid_out, operand, shape))
     load = partial(_unpacked, operand, bits, *shape)
     return Leaf(f"{_name(operand)}::blocks", shape, "uint8", load)
-
-
-def packed_numbers(numbers: Tensor, bits: int, block: int, blocks: int) -> Tensor:
-    """Integers of 4 or 8 bits as bytes, block by block, the last one filled up."""
-    outs, ins = numbers.shape
-    pads = ((0, 0), (0, blocks * block - ins))
-    attrs = {"fn": "pad", "axes": (1,), "pads": pads, "value": 0.0}
-    full = apply("along", (numbers,), attrs, (outs, blocks * block), "uint8") if pads[1][1] else numbers
-    return _in_bytes(full, bits, (outs, blocks, block * bits // 8))
-
-
-def packed_zeros(zeros: Tensor, bits: int) -> Tensor:
-    """Zero points, packed likewise row by row."""
-    outs, blocks = zeros.shape
-    odd = bits == 4 and blocks % 2
-    attrs = {"fn": "pad", "axes": (1,), "pads": ((0, 0), (0, 1)), "value": 0.0}
-    full = apply("along", (zeros,), attrs, (outs, blocks + 1), "uint8") if odd else zeros
-    return _in_bytes(full, bits, (outs, full.shape[1] * bits // 8))
-
-
-def _in_bytes(numbers: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
-    if bits == 4:
-        half = (numbers.shape[0], numbers.shape[1] // 2)
-        low, high = (
-            apply("select", (numbers,), {"axis": 1, "keep": tuple(range(i, numbers.shape[1], 2))}, half, "uint8")
-            for i in (0, 1)
-        )
-        numbers = apply("pointwise", (low, high), {"fn": "add", "alpha": 16.0, "rank": 2}, half, "uint8")
-    return apply("reshape", (numbers,), {"shape": shape}, shape, "uint8")

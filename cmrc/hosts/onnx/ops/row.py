@@ -17,9 +17,13 @@ import onnx_ir
 
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx.nodes import CHECK, label
+from cmrc.hosts.onnx.shapes import Sizes
 from cmrc.ir.axes import product
-from cmrc.ir.graph import NO_MARKS, Array, Dim, Marks, Operand, Shape, Tensor
+from cmrc.ir.graph import NO_MARKS, Array, Dim, Graph, Marks, Operand, Shape, Tensor
 from cmrc.ir.tensors import materialise
+
+LARGEST = 4096  # elements: a larger one stays the node that makes it
+
 
 T = TypeVar("T")
 
@@ -361,3 +365,18 @@ def norm(
         return Step("along", tuple(range(parameters + 1)), attrs, view.out(view.shape()))
 
     return Row(read, write)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReading:
+    """The graph, every name of its values, and what a writer must know: which inputs its operands came from."""
+
+    graph: Graph
+    names: Mapping[str, Sequence[str]]
+    slots: Mapping[str, tuple[int | str, ...]]
+    rows: Mapping[str, Row]
+    """How each was read, and so how it is written."""
+    sizes: Sizes
+    tensors: Mapping[str, Tensor]
+    inside: Mapping[str, str]
+    """Values inside a fused node, which the model does not have, and the node's first output."""
