@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Apply, Graph, Leaf, Node, Shape, Tensor, leaves_of, numpy_dtype
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Shape, Tensor, leaves_of, numpy_dtype
 from cmrc.ir.ops import OPS
 from cmrc.ir.tensors import quantised
 
@@ -49,7 +49,7 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
     shapes = {name: value.shape for name, value in graph.values().items()}
     there = since.nodes if since is not None else ()
     own = {(node.name, operand) for node in there for operand in node.inputs if isinstance(operand, Apply)}
-    stored: dict[Tensor, None] = {}
+    stored: dict[Tensor, str] = {}  # and the dtype of each in a file
     leaves: dict[str, Leaf] = {}
     once = computed_once(graph)
     total = 0
@@ -59,10 +59,16 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
             if isinstance(operand, Leaf) or (isinstance(operand, Apply) and (node.name, operand) in own):
                 leaves.update((part.name, part) for leaf in leaves_of(operand) for part in leaf.parts or (leaf,))
             elif isinstance(operand, Tensor) and operand.shape:
-                stored.update(dict.fromkeys(stored_parts(operand)))
-    tensors = [*leaves.values(), *stored]
-    count = sum(math.prod(t.shape) for t in tensors)
-    return Cost(count, sum(math.prod(t.shape) * itemsize(t.dtype) for t in tensors), total)
+                stored.update((part, _stored_as(part, node)) for part in stored_parts(operand))
+    tensors = [*((leaf, leaf.dtype) for leaf in leaves.values()), *stored.items()]
+    count = sum(math.prod(t.shape) for t, _ in tensors)
+    return Cost(count, sum(math.prod(t.shape) * itemsize(dtype) for t, dtype in tensors), total)
+
+
+def _stored_as(tensor: Tensor, node: Node) -> str:
+    """The dtype of a tensor in a file: numbers that the compiler puts in are those of the node that reads them."""
+    dtype = node.output.dtype
+    return dtype if isinstance(tensor, ArrayLiteral) and "float" in dtype else tensor.dtype
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor]:

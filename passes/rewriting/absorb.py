@@ -27,6 +27,7 @@ from cmrc.ir.axes import compress, resized, spread
 from cmrc.ir.graph import NO_MARKS, Array, Index, Marks, Node, Operand, Tensor, Value, apply, attributes, literal, take
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, slab_of
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
+from cmrc.ir.spec import AxisAttrs
 from cmrc.ir.tensors import constant, quantised
 from cmrc.passes.rewriting.integers import integer_bias, rounding_needed
 from cmrc.passes.rewriting.rewriter import (
@@ -155,6 +156,28 @@ def fold_into_linear(
     return _add_buffer_to_linear(sweep, node, smaller, units, slab)
 
 
+def removed_by(weight: Tensor, smaller: Node) -> int:
+    """How many numbers of a weight a smaller node does without."""
+    columns = smaller.inputs[1]
+    assert isinstance(columns, Tensor)
+    return math.prod(weight.shape) - math.prod(columns.shape)
+
+
+MULTIPLIED = ("float32", "float64")  # which every runtime multiplies
+
+
+def is_better_multiplied(added: int, values: Array, columns: Tensor, smaller: Node, weight: Tensor) -> bool:
+    """Whether what constants by position add has more numbers than the columns that it stands for, and its factors have fewer.
+
+    Then the file holds the factors, and onnxruntime multiplies them when it loads the model, torch once per batch. A stored sum
+    may still go into a bias that is there.
+    """
+    if smaller.output.dtype not in MULTIPLIED or quantised(weight) is not None:
+        return False
+    bias = int(smaller.output.shape[attributes(smaller, AxisAttrs)["axis"]])
+    return values.size + math.prod(columns.shape) + bias <= added and added > removed_by(weight, smaller)
+
+
 def bias_of(node: Node) -> Operand:
     return node.inputs[2] if len(node.inputs) > 2 else None
 
@@ -213,7 +236,14 @@ def _add_buffer_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequen
     values = spread(slab, axis, len(units))
     shape = tuple(int(n) for n in resized(values.shape, axis, weight.shape[w_out]))
     product = {"axis": axis, "w_in": w_in, "w_out": w_out, "alpha": attrs.get("alpha", 1.0)}
-    addend = apply("linear", (literal(values), take(weight, w_in, units)), product, shape, weight.dtype)
+    columns = take(weight, w_in, units)
+    if axis == len(shape) - 1 and is_better_multiplied(math.prod(shape), values, columns, smaller, weight):
+        known = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
+        factor = literal(values * attrs.get("alpha", 1.0))
+        sweep.emit(Node("linear", (factor, columns, None), (known,), {**product, "alpha": 1.0}, path=node.path))
+        add_after(sweep, smaller, known.name)
+        return folded("constants that differ by position into a product with the columns that it needs")
+    addend = apply("linear", (literal(values), columns), product, shape, weight.dtype)
     add_after(sweep, smaller, addend)
     return folded(f"constants that differ by position into an added {list(shape)} buffer")
 

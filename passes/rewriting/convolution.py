@@ -29,8 +29,10 @@ from cmrc.passes.rewriting.absorb import (
     add_tensors,
     bare,
     bias_of,
+    is_better_multiplied,
     mixed_columns,
     position_free,
+    removed_by,
     sink,
     sources_of,
     whole_bias,
@@ -181,6 +183,13 @@ def _add_buffer_to_conv(
     full = np.zeros((*slab.shape[:axis], int(before[axis]), *spatial))
     full[(slice(None),) * axis + (list(units),)] = slab
     shape = (*slab.shape[:axis], int(node.output.shape[axis]), *conv_sizes(node, spatial))
+    conv, some = attributes(node, ConvAttrs), np.take(full, units, axis=axis)
+    columns = take(weight, 0 if conv.get("transposed") else 1, units) if conv["groups"] == 1 else weight
+    if conv["groups"] == 1 and is_better_multiplied(math.prod(shape), some, columns, smaller, weight):
+        known = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
+        sweep.emit(Node("conv", (literal(some), columns, None), (known,), node.attrs, path=node.path))
+        add_after(sweep, smaller, known.name)
+        return folded("constants that differ by position into a convolution of their own")
     add_after(sweep, smaller, apply("conv", (literal(full), weight), node.attrs, shape, weight.dtype))
     return folded(f"constants that differ by position into an added {list(shape)} buffer")
 
@@ -207,13 +216,6 @@ def _add_to_bias_of_conv(
     total = add_tensors(bias, add_up(node, values), dtype=weight.dtype)
     sweep.emit(smaller.with_inputs((*smaller.inputs[:2], total)))
     return folded("constants into the bias")
-
-
-def removed_by(weight: Tensor, smaller: Node) -> int:
-    """How many numbers of a weight a smaller node does without."""
-    columns = smaller.inputs[1]
-    assert isinstance(columns, Tensor)
-    return math.prod(weight.shape) - math.prod(columns.shape)
 
 
 def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, removed: int) -> Rewritten:

@@ -171,3 +171,58 @@ def test_no_stack_of_convolutions_grows(stack: tuple[Graph, Graph]) -> None:
         assert after.macs <= before.macs
     inputs = batch(graph, N=2)
     assert gap(outputs_of(result.graph, inputs), outputs_of(graph, inputs)) <= EXACT_F64
+
+
+class Tokens(nn.Module):
+    """A small MLP on many positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise, self.act, self.fall = nn.Linear(48, 24), nn.GELU(), nn.Linear(24, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fall(self.act(self.rise(x)))
+
+
+class Pixels(nn.Module):
+    """The same as convolutions, the second padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise, self.act, self.fall = nn.Conv2d(300, 24, 1), nn.ReLU(), nn.Conv2d(24, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fall(self.act(self.rise(x)))
+
+
+@pytest.mark.parametrize("host", ["fx", "onnx"])
+@pytest.mark.parametrize(
+    ("module", "shape", "slab"),
+    [(Tokens, (2, 30, 48), (1, 30, 2)), (Pixels, (2, 300, 12, 9), (1, 2, 12, 9))],
+    ids=["tokens", "pixels"],
+)
+def test_constants_by_position_are_stored_as_factors_where_their_product_is_larger(
+    host: str, module: type[nn.Module], shape: tuple[int, ...], slab: tuple[int, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, x = module().eval(), torch.randn(shape)
+    wide = cmrc.trace(model, (x,))
+    wide.host.save(tmp_path / "wide.onnx", {})
+    program = wide if host == "fx" else cmrc.trace(tmp_path / "wide.onnx")
+    constants = np.random.default_rng(0).normal(size=slab)
+    site = next(s for s in program.sites() if s.units == 24 and ("gelu" in s.op.lower() or "relu" in s.op.lower()))
+    plan = cmrc.Plan(program)
+    plan.do(site.value, units=[3, 17], constant=constants, axis=site.axis)
+    lowered = cmrc.lower(program, plan)
+    assert lowered.check([x.numpy()]).holds
+    if host == "fx":  # torch's exporter multiplies small factors itself
+        held = [sum(t.numel() for t in m.state_dict().values()) for m in (lowered.module, model)]
+    else:
+        lowered.save(tmp_path / "small.onnx")
+        held = [numbers_in(tmp_path / name) for name in ("small.onnx", "wide.onnx")]
+    assert held[0] < held[1]
+    assert not lowered.report.growth()
+    clamped = program.clamped(plan)
+    expected, got = (h.run([x.numpy()]) for h in (clamped, lowered.host))
+    for a, b in zip(expected, got, strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max()

@@ -116,6 +116,13 @@ def _emit_conv(draft: Draft, node: Node) -> fx.Node:
     return draft.call(target, *head, list(a["dilation"]), 1)
 
 
+def _emit_linear(draft: Draft, node: Node) -> fx.Node:
+    """A product with a matrix, along the last axis."""
+    dtype = torch_dtype(node.output.dtype)
+    x, weight = (draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs[:2]))
+    return draft.call(aten.matmul.default, x, weight if not node.attrs["w_in"] else draft.call(aten.t.default, weight))
+
+
 # ---------------------------------------------------------------- a do that stays
 
 
@@ -173,4 +180,5 @@ EMITTERS: dict[str, Emit] = {
     "plane": _emit_plane,
     "pointwise": _emit_pointwise,
     "conv": _emit_conv,
+    "linear": _emit_linear,
 }

@@ -16,7 +16,7 @@ from cmrc.hosts import clamp
 from cmrc.hosts.onnx.nodes import dtype_name
 from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
-from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, numpy_dtype
+from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, apply, numpy_dtype
 from cmrc.ir.tensors import constant
 
 
@@ -250,6 +250,16 @@ def insert_conv(patch: ModelPatch, node: Node) -> None:
     patch.insert("ConvTranspose" if attrs.get("transposed") else "Conv", inputs, node.output, attributes)
 
 
+def insert_linear(patch: ModelPatch, node: Node) -> None:
+    """A product with a matrix, along the last axis."""
+    attrs, weight = node.attrs, node.inputs[1]
+    assert isinstance(weight, Tensor)
+    if attrs["w_in"]:
+        weight = apply("transpose", (weight,), {"perm": (1, 0)}, weight.shape[::-1], weight.dtype)
+    columns = patch.initializer(weight, dtype=node.output.dtype, base=patch.bias_name(node, "columns"))
+    patch.insert("MatMul", [_source(patch, node), columns], node.output)
+
+
 NORMS = {"layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization"}
 
 
@@ -270,4 +280,5 @@ INSERTED: dict[str, Callable[[ModelPatch, Node], None]] = {
     "along": insert_norm,
     "plane": insert_plane,
     "conv": insert_conv,
+    "linear": insert_linear,
 }
