@@ -35,13 +35,13 @@ from cmrc.passes.rewriting.absorb import (
     fold_into_linear,
     fold_into_mean,
     known_of,
-    leave_out_of_norm,
     merge_addends,
     sink,
     sources_of,
 )
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
 from cmrc.passes.rewriting.convolution import absorb_into_conv
+from cmrc.passes.rewriting.norms import fold_into_norm
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
     PAST,
@@ -176,7 +176,7 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units a mean or sum takes it in, an RMS norm 0."""
+    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units a mean, a sum or a norm takes it in."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
     attrs, fact = attributes(node, AlongAttrs), facts[0]
@@ -211,10 +211,8 @@ def _fold_across_units(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
     fn, whole = attrs["fn"], len(fact.units) == sweep.shape(fact.source)[fact.axis]
     if fn == "tile":
         return Declined("it repeats the units")
-    if fn == "rms_norm" and len(attrs["axes"]) == 1 and not whole and not fact.slab.any():
-        if any(isinstance(operand, str) for operand in node.inputs[1:]):
-            return Declined("one of its parameters is computed at run time")
-        return leave_out_of_norm(sweep, node, fact.source, fact.axis, fact.units, fact.sources)
+    if fn in ("layer_norm", "rms_norm") and len(attrs["axes"]) == 1 and not whole:
+        return fold_into_norm(sweep, node, fact)
     if fn not in ("mean", "sum") or len(attrs["axes"]) > 1 or whole:
         return Declined("it mixes the units with each other")
     return fold_into_mean(sweep, node, fact.source, fact.axis, fact.units, fact.full())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cmrc.ir.axes import count_by_group, members, narrowed
+from cmrc.ir.axes import count_by_group, members, narrowed, segments
 from cmrc.ir.graph import Graph, Keep, Node, Tensor, attributes, is_whole, take
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
@@ -281,7 +281,8 @@ def needed(rise: Rise, node: Node) -> Selection | None:
         selects = [_of_first_copies(rise, select) for select in selects]
         readers = [rise.settled[reader.name] for reader in readers]
     keep = _union([attributes(select, SelectAttrs)["keep"] for select in selects], period)
-    return None if len(keep) == (period or node.output.shape[axis]) else Selection(axis, keep, tuple(readers))
+    whole = len(keep) == (period or node.output.shape[axis]) and keep.ordered
+    return None if whole else Selection(axis, keep, tuple(readers))
 
 
 def _union(parts: Sequence[Sequence[int]], period: int) -> Keep:
@@ -376,6 +377,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
 
 def raise_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     """What the rule of the op says; declined where it would select from an operand of dynamic size, which may be broadcast."""
+    if not wanted.keep.ordered and not _keeps_any_order(rise, node, wanted):
+        return Declined("its readers want the units in another order")
     outcome = RULES.get(node.op, stop)(rise, node, wanted)
     for select in rise.pending:
         size = rise.shape(select.inputs[0])[attributes(select, SelectAttrs)["axis"]]
@@ -402,6 +405,19 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
         else:
             idle.add(node.name)
     return frozenset(idle)
+
+
+def _keeps_any_order(rise: Rise, node: Node, wanted: Selection) -> bool:
+    """Whether the rule of the op is right also for positions that are not in ascending order."""
+    if node.op == "reshape":
+        before = rise.shape(node.inputs[0])
+        return any(
+            s.after == (wanted.axis, wanted.axis + 1) and s.before[1] - s.before[0] == 1
+            for s in segments(before, node.output.shape)
+        )
+    return node.op in ("pointwise", "transpose", "select") or (
+        node.op == "along" and attributes(node, AlongAttrs)["fn"] != "tile"
+    )
 
 
 def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:

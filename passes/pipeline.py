@@ -7,7 +7,7 @@ correct program.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.dead_subgraph import idle_nodes
 from cmrc.passes.rewriting.rewriter import Action, Log
+from cmrc.passes.rewriting.spelled import put_together, spelled_norms
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
@@ -67,6 +68,7 @@ def run(graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph
     A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again.
     """
     result = _pipeline(graph, since, watch)
+    result = _with_norms_together(graph, result, since, watch) or result
     while origins := torn_apart(graph, result.graph):
         groups = fused_groups(result.graph)
         stayed = [(residue.node, residue.reason) for residue in result.residue]
@@ -75,6 +77,34 @@ def run(graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph
         again.seconds = {name: spent + result.seconds[name] for name, spent in again.seconds.items()}
         result = again
     return result
+
+
+def _with_norms_together(
+    graph: Graph, first: Result, since: Graph | None, watch: Callable[[str, Graph], None]
+) -> Result | None:
+    """Again with the spelled-out norms that stop something as one op each; None where that helps nowhere."""
+    if not first.residue:
+        return None
+    every, useless = list(spelled_norms(graph)), set[str]()
+    result, chosen = first, set[str]()
+    while more := {norm.last for norm in every if _stops(result, norm.members)} - chosen - useless:
+        chosen |= more
+        result = _pipeline(put_together(graph, [norm for norm in every if norm.last in chosen]), since, watch)
+        left = {node.name for node in result.graph.nodes}
+        useless |= {norm.last for norm in every if norm.last in chosen and norm.node.name in left}
+        if chosen & useless:  # those stay as the model has them
+            chosen -= useless
+            result = _pipeline(put_together(graph, [norm for norm in every if norm.last in chosen]), since, watch)
+    if not chosen:
+        return None
+    result.seconds = {name: spent + first.seconds[name] for name, spent in result.seconds.items()}
+    return result
+
+
+def _stops(result: Result, members: Collection[str]) -> bool:
+    """Whether something stayed in front of one of these nodes."""
+    stopped = {residue.node.name for residue in result.residue}
+    return any(node.name in members and not stopped.isdisjoint(node.values()) for node in result.graph.nodes)
 
 
 def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], None]) -> Result:

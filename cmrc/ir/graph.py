@@ -61,16 +61,19 @@ class Index(tuple[int, ...]):
 
 class Keep(Index):
     """Positions of an axis that are read, in ascending order. With a period, of every run of that many positions: an axis
-    of size `3*N` that merges N samples with 3 heads is read in heads {0, 2} of each sample."""
+    of size `3*N` that merges N samples with 3 heads is read in heads {0, 2} of each sample. A few are not `ordered`."""
 
     period: int = 0
+    ordered: bool = True
 
-    def __new__(cls, index: Iterable[int], period: int = 0) -> Keep:
-        if type(index) is cls and index.period == period:
+    def __new__(cls, index: Iterable[int], period: int = 0, *, ordered: bool = True) -> Keep:
+        if type(index) is cls and index.period == period and index.ordered is ordered:
             return index
         keep = super().__new__(cls, index)
         if period:
             keep.period = period
+        if not ordered:
+            keep.ordered = ordered
         return keep
 
 

@@ -24,7 +24,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cmrc.ir.axes import compress, resized, spread
-from cmrc.ir.graph import NO_MARKS, Array, Index, Marks, Node, Operand, Tensor, Value, apply, attributes, literal, take
+from cmrc.ir.graph import (
+    NO_MARKS,
+    Array,
+    Index,
+    Keep,
+    Marks,
+    Node,
+    Operand,
+    Tensor,
+    Value,
+    apply,
+    attributes,
+    literal,
+    take,
+)
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, slab_of
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
 from cmrc.ir.spec import AxisAttrs
@@ -142,7 +156,7 @@ def fold_into_linear(
     """y = W x + b with units of x replaced: see the module."""
     attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
-    keep = complement(units, weight.shape[attrs["w_in"]])
+    keep = left_of(units, weight.shape[attrs["w_in"]], mix)
     integers = quantised(weight)
     if integers is not None and (problem := rounding_needed(integers, attrs["w_in"], keep, mixed=mix is not None)):
         return Declined(problem)
@@ -182,11 +196,25 @@ def bias_of(node: Node) -> Operand:
     return node.inputs[2] if len(node.inputs) > 2 else None
 
 
+def left_of(units: Sequence[int], size: int, mix: Mix | None) -> Keep:
+    """The units that stay, then those of the replaced that others are rebuilt from: a norm puts its own numbers there."""
+    keep = complement(units, size)
+    replaced = set(units) if mix is not None else set[int]()
+    carriers = [p for p in mix[0] if p in replaced] if mix is not None else []
+    return Keep((*keep, *carriers), ordered=False) if carriers else keep
+
+
 def mixed_columns(weight: Tensor, axis: int, units: Sequence[int], mix: Mix | None, **grouping: int) -> Tensor:
     """W_P += W_S · B: the columns of the parents take over what the replaced units sent."""
     if mix is None:
         return weight
     parents, matrix = mix
+    replaced = {u: i * matrix.shape[0] // len(units) for i, u in enumerate(units)}
+    own = {(replaced[p], i * matrix.shape[1] // len(parents)) for i, p in enumerate(parents) if p in replaced}
+    if own:  # a parent that is replaced as well: its own column goes
+        array = np.array(constant(matrix))
+        array[tuple(np.transpose(sorted(own)))] -= 1.0
+        matrix = literal(array)
     attrs = {"axis": axis, "units": tuple(units), "parents": tuple(parents), **grouping}
     return apply("fold_columns", (weight, matrix), attrs, weight.shape, weight.dtype)
 
@@ -267,34 +295,6 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
     sweep.emit(Node("pointwise", (out.name, addend), (total,), {"fn": "add"}, path=node.path, marks=ADDEND))
     sweep.redirected[node.output.name] = total.name
     return folded("constants into an added number")
-
-
-def leave_out_of_norm(
-    sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], sources: Sequence[int]
-) -> Rewritten:
-    """x / √(mean x² + ε) · w with x_S = 0: over the k of n units that stay, ε and w² are n/k times as large; S stays 0.
-
-    What the norm made of n units is laid out of those k again, for the readers that take in that S is 0.
-    """
-    out, weight = node.output, (*node.inputs, None)[1]
-    size = int(out.shape[axis])
-    keep = complement(units, size)
-    share = size / len(keep)
-    assert not isinstance(weight, str)
-    scale: Tensor = literal(np.full(len(keep), math.sqrt(share)))
-    if weight is not None:
-        some = take(weight, len(weight.shape) - 1, keep)
-        scale = apply("pointwise", (some, scale), {"fn": "mul"}, some.shape, weight.dtype)
-    smaller = replace(out, shape=resized(out.shape, axis, len(keep)))
-    attrs = {**node.attrs, "eps": attributes(node, AlongAttrs)["eps"] * share}
-    sweep.emit(replace(node, inputs=(sweep.select(x, axis, keep), scale), outputs=(smaller,), attrs=attrs))
-    places = {unit: i for i, unit in enumerate(keep)}
-    spread = Value(sweep.fresh(out.name, "spread"), out.shape, out.dtype)
-    index = tuple(places.get(unit, 0) for unit in range(size))
-    sweep.emit(Node("select", (out.name,), (spread,), {"axis": axis, "keep": index}))
-    nothing = np.zeros([len(units) if d == axis else 1 for d in range(len(out.shape))])
-    sweep.redirected[out.name] = sweep.do(spread, axis, units, nothing, sources)
-    return taken("left out, the constants are 0")
 
 
 def fold_into_rows(

@@ -30,6 +30,7 @@ from cmrc.passes.rewriting.absorb import (
     bare,
     bias_of,
     is_better_multiplied,
+    left_of,
     mixed_columns,
     position_free,
     removed_by,
@@ -44,7 +45,6 @@ from cmrc.passes.rewriting.rewriter import (
     Rewritten,
     RuleOutcome,
     Sweep,
-    complement,
     folded,
     past,
 )
@@ -150,7 +150,7 @@ def fold_into_conv(
     by_position = not position_free(slab, axis)
     if by_position and slab.any() and not all(isinstance(n, int) for n in sweep.values[x].shape[axis + 1 :]):
         return Declined("the constants differ by position, and the number of positions is not fixed")
-    keep = complement(units, int(sweep.values[x].shape[axis]))
+    keep = left_of(units, int(sweep.values[x].shape[axis]), mix)
     w_in, groups = (0, 1) if attrs.get("transposed") else (1, attrs["groups"])
     integers = quantised(weight)
     if integers is not None and (problem := rounding_needed(integers, w_in, keep, mixed=mix is not None)):

@@ -258,14 +258,7 @@ case(  # behind the norm the units are laid out anew
     const("act", [1, 4], 0.0),
     stops="it mixes the units with each other",
 )
-case(
-    "rms_norm_constant",
-    lambda: normed(nn.RMSNorm(8)),
-    ("n", 6),
-    const("act", [1, 4]),
-    hosts=("fx",),
-    stops="it mixes the units with each other",
-)
+case("rms_norm_constant", lambda: normed(nn.RMSNorm(8)), ("n", "t", 6), const("act", [1, 4, 5]), save=True)
 
 # ---------------------------------------------------------------- squeeze and excite
 
@@ -351,8 +344,17 @@ case(
     transformer,
     [Input(("n", "t"), ids=11)],
     const("b0", [1]),
-    stops="it mixes the units with each other",
+    stops="is replaced in these units",
 )
+case(
+    "transformer_streams",  # every writer loses rows, every reader behind a norm columns
+    transformer,
+    [Input(("n", "t"), ids=11)],
+    *(const(site, [1, 3, 6], c) for site, c in (("emb", [0.6, -0.5, 1.3]), ("b0.attn.proj", 0.4), ("b0.mlp.fc2", [0.3, 0.9, -0.8]),
+                                              ("b1.attn.proj", [-0.2, 0.5, 0.1]), ("b1.mlp.fc2", 0.7))),
+    dynamic=("", "nt"),
+    save=True,
+)  # fmt: skip
 case(
     "transformer_encoder_layer",
     lambda: chain(a=nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True), b=nn.Linear(8, 3)),

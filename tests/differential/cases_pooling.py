@@ -218,12 +218,62 @@ case(
     const("act", [1, 4]),
     stops="it mixes the units with each other",
 )
+
+
+def normed(norm: nn.Module) -> nn.Module:
+    return chain(a=nn.Linear(6, 8), act=nn.SiLU(), norm=norm, b=nn.Linear(8, 4))
+
+
 case(
     "layer_norm",
-    lambda: chain(a=nn.Linear(6, 8), act=nn.ReLU(), norm=nn.LayerNorm(8), b=nn.Linear(8, 4)),
+    lambda: normed(nn.LayerNorm(8)),
     ("n", "t", 6),
-    const("act", [1, 4]),
-    stops="it mixes the units with each other",
+    const("act", [1, 4, 6]),
+    dynamic=("", "nt"),
+    save=True,
+)
+case("layer_norm_equal", lambda: normed(nn.LayerNorm(8, eps=0.1)), ("n", 6), const("act", [0, 3], 0.7))
+case("layer_norm_zero", lambda: normed(nn.LayerNorm(8, bias=False)), ("n", 6), const("act", [0, 7], 0.0))
+case("layer_norm_all_but_one", lambda: normed(nn.LayerNorm(8)), ("n", 6), const("act", [0, 1, 2, 4, 5, 6, 7]))
+case(
+    "layer_norm_half",
+    lambda: normed(nn.LayerNorm(8, elementwise_affine=False)),
+    ("n", 6),
+    const("act", [1, 4, 6]),
+    dtype=torch.float16,
+)
+case(
+    "layer_norm_of_pixels",  # behind the norm the units go through a layout
+    lambda: net(
+        lambda m, x: m.b(m.norm(m.act(m.a(x)).flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, (6, 5))),
+        a=nn.Conv2d(3, 8, 1),
+        act=nn.SiLU(),
+        norm=nn.LayerNorm(8),
+        b=nn.Conv2d(8, 4, 1),
+    ),
+    ("n", 3, 6, 5),
+    const("act", [1, 4, 6]),
+)
+case(
+    "layer_norm_by_position",
+    lambda: net(
+        lambda m, x: m.b(m.norm(m.act(m.a(x)) + m.place)),
+        a=nn.Linear(6, 8),
+        act=nn.SiLU(),
+        place=torch.empty(4, 8),
+        norm=nn.LayerNorm(8),
+        b=nn.Linear(8, 4),
+    ),
+    ("n", 4, 6),
+    const("act", [1, 4, 6]),
+    stops="the constants differ by position, so no two numbers stand for them",
+)
+case(
+    "layer_norm_as_output",
+    lambda: chain(a=nn.Linear(6, 8), act=nn.SiLU(), norm=nn.LayerNorm(8)),
+    ("n", 6),
+    const("act", [1, 4, 6]),
+    stops="it is an output of the model",
 )
 case(
     "dropout",

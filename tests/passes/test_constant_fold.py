@@ -15,7 +15,7 @@ from rules import before_and_after, reasons, untested
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import constant_fold
-from cmrc.passes.rewriting import absorb, convolution, runtime
+from cmrc.passes.rewriting import absorb, convolution, norms, runtime
 
 
 @pytest.mark.parametrize("name", CONSTANT)
@@ -122,10 +122,10 @@ def norm_of_zeros_with_weight_of_run_time() -> Graph:
     return done(net, Do(h, 1, (1,), [0.0]))
 
 
-def norm_of_constants() -> Graph:
-    net, h = vector()
-    net.along("rms_norm", h, (1,), net.leaf(4), eps=0.1)
-    return on(h, net)
+def norm_of_constants_by_position() -> Graph:
+    net, h = sequence(4, steps=2)
+    net.along("layer_norm", h, (2,), net.leaf(4), net.leaf(4), eps=0.1)
+    return done(net, Do(h, 2, (2, 0), np.linspace(-1.0, 1.0, 4).reshape(1, 2, 2)))
 
 
 def no_positions() -> Graph:
@@ -342,7 +342,10 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (replaced_parameter, "one of its parameters is replaced"),
     (mixed_units, "it mixes the units with each other"),
     (no_positions, "it combines an axis of no elements"),
-    (norm_of_constants, "it mixes the units with each other"),
+    (
+        norm_of_constants_by_position,
+        "the constants differ by position, so no two numbers stand for them in a norm across the units",
+    ),
     (norm_of_zeros_with_weight_of_run_time, "one of its parameters is computed at run time"),
     (tiled_units, "it repeats the units"),
     (tiled_positions, "the constant becomes different at different positions, and their number is not fixed"),
@@ -389,6 +392,7 @@ def test_every_reason_is_tested() -> None:
     assert untested(constant_fold, tested) == []
     assert untested(absorb, tested) == []
     assert untested(convolution, tested) == []
+    assert untested(norms, tested) == []
 
 
 def test_units_that_stay_in_one_operand_say_so() -> None:

@@ -11,7 +11,7 @@ from rewrites.dead import DEAD, heads, read
 from rewrites.start import done, image, sequence, vector
 from rules import RISING, before_and_after, reasons, untested
 
-from cmrc.ir.graph import Graph, Marks, Node, Value, literal
+from cmrc.ir.graph import Graph, Keep, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
 from cmrc.passes import dead_subgraph
 from cmrc.passes.dead_subgraph import idle_nodes
@@ -157,6 +157,15 @@ def values_as_wide_as_queries() -> Graph:
     return read(net, net.node("attention", (q, k, v), net.shape(q), scale=0.7, square=True), (1,), axis=3)
 
 
+def another_order() -> Graph:
+    """A reader of a norm wants the units that stay first; a reshape of several axes knows ascending positions only."""
+    net, h = image(height=2, width=2)
+    graph = read(net, net.reshape(h, "N", 16), (8, 4))
+    other = Keep((8, 4), ordered=False)
+    nodes = [n.with_attrs(keep=other) if n.op == "select" else n for n in graph.nodes]
+    return replace(graph, nodes=tuple(nodes))
+
+
 def operand_of_dynamic_size() -> Graph:
     """4 units of which one operand has M, which may be 4 or 1."""
     net, h = vector()
@@ -201,6 +210,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (uneven_copies, "query heads that share a key-value head go together, or equally many of every such group"),
     (causal_queries, "it counts positions from the first query"),
     (values_as_wide_as_queries, "its values have the size of its queries"),
+    (another_order, "its readers want the units in another order"),
     (operand_of_dynamic_size, "the size of axis 0 of its operand is dynamic (M)"),
     (part_of_dynamic_size, "a part of it has a dynamic size"),
     (another_op, "sort makes all of its units at once"),

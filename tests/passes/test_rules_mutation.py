@@ -159,7 +159,7 @@ MUTANTS: dict[str, tuple[str, Patch, set[str]]] = {
         "constant_fold", wrapped(convolution, "fold_into_conv", forget_constants), {"conv", "conv-padded", "conv-in-groups"}),
     "the old bias is lost": ("constant_fold", wrapped((absorb, convolution), "add_tensors", only_weights), {"linear", "conv"}),
     "the constants have the wrong sign": ("constant_fold", wrapped((absorb, convolution), "add_tensors", negated), {"linear", "conv"}),
-    "the wrong columns stay": ("constant_fold", wrapped((absorb, convolution), "complement", shifted), {"linear", "conv"}),
+    "the wrong columns stay": ("constant_fold", wrapped(absorb, "complement", shifted), {"linear", "conv"}),
     "the border is forgotten": (
         "constant_fold", wrapped(convolution, "has_border", lambda original, node: False),
         {"conv-padded", "conv-padded-at-any-size", "conv-depthwise-padded"}),

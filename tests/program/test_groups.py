@@ -289,11 +289,6 @@ REFUSED = {
         ("densenet", "block", {"units": [1], "constant": {"stem": 1.0, "block.1.conv": 0.0}}),
         "do: %block (group): 'block.1.conv' writes no such unit\n  at plan: do[0]\n  fix: name each of stem",
     ),
-    "a layer norm across the units": (
-        ("transformer", "b0..b1", {"units": [1], "constant": 0.0}),
-        "do: %b0..b1 (group): a replaced unit stops at b0.norm1 (layer_norm): it mixes the units with each other\n"
-        "  at plan: do[0]\n  fix: choose another group, or sites behind that node",
-    ),
     "groups of a convolution that would differ": (
         ("resnext", "act1", {"units": [1], "constant": 0.0}),
         "do: %act1 (group): a replaced unit stops at conv2 (conv): its groups would keep different numbers of channels\n"

@@ -247,6 +247,27 @@ def along_norm_of_zeros_without_weight() -> Graph:
     return done(net, Do(h, 1, (1,), [0.0]))
 
 
+def along_norm_of_constants() -> Graph:
+    """Behind an RMS norm constants still vary with its scale: one number more tells it to the readers."""
+    net, h = vector()
+    net.linear(net.along("rms_norm", h, (1,), net.leaf(4), eps=0.1), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_layer_norm() -> Graph:
+    """The statistics of all units follow from those of the two that stay; two numbers more tell readers of the others."""
+    net, h = vector()
+    net.linear(net.along("layer_norm", h, (1,), net.leaf(4), net.leaf(4), eps=0.1), 2)
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_layer_norm_of_equal_constants() -> Graph:
+    """One number is enough."""
+    net, h = sequence(4)
+    net.linear(net.along("layer_norm", h, (2,), eps=0.1), 2)
+    return done(net, Do(h, 2, (2, 0), [0.5, 0.5]))
+
+
 def along_gather() -> Graph:
     """Wherever the index points, a constant unit is the constant."""
     net, h = image()
@@ -614,6 +635,9 @@ CONSTANT: dict[str, Example] = {
     "along-padded-pool": along_padded_pool,
     "along-padding": along_padding,
     "along-norm": along_norm,
+    "along-layer-norm": along_layer_norm,
+    "along-layer-norm-of-equal-constants": along_layer_norm_of_equal_constants,
+    "along-norm-of-constants": along_norm_of_constants,
     "along-norm-of-zeros": along_norm_of_zeros,
     "along-norm-of-zeros-without-weight": along_norm_of_zeros_without_weight,
     "along-gather": along_gather,

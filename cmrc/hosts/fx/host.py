@@ -343,7 +343,11 @@ def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[
     if isinstance(model, ExportedProgram):
         return FxHost.from_exported(model)
     if not isinstance(args, tuple) or not (args or options.get("kwargs")):
-        problem = "there are no example inputs" if not args else "the example inputs are not a tuple"
+        problem = (
+            "there are no example inputs"
+            if args is None or isinstance(args, tuple)
+            else "the example inputs are not a tuple"
+        )
         fix = "give them as a tuple: cmrc.trace(model, (x,)), or lower(..., args=(x,))"
         raise TraceError(f"{problem} for {type(model).__name__}", fix=fix)
     was_training = {name: module.training for name, module in model.named_modules()}

@@ -14,7 +14,7 @@ from cmrc.hosts import clamp
 from cmrc.hosts.autograd.arrays import torch_dtype
 from cmrc.hosts.fx.draft import Draft
 from cmrc.hosts.fx.schema import Call
-from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor
+from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor, apply
 from cmrc.ir.tensors import materialise
 
 aten = torch.ops.aten
@@ -92,14 +92,54 @@ def _emit_plane(draft: Draft, node: Node) -> fx.Node:
     )
 
 
+POINTWISE = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
+
+
 def _emit_pointwise(draft: Draft, node: Node) -> fx.Node | None:
-    x, other = node.inputs[0], node.inputs[1]
-    if node.attrs["fn"] == "mul" and isinstance(other, ArrayLiteral):
-        return draft.call(aten.mul.Scalar, draft.nodes[str(x)], other.array.item())
-    if node.attrs["fn"] != "add":
+    fn, dtype = node.attrs["fn"], torch_dtype(node.output.dtype)
+    if fn == "cast":
+        return draft.call(aten.to.dtype, draft.nodes[str(node.inputs[0])], dtype)
+    if fn not in POINTWISE:
         return None
+    other = node.inputs[1]
+    if fn != "sub" and isinstance(other, ArrayLiteral) and other.array.ndim == 0:
+        target = aten.mul.Scalar if fn == "mul" else aten.add.Scalar
+        return draft.call(target, draft.nodes[str(node.inputs[0])], other.array.item())
+    return draft.call(POINTWISE[fn], *(draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)))
+
+
+def _emit_concat(draft: Draft, node: Node) -> fx.Node:
     dtype = torch_dtype(node.output.dtype)
-    return draft.call(aten.add.Tensor, *(draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)))
+    return draft.call(
+        aten.cat.default, [draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)], node.attrs["axis"]
+    )
+
+
+def _emit_along(draft: Draft, node: Node) -> fx.Node | None:
+    x, attrs = draft.nodes[str(node.inputs[0])], node.attrs
+    axes = list(attrs["axes"])
+    if attrs["fn"] == "mean":
+        return draft.call(aten.mean.dim, x, axes, True)
+    if attrs["fn"] == "pad":
+        flat = [p for pad in reversed(attrs["pads"]) for p in pad]
+        return draft.call(aten.constant_pad_nd.default, x, flat, attrs["value"])
+    return _emit_rms_norm(draft, node, x) if attrs["fn"] == "rms_norm" else None
+
+
+def _emit_rms_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
+    """torch normalises the last axes; along another one it is spelled out."""
+    axis, rank, eps = node.attrs["axes"][0], len(node.output.shape), node.attrs["eps"]
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if axis != rank - 1 and isinstance(weight, Tensor):
+        shape = (weight.shape[0], *(1,) * (rank - axis - 1))
+        weight = apply("reshape", (weight,), {"shape": shape}, shape, weight.dtype)
+    scale = draft.operand(weight, node, 1, torch_dtype(node.output.dtype))
+    if axis == rank - 1:
+        return draft.call(aten.rms_norm.default, x, [int(node.output.shape[-1])], scale, eps)
+    mean = draft.call(aten.mean.dim, draft.call(aten.mul.Tensor, x, x), [axis], True)
+    root = draft.call(aten.rsqrt.default, draft.call(aten.add.Scalar, mean, eps))
+    normal = draft.call(aten.mul.Tensor, x, root)
+    return normal if scale is None else draft.call(aten.mul.Tensor, normal, scale)
 
 
 def _emit_conv(draft: Draft, node: Node) -> fx.Node:
@@ -179,6 +219,8 @@ EMITTERS: dict[str, Emit] = {
     "select": _emit_select,
     "plane": _emit_plane,
     "pointwise": _emit_pointwise,
+    "along": _emit_along,
+    "concat": _emit_concat,
     "conv": _emit_conv,
     "linear": _emit_linear,
 }

@@ -13,7 +13,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts import clamp
-from cmrc.hosts.onnx.nodes import dtype_name
+from cmrc.hosts.onnx.nodes import data_type, dtype_name
 from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, apply, numpy_dtype
@@ -169,6 +169,9 @@ def _insert_periodic(patch: ModelPatch, node: Node) -> None:
 
 
 def insert_pointwise(patch: ModelPatch, node: Node) -> None:
+    if node.attrs["fn"] == "cast":
+        _cast(patch, _source(patch, node), data_type(node.attrs["dtype"]), node.output)
+        return
     op = OPS.get(node.attrs["fn"])
     if op is None or (op == "Add" and node.attrs.get("alpha", 1.0) != 1.0) or node.attrs.get("align"):
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
@@ -192,6 +195,7 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
 
 OPS = {
     "add": "Add",
+    "sub": "Sub",
     "mul": "Mul",
     "identity": "Identity",
     "relu": "Relu",
@@ -260,24 +264,102 @@ def insert_linear(patch: ModelPatch, node: Node) -> None:
     patch.insert("MatMul", [_source(patch, node), columns], node.output)
 
 
-NORMS = {"layer_norm": "LayerNormalization", "rms_norm": "RMSNormalization"}
-
-
-def insert_norm(patch: ModelPatch, node: Node) -> None:
-    """A normalisation that was part of a fused node."""
-    op = NORMS.get(node.attrs["fn"])
-    if op is None:
+def insert_along(patch: ModelPatch, node: Node) -> None:
+    insert = ALONG.get(node.attrs["fn"])
+    if insert is None:
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
-    inputs = [_source(patch, node), *(patch.value(operand, node.output.dtype) for operand in node.inputs[1:])]
-    attributes = [onnx_ir.AttrInt64("axis", min(node.attrs["axes"])), onnx_ir.AttrFloat32("epsilon", node.attrs["eps"])]
-    patch.insert(op, inputs, node.output, attributes)
+    insert(patch, node)
+
+
+NORMS = {
+    "layer_norm": ("LayerNormalization", 17),
+    "rms_norm": ("RMSNormalization", 23),
+}  # and the opset that brought it
+
+
+def _insert_norm(patch: ModelPatch, node: Node) -> None:
+    """A normalisation: one op where ONNX has it, else spelled out, in float32 at least as the op does."""
+    op, since = NORMS[node.attrs["fn"]]
+    axes, rank, dtype = node.attrs["axes"], len(node.output.shape), node.output.dtype
+    if patch.opset >= since and axes == tuple(range(min(axes), rank)):
+        inputs = [_source(patch, node), *(patch.value(operand, dtype) for operand in node.inputs[1:])]
+        epsilon = onnx_ir.AttrFloat32("epsilon", node.attrs["eps"])
+        patch.insert(op, inputs, node.output, [onnx_ir.AttrInt64("axis", min(axes)), epsilon])
+        return
+    narrow = dtype in ("float16", "bfloat16")
+    wide = "float32" if narrow else dtype
+    x = _source(patch, node)
+    if not narrow:
+        _spell_out_norm(patch, node, x, wide, node.output)
+        return
+    x = _cast(patch, x, data_type(wide), f"{node.name}.wide")
+    _cast(patch, _spell_out_norm(patch, node, x, wide, f"{node.name}.scaled"), data_type(dtype), node.output)
+
+
+def _spell_out_norm(patch: ModelPatch, node: Node, x: onnx_ir.Value, dtype: str, output: Value | str) -> onnx_ir.Value:
+    """(x − mean) / √(mean (x − mean)² + ε) · w + b; an RMS norm without the mean and b."""
+    axes, name, rank = node.attrs["axes"], node.name, len(node.output.shape)
+    if node.attrs["fn"] == "layer_norm":
+        x = patch.insert("Sub", [x, _mean(patch, x, axes, f"{name}.mean")], f"{name}.centred")
+    square = patch.insert("Mul", [x, x], f"{name}.square")
+    eps = patch.array(np.asarray(node.attrs["eps"], dtype=numpy_dtype(dtype)))
+    shifted = patch.insert("Add", [_mean(patch, square, axes, f"{name}.variance"), eps], f"{name}.shifted")
+    root = patch.insert("Sqrt", [shifted], f"{name}.root")
+    steps = [("Div", root)]
+    for op, parameter in zip(("Mul", "Add"), node.inputs[1:], strict=False):
+        if isinstance(parameter, Tensor):
+            if len(parameter.shape) == 1 and axes != (rank - 1,):
+                shape = (*parameter.shape, *(1,) * (rank - axes[0] - 1))
+                parameter = apply("reshape", (parameter,), {"shape": shape}, shape, parameter.dtype)
+            steps.append((op, patch.initializer(parameter, dtype=dtype)))
+    for i, (op, other) in enumerate(steps):
+        x = patch.insert(op, [x, other], output if i == len(steps) - 1 else f"{name}.{op.lower()}")
+    return x
+
+
+def _insert_mean(patch: ModelPatch, node: Node) -> None:
+    _mean(patch, _source(patch, node), node.attrs["axes"], node.output)
+
+
+AXES_INPUT_SINCE = 18
+
+
+def _mean(patch: ModelPatch, x: onnx_ir.Value, axes: tuple[int, ...], output: Value | str) -> onnx_ir.Value:
+    if patch.opset >= AXES_INPUT_SINCE:
+        return patch.insert("ReduceMean", [x, _ints(patch, *axes)], output)
+    return patch.insert("ReduceMean", [x], output, [onnx_ir.AttrInt64s("axes", list(axes))])
+
+
+def _insert_pad(patch: ModelPatch, node: Node) -> None:
+    pads = [pad[side] for side in (0, 1) for pad in node.attrs["pads"]]
+    value = node.attrs["value"]
+    if patch.opset >= 11:
+        number = patch.array(np.asarray(value, dtype=numpy_dtype(node.output.dtype)))
+        patch.insert("Pad", [_source(patch, node), _ints(patch, *pads), number], node.output)
+        return
+    attributes = [onnx_ir.AttrInt64s("pads", pads), onnx_ir.AttrFloat32("value", value)]
+    patch.insert("Pad", [_source(patch, node)], node.output, attributes)
+
+
+ALONG = {
+    "layer_norm": _insert_norm,
+    "rms_norm": _insert_norm,
+    "mean": _insert_mean,
+    "pad": _insert_pad,
+}
+
+
+def insert_concat(patch: ModelPatch, node: Node) -> None:
+    values = [patch.value(operand, node.output.dtype) for operand in node.inputs]
+    patch.insert("Concat", values, node.output, [onnx_ir.AttrInt64("axis", node.attrs["axis"])])
 
 
 INSERTED: dict[str, Callable[[ModelPatch, Node], None]] = {
     "do": insert_do,
     "select": insert_select,
     "pointwise": insert_pointwise,
-    "along": insert_norm,
+    "along": insert_along,
+    "concat": insert_concat,
     "plane": insert_plane,
     "conv": insert_conv,
     "linear": insert_linear,

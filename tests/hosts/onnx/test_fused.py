@@ -431,19 +431,37 @@ def test_a_branch_that_became_a_constant_leaves_an_addition_before_the_norm(name
     assert ops == (["Add", norm, "Add"] if "sum" in name else ["Add", norm, "MatMul"])
 
 
-def test_before_its_norm_was_an_op_a_skip_norm_stays_whole() -> None:
-    lowered, reason = stopped(skip("layer norm", opset=16))
-    assert "%n (SkipLayerNormalization)" in reason
-    assert "what is folded would have to be added inside it" in reason
-    assert "SkipLayerNormalization" in {node.op_type for node in lowered.host.model.graph}  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", SKIPS)
+def test_before_its_norm_was_an_op_it_is_spelled_out(name: str) -> None:
+    lowered = proved(skip(name, opset=16), constant=random(48, seed=9))
+    ops = [node.op_type for node in lowered.host.model.graph]  # type: ignore[attr-defined]
+    centred = [] if "root" in name else ["ReduceMean", "Sub"]
+    spelled = ["Add", *centred, "Mul", "ReduceMean", "Add", "Sqrt", "Div", "Mul", *([] if "root" in name else ["Add"])]
+    assert ops == [*spelled, "Add" if "sum" in name else "MatMul"]
 
 
-def test_both_sides_of_a_skip_norm_replaced_stay_in_front_of_it() -> None:
-    for opset, op in ((16, "SkipLayerNormalization"), (17, "layer_norm")):
-        lowered, _ = stopped(skip("layer norm", opset=opset), ("d", [0, 1]), ("x", [0, 1]))
-        assert ("n", op, "it mixes the units with each other") in {
-            (residue.stopped_at, residue.stopped_op, residue.reason) for residue in lowered.result.residue
-        }
+@pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+@pytest.mark.parametrize("opset", [16, 17, 23])
+def test_units_of_both_sides_of_a_skip_norm_leave_it(op: str, opset: int) -> None:
+    parameters = "gamma" if "Simplified" in op else "gamma, beta"
+    nodes = f"""d = MatMul(x, wq)
+    e = MatMul(x, wk)
+    n, "", "", s = com.microsoft.{op}<epsilon=0.3>(d, e, {parameters})
+    p = MatMul(n, o)
+    q = MatMul(s, o)
+    y = Add(p, q)"""
+    case = Case(nodes, "d", SOME, {**PROJECTIONS, **OUT, **SCALES}, tokens(5, WIDTH), {}, opset=opset)
+    program = cmrc.trace(model(case))
+    plan = cmrc.Plan(program).do("d", units=SOME, constant=random(8, seed=9)).do("e", units=SOME, constant=0.3)
+    lowered = cmrc.lower(program, plan)
+    for batch in (2, 3):
+        check = lowered.check(case.inputs(batch))
+        assert check.error <= EXACT_F32
+        assert check.moved >= MOVES * EXACT_F32
+    left = WIDTH - len(SOME)
+    carriers = 1 if "Simplified" in op else 2
+    assert sizes(lowered)["wq"] == sizes(lowered)["wk"] == (WIDTH, left)
+    assert {(left, WIDTH), (left + carriers, WIDTH)} <= set(sizes(lowered).values())
 
 
 @pytest.mark.parametrize("opset", [17, 23])

@@ -175,10 +175,8 @@ ROWS: dict[str, Row] = {
     "com.microsoft::MultiHeadAttention": Row(attention.read_multi_head_attention, write="heads"),
     "com.microsoft::QuickGelu": pointwise("quick_gelu", alpha=1.702),
     "com.microsoft::RotaryEmbedding": Row(lambda view: attention.read_rotary(view, 1, (2, 3)), write="heads"),
-    "com.microsoft::SkipLayerNormalization": Row(
-        lambda view: fused.read_skip_norm(view, "layer_norm", 4), separable=17
-    ),
+    "com.microsoft::SkipLayerNormalization": Row(lambda view: fused.read_skip_norm(view, "layer_norm", 4), separable=7),
     "com.microsoft::SkipSimplifiedLayerNormalization": Row(
-        lambda view: fused.read_skip_norm(view, "rms_norm", 3), write="norm", separable=23
+        lambda view: fused.read_skip_norm(view, "rms_norm", 3), write="norm", separable=7
     ),
 }

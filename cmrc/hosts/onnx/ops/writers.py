@@ -160,7 +160,7 @@ def _changed_entries(
 ) -> list[int]:
     shape = node.output.shape
     lead = len(shape) - len(entries)
-    copies = "allowzero" not in onnx_node.attributes or not onnx_node.attributes["allowzero"].as_int()
+    copies = _copies_zeros(onnx_node)
     for axis in changed:
         i = axis - lead
         if onnx_node.op_type == "Expand":
@@ -173,6 +173,11 @@ def _changed_entries(
             if entries[i] == 0 and isinstance(size, int) and x[i] != size:
                 entries[i] = size
     return entries
+
+
+def _copies_zeros(reshape: onnx_ir.Node) -> bool:
+    """Whether a 0 in the target of a Reshape means the size that its input has there."""
+    return "allowzero" not in reshape.attributes or not reshape.attributes["allowzero"].as_int()
 
 
 def _entry(size: Dim) -> int:
@@ -218,7 +223,7 @@ def _entries_of(onnx_node: onnx_ir.Node, node: Node, x: Shape) -> list[int]:
             entries.append(size)
         elif onnx_node.op_type == "Expand" and i >= lead and x[i - lead] == size:
             entries.append(1)
-        elif onnx_node.op_type == "Reshape" and i < len(x) and x[i] == size and "allowzero" not in onnx_node.attributes:
+        elif onnx_node.op_type == "Reshape" and i < len(x) and x[i] == size and _copies_zeros(onnx_node):
             entries.append(0)
         else:
             entries.append(-1)
