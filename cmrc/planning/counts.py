@@ -66,7 +66,7 @@ def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe, pro
     """How many units of each site are replaced in the end."""
     if recipe.budget is not None:
         vanishing = [_may_vanish(program, r, recipe) for r in ranked]
-        probed = [_probed(r.site, vanishes) for r, vanishes in zip(ranked, vanishing, strict=True)]
+        probed = [probed_counts(r.site, vanishes=vanishes) for r, vanishes in zip(ranked, vanishing, strict=True)]
         losses = probe.of_sites(ranked, probed)
         curves = [
             Curve(
@@ -99,7 +99,7 @@ def counts_of_steps(recipe: Recipe, ranked: Sequence[Ranked]) -> list[list[int]]
     return [[r.site.units - max(1, _part(keep, r.site.units)) for r in ranked] for keep in recipe.schedule]
 
 
-def _probed(site: Site, vanishes: bool) -> list[int]:
+def probed_counts(site: Site, *, vanishes: bool) -> list[int]:
     """The numbers of units whose loss is measured, each at least 1 and less than all, or all of a site that may vanish."""
     some = {min(max(site.units - round(part * site.units), 1), site.units - 1) for part in KEPT}
     return sorted(some | ({site.units} if vanishes else set()))

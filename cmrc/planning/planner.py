@@ -21,6 +21,7 @@ from cmrc.errors import ObjectiveError, RecipeError, SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
+from cmrc.planning.constants import with_best_orders
 from cmrc.planning.counts import counts_of_steps, final_counts
 from cmrc.planning.learned import learnable
 from cmrc.planning.objectives import decomposition
@@ -110,8 +111,8 @@ def plan_sizes(
     count = len(_sites(program, recipes[0], stats))
     recipes = [recipe.for_run(data=data is not None, sites=count) for recipe in recipes]
     first = _Planning(program, data, recipes[0], _sites(program, recipes[0], stats), watch)
-    ranked = first.rank_what_can_be(stats)
     probe = LossProbe(program, recipes[0], data, watch)
+    ranked = with_best_orders(first.rank_what_can_be(stats), recipes[0], probe)
     for recipe in recipes:
         planning = _Planning(program, data, recipe, first.sites, watch, left_out=first.left_out)
         yield planning.replace_in_steps(stats, list(ranked), probe, recorded=stats)
@@ -140,8 +141,8 @@ class _Planning:
 
     def run(self, given: Stats | None) -> Plan:
         stats = self.first_statistics() if given is None else given
-        ranked = self.rank_what_can_be(stats)
         probe = LossProbe(self.program, self.recipe, self.data, self.watch, progress=self.progress)
+        ranked = with_best_orders(self.rank_what_can_be(stats), self.recipe, probe)
         return self.replace_in_steps(stats, ranked, probe, recorded=stats if given is None else given)
 
     def replace_in_steps(self, stats: Stats, ranked: list[Ranked], probe: LossProbe, *, recorded: Stats) -> Plan:

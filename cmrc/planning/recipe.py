@@ -68,6 +68,7 @@ PRESETS: dict[str, Method] = {
     "taylor": Method("taylor"),
     "random": Method("random"),
     "reconstruction": Method("logit", "joint", "mean"),
+    "reconstruction-task": Method("task", "joint", "mean"),
     "merge": Method("logit", "bottom", "merge"),
     "joint": Method("logit", "joint", "affine"),
     "joint-task": Method("task", "joint", "affine"),

@@ -1,0 +1,74 @@
+"""The order of units where only constants fold: of several selections the one that loses least, as measured.
+
+Constants pass ops that no affine map passes, norms among them. What the next op makes of a unit says little about the output then. So
+where there are data, three selections are tried at each such site: next-layer reconstruction, single scores, and the curvature of
+the KL divergence of the outputs, if gradients reach the site and are affordable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cmrc.errors import HostError, ObjectiveError, StatsError
+from cmrc.planning.counts import probed_counts
+from cmrc.planning.probe import LossProbe
+from cmrc.planning.ranking import Ranked, rank
+from cmrc.planning.recipe import AUTO, Recipe
+from cmrc.program.program import Program
+from cmrc.statistics.batches import as_array, batches
+from cmrc.statistics.calibrate import calibrate
+
+RECONSTRUCTION, SINGLE, CURVATURE = "reconstruction", "cmr-logit", "reconstruction-task"
+MOST = 8  # sites at which this is done; of more, single ones weigh little
+ROWS = 256  # on which curvature is gathered
+WORK = 8 * 10**12  # multiply-accumulates of all passes for it: minutes
+TINY = 1e-12
+
+
+def with_best_orders(ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> list[Ranked]:
+    """The sites as they are ranked, with the best of several orders where only constants fold and nobody chose a preset."""
+    program, data = probe.program, probe.data
+    chosen = [i for i, r in enumerate(ranked) if r.recipe.preset == RECONSTRUCTION and r.site.units > 1]
+    if recipe.preset != AUTO or data is None or isinstance(data, Iterator) or not 0 < len(chosen) <= MOST:
+        return list(ranked)
+    first = [ranked[i] for i in chosen]
+    tried = [first, [rank(program, r.site, r.stats, dataclasses.replace(recipe, preset=SINGLE), ()) for r in first]]
+    curved = _by_curvature(program, first, recipe, data)
+    tried += [curved] if curved is not None else []
+    counts = [probed_counts(r.site, vanishes=False) for r in first]
+    losses = [probe.of_sites(some, counts) for some in tried]
+    result = list(ranked)
+    for place, i in enumerate(chosen):
+        lost = [float(np.log(np.maximum(some[place], TINY)).sum()) for some in losses]
+        result[i] = tried[int(np.argmin(lost))][place]
+    return result
+
+
+def _by_curvature(program: Program, ranked: Sequence[Ranked], recipe: Recipe, data: Any) -> list[Ranked] | None:
+    """The same sites in the order of the curvature; None where it cannot be had. Constants stay the means over all of the data."""
+    curved = dataclasses.replace(recipe, preset=CURVATURE, loss="kl", curvature="monte-carlo")
+    if program.cost().macs * ROWS * 3 * (1 + recipe.draws) > WORK:
+        return None
+    try:
+        stats = calibrate(
+            program, list(_rows(program, data, recipe)), sites=[r.site.value for r in ranked], need=curved.needs,
+            **curved.calibration,
+        )  # fmt: skip
+        orders = [rank(program, r.site, stats[r.site.value], curved, ()).order for r in ranked]
+    except (HostError, ObjectiveError, StatsError, np.linalg.LinAlgError):
+        return None
+    return [dataclasses.replace(r, order=order, recipe=curved) for r, order in zip(ranked, orders, strict=True)]
+
+
+def _rows(program: Program, data: Any, recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """The first batches, up to `ROWS` rows."""
+    left = ROWS
+    for batch in batches(data, program.host.inputs, size=recipe.batch):
+        yield {name: as_array(array)[:left] for name, array in {**batch.others, **batch.inputs}.items()}
+        left -= len(batch)
+        if left <= 0:
+            return

@@ -1,0 +1,68 @@
+"""Where only constants fold, the order of units that loses least is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from nets import Net, seeded, traced
+
+import cmrc
+from cmrc.errors import HostError
+from cmrc.hosts.fx.host import FxHost
+from cmrc.planning.constants import CURVATURE, RECONSTRUCTION, SINGLE, with_best_orders
+from cmrc.planning.counts import probed_counts
+from cmrc.planning.probe import LossProbe
+from cmrc.planning.ranking import Ranked, rank
+from cmrc.planning.recipe import make_recipe
+from cmrc.statistics.calibrate import unwatched
+
+SITE = "layers.0"  # what a ReLU reads: constants pass it, affine maps do not
+
+
+@pytest.fixture(scope="module")
+def ranked() -> tuple[LossProbe, Ranked]:
+    program = traced(seeded(Net((5, 12, 6, 4))), 5)
+    x = np.random.default_rng(0).normal(size=(80, 5))
+    recipe = make_recipe(sites=[SITE])
+    stats = cmrc.calibrate(program, [x], sites=[SITE], need=recipe.needs)
+    (site,) = program.find(SITE)
+    return LossProbe(program, recipe, [x], unwatched), rank(program, site, stats[site.value], recipe, ())
+
+
+def lost(probe: LossProbe, r: Ranked) -> float:
+    (losses,) = probe.of_sites([r], [probed_counts(r.site, vanishes=False)])
+    return float(np.log(losses).sum())
+
+
+def test_the_order_that_loses_least_is_taken(ranked: tuple[LossProbe, Ranked]) -> None:
+    probe, plain = ranked
+    assert plain.recipe.preset == RECONSTRUCTION
+    (best,) = with_best_orders([plain], probe.recipe, probe)
+    others = [
+        rank(probe.program, plain.site, plain.stats, dataclasses.replace(probe.recipe, preset=preset), ())
+        for preset in (RECONSTRUCTION, SINGLE)
+    ]
+    assert best.recipe.preset in (RECONSTRUCTION, SINGLE, CURVATURE)
+    assert all(lost(probe, best) <= lost(probe, other) for other in others)
+    assert np.array_equal(best.stats.mean, plain.stats.mean)
+
+
+def test_without_gradients_the_other_orders_are_left(
+    ranked: tuple[LossProbe, Ranked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise HostError("no gradients")
+
+    monkeypatch.setattr(FxHost, "differentiate", refuse)
+    probe, plain = ranked
+    (best,) = with_best_orders([plain], probe.recipe, probe)
+    assert best.recipe.preset in (RECONSTRUCTION, SINGLE)
+
+
+def test_a_preset_that_was_chosen_stays(ranked: tuple[LossProbe, Ranked]) -> None:
+    probe, plain = ranked
+    chosen = dataclasses.replace(probe.recipe, preset=RECONSTRUCTION)
+    assert with_best_orders([plain], chosen, probe) == [plain]
+    assert with_best_orders([plain], probe.recipe, dataclasses.replace(probe, data=None)) == [plain]
