@@ -24,7 +24,7 @@ from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, sla
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.ir.tensors import constant, evaluate_op
-from cmrc.passes.rewriting.absorb import fold_into_linear
+from cmrc.passes.rewriting.absorb import fold_into_linear, fold_into_weights
 from cmrc.passes.rewriting.convolution import fold_into_conv
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
@@ -400,6 +400,9 @@ def read_shape_only(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome
 def stop(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     if node.marks.shape_only is not None:
         return read_shape_only(sweep, node, relation)
+    if node.marks.weighed and relation.position == 0:
+        mix = (relation.parents, literal(relation.weight))
+        return fold_into_weights(sweep, node, relation.source, relation.axis, relation.units, relation.slab, mix)
     return Declined(node.marks.why or f"{node.kind} is not an op that replacements can pass")
 
 

@@ -34,6 +34,7 @@ from cmrc.passes.rewriting.absorb import (
     emit_with_tensors,
     fold_into_linear,
     fold_into_mean,
+    fold_into_weights,
     known_of,
     merge_addends,
     sink,
@@ -386,6 +387,9 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 def stop(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     if node.marks.shape_only is not None:
         return runtime.read_shape_only(sweep, node, facts)
+    if node.marks.weighed and set(facts) == {0}:
+        fact = facts[0]
+        return fold_into_weights(sweep, node, fact.source, fact.axis, fact.units, fact.full())
     return Declined(node.marks.why or f"{node.kind} is not an op that replacements can pass")
 
 

@@ -162,6 +162,9 @@ class Marks:
     effect: bool = False  # it does more than compute its results
     shape_only: tuple[int, ...] | None = None  # it reads these sizes of its operand, and none of its numbers
     takes_bias: bool = False  # the host's op has a place for a bias
+    # An opaque op that reads its first operand, along the last axis, by these weights alone: pairs of operands, weight and bias
+    # (-1: there is no place for one). A weight of three axes has one matrix per direction, and a bias twice as long.
+    weighed: tuple[tuple[int, int], ...] = ()
     square: bool = False  # attention whose values must be as wide as its queries
     inside: str = ""  # the fused host op that this node is a step of, where the node's value stays inside it
     shown: bool = False  # a value inside a fused op that other nodes read as well

@@ -192,6 +192,48 @@ def is_better_multiplied(added: int, values: Array, columns: Tensor, smaller: No
     return values.size + math.prod(columns.shape) + bias <= added and added > removed_by(weight, smaller)
 
 
+def fold_into_weights(
+    sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], slab: Array, mix: Mix | None = None
+) -> RuleOutcome:
+    """An op of the host that reads x by weights alone, as the gates of a recurrent one do: columns go, W_S c joins their biases."""
+    shape = sweep.values[x].shape
+    if axis != len(shape) - 1:
+        return Declined("it mixes positions along the replaced axis")
+    if not position_free(slab, axis):
+        return Declined("the constants differ by position, and its bias is the same at every step")
+    keep = left_of(units, int(shape[axis]), mix)
+    if not keep:
+        return Declined("nothing of its input would be left")
+    inputs = [*node.inputs, *[None] * (1 + max(max(pair) for pair in node.marks.weighed) - len(node.inputs))]
+    values = np.broadcast_to(slab.reshape(-1), len(units))
+    for position, place in node.marks.weighed:
+        weight, bias = inputs[position], inputs[place] if place >= 0 else None
+        if not isinstance(weight, Tensor) or isinstance(bias, str):
+            return Declined("its weight is computed at run time")
+        if place < 0 and slab.any():
+            return Declined("it has no bias that could take the constants in")
+        last = len(weight.shape) - 1
+        inputs[position] = take(mixed_columns(weight, last, units, mix), last, keep)
+        if slab.any():
+            inputs[place] = add_tensors(bias, _sums_of_gates(weight, units, values), dtype=weight.dtype)
+    inputs[0] = sweep.select(x, axis, keep)
+    while inputs[-1] is None:
+        inputs.pop()
+    sweep.emit(node.with_inputs(inputs))
+    return folded("constants into the bias") if slab.any() else NOTHING_TO_ADD
+
+
+def _sums_of_gates(weight: Tensor, units: Sequence[int], values: Array) -> Tensor:
+    """W_S c; with a matrix per direction, beside zeros for the bias of the hidden state."""
+    attrs = {"axis": len(weight.shape) - 1, "units": tuple(units)}
+    sums = apply("weigh_columns", (weight, literal(values)), attrs, weight.shape[:-1], weight.dtype)
+    if len(weight.shape) == 2:
+        return sums
+    directions, rows = sums.shape
+    nothing = literal(np.zeros(sums.shape))
+    return apply("concat", (sums, nothing), {"axis": 1}, (directions, 2 * rows), weight.dtype)
+
+
 def bias_of(node: Node) -> Operand:
     return node.inputs[2] if len(node.inputs) > 2 else None
 

@@ -422,7 +422,44 @@ case(
     ),
     ("n", 4, 6),
     const("act", [1, 4]),
-    stops="lstm",
+    save=True,
+)
+
+
+def recurrent(rnn: nn.Module) -> nn.Module:
+    return net(lambda m, x: m.b(m.rnn(m.act(m.a(x)))[0]), rnn=rnn, a=nn.Linear(6, 8), act=nn.ReLU(), b=nn.Linear(5, 4))
+
+
+both_ways = {"batch_first": True, "num_layers": 2}
+case("gru_in_the_way", lambda: recurrent(nn.GRU(8, 5, **both_ways)), ("n", 4, 6), affine("act", [1, 4], [0, 2]))
+case("rnn_in_the_way", lambda: recurrent(nn.RNN(8, 5)), (4, "n", 6), const("act", [1, 4, 6]))
+
+
+def _both_ways(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    outputs, (last, _) = m.rnn(m.act(m.a(x)))
+    return m.b(torch.cat([outputs[:, -1], last[0]], -1))
+
+
+case(
+    "lstm_both_ways",
+    lambda: net(
+        _both_ways,
+        rnn=nn.LSTM(8, 5, batch_first=True, bidirectional=True),
+        a=nn.Linear(6, 8),
+        act=nn.ReLU(),
+        b=nn.Linear(15, 4),
+    ),
+    ("n", 4, 6),
+    const("act", [1, 4]),
+)
+case("lstm_without_bias_zero", lambda: recurrent(nn.LSTM(8, 5, bias=False)), (4, "n", 6), const("act", [1, 4], 0.0))
+case(
+    "lstm_without_bias",
+    lambda: recurrent(nn.LSTM(8, 5, bias=False)),
+    (4, "n", 6),
+    const("act", [1, 4]),
+    hosts=("fx",),
+    stops="it has no bias that could take the constants in",
 )
 case(
     "sort_beside",

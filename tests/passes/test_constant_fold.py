@@ -128,6 +128,32 @@ def norm_of_constants_by_position() -> Graph:
     return done(net, Do(h, 2, (2, 0), np.linspace(-1.0, 1.0, 4).reshape(1, 2, 2)))
 
 
+def recurrent(do: Do, *, bias: bool = True) -> Graph:
+    """An op of the host that reads four units at three steps by a weight alone."""
+    net, h = sequence(4)
+    operands = (h, net.leaf(8, 4), net.leaf(8) if bias else None)
+    marks = Marks(host_op="rnn", weighed=((1, 2 if bias else -1),))
+    net.values["rnn"] = Value("rnn", ("N", 3, 8))
+    net.nodes.append(Node("opaque", operands, (net.values["rnn"],), origin="rnn", marks=marks))
+    return done(net, do)
+
+
+def recurrent_by_step() -> Graph:
+    return recurrent(Do("linear_1", 2, (2, 0), np.linspace(-1.0, 1.0, 6).reshape(1, 3, 2)))
+
+
+def recurrent_of_nothing() -> Graph:
+    return recurrent(Do("linear_1", 2, (0, 1, 2, 3), [0.5, 1.0, 0.2, 0.1]))
+
+
+def recurrent_without_bias() -> Graph:
+    return recurrent(Do("linear_1", 2, (2, 0), *TWO), bias=False)
+
+
+def recurrent_along_steps() -> Graph:
+    return recurrent(Do("linear_1", 1, (2, 0), *TWO))
+
+
 def no_positions() -> Graph:
     net, h = image(height=0)
     net.along("mean", h, (2, 3))
@@ -341,6 +367,10 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (known_operand_that_gives_the_shape, BESIDE.format("linear_1", "mean_1")),
     (replaced_parameter, "one of its parameters is replaced"),
     (mixed_units, "it mixes the units with each other"),
+    (recurrent_by_step, "the constants differ by position, and its bias is the same at every step"),
+    (recurrent_of_nothing, "nothing of its input would be left"),
+    (recurrent_without_bias, "it has no bias that could take the constants in"),
+    (recurrent_along_steps, "it mixes positions along the replaced axis"),
     (no_positions, "it combines an axis of no elements"),
     (
         norm_of_constants_by_position,

@@ -109,9 +109,10 @@ TABLE = [
     Supported("embedding tied to the head", "columns of the embedding", "exact: the weights come apart, the report says so", Tied, IDS, TWO, "emb"),
     Supported("LM head, classifier", "rows: units of an output", "declined: an output keeps its units", language_model, IDS, TWO, "head",
               stops="it is an output of the model"),
-    Supported("LSTM", "units that it reads", "declined: the op is opaque", lambda: Recurrent(nn.LSTM), STEPS, TWO, "act", stops="lstm"),
-    Supported("LSTM", "units that it makes", "declined: the op is opaque", lambda: Recurrent(nn.LSTM), STEPS, TWO, "rnn", stops="makes all of its units at once"),
-    Supported("GRU", "units that it reads", "declined: the op is opaque", lambda: Recurrent(nn.GRU), STEPS, TWO, "act", stops="gru"),
+    Supported("LSTM", "units that it reads", "exact: the gates of its first layer lose columns", lambda: Recurrent(nn.LSTM), STEPS, TWO, "act"),
+    Supported("LSTM", "units that it makes", "declined: its gates read every hidden unit at the next step", lambda: Recurrent(nn.LSTM), STEPS, TWO, "rnn",
+              stops="its gates read every hidden unit at the next step"),
+    Supported("GRU, RNN", "units that they read", "exact, likewise", lambda: Recurrent(nn.GRU), STEPS, TWO, "act"),
 ]  # fmt: skip
 
 

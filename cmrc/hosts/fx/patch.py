@@ -55,9 +55,11 @@ def patch_node(draft: Draft, before: Node, node: Node) -> None:
 def _reread_opaque(draft: Draft, before: Node, node: Node) -> None:
     """New operands for an op that is not understood. Its results may be several: its own node is its origin."""
     target = next(n for n in draft.lifted.nodes if n.name == node.origin)
-    for was, now in zip(before.inputs, node.inputs, strict=True):
-        if was != now:
-            target.replace_input_with(draft.nodes[str(was)], draft.nodes[str(now)])
+    dtype = torch_dtype(node.output.dtype)
+    for i, (was, now) in enumerate(zip(before.inputs, node.inputs, strict=True)):
+        old, new = (draft.operand(operand, node, i, dtype) for operand in (was, now))
+        if was != now and old is not new:
+            target.replace_input_with(old, new)
 
 
 def _reread_concat(draft: Draft, node: Node, call: Call) -> None:

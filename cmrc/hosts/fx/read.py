@@ -156,7 +156,7 @@ class LiftedReading:
         if known:
             self._compute_by_torch(node)
         else:
-            self._opaque(node, read.why if isinstance(read, Barrier) else "")
+            self._opaque(node, read if isinstance(read, Barrier) else Barrier(""))
 
     def _reads_parameters_only(self, node: fx.Node) -> bool:
         """Whether a node gives tensors of fixed shapes, and depends on no input."""
@@ -257,8 +257,10 @@ class LiftedReading:
         self.nodes.append(Node(read.op, (operand,), (_value(node),), attrs, node.name, path_of(source)))
         return None
 
-    def _opaque(self, node: fx.Node, why: str) -> None:
-        inputs = tuple(o for o in (self._operand(n) for n in node.all_input_nodes) if o is not None)
+    def _opaque(self, node: fx.Node, barrier: Barrier) -> None:
+        reads = [(n, o) for n, o in ((n, self._operand(n)) for n in node.all_input_nodes) if o is not None]
+        inputs, places = tuple(o for _, o in reads), {n: i for i, (n, _) in enumerate(reads)}
+        weighed = tuple((places[weight], -1 if bias is None else places[bias]) for weight, bias in barrier.weighed)
         value = node.meta.get("val")
         if isinstance(value, (tuple, list)):
             outputs = tuple(_value(user) for user in node.users if user.target is operator.getitem)
@@ -268,7 +270,8 @@ class LiftedReading:
             if not inputs and not isinstance(value, torch.Tensor):
                 return  # arithmetic on sizes
             outputs = (_value(node),)
-        marks = Marks(host_op=opname(node) or str(node.target), why=why, effect=node.is_impure())
+        host_op = opname(node) or str(node.target)
+        marks = Marks(host_op=host_op, why=barrier.why, effect=node.is_impure(), weighed=weighed)
         self.nodes.append(Node("opaque", inputs, outputs, {}, node.name, path_of(node), marks))
 
 

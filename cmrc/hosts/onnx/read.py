@@ -31,7 +31,7 @@ from cmrc.hosts.onnx.nodes import (
     unique_origins,
 )
 from cmrc.hosts.onnx.ops.row import LeftWhole, ModelReading, Row, Step, View, contents_of, row_name, times
-from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
+from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, RECURRENT, ROWS
 from cmrc.hosts.onnx.shapes import Sizes, infer, symbols
 from cmrc.ir.axes import product
 from cmrc.ir.graph import (
@@ -49,6 +49,7 @@ from cmrc.ir.graph import (
     Tensor,
     Value,
 )
+from cmrc.ir.ops.layout import HIDDEN_UNITS
 from cmrc.ir.tensors import materialise
 
 MADV_POPULATE_READ = 22  # of Linux: read a whole range at once; Python's mmap has no name for it yet
@@ -306,7 +307,10 @@ class _Reader:
         ]
         self.slots[outputs[0].name] = tuple(range(len(view.operands)))
         inputs = (*view.operands, *captured)
-        marks = replace(marks, host_op=view.node.op_type)
+        recurrent = view.node.op_type in RECURRENT and not view.node.domain
+        marks = replace(marks, host_op=view.node.op_type, weighed=((1, 3),) if recurrent else ())
+        if recurrent:
+            marks = replace(marks, why=marks.why or HIDDEN_UNITS)
         self.nodes.append(Node("opaque", inputs, tuple(outputs), {}, origin, path, marks))
 
     def _constant_output(self, value: onnx_ir.Value) -> None:

@@ -162,4 +162,9 @@ def as_the_host_says(node: Node, shapes: Shapes) -> str:
     return ""
 
 
+# Why a recurrent op, which is opaque, does not do with fewer units behind it.
+HIDDEN_UNITS = (
+    "its gates read every hidden unit at the next step, so a unit that is replaced behind it must still be computed"
+)
+
 LAYOUT["opaque"] = Op((several("operands"),), NoAttrs, as_the_host_says, None)

@@ -260,7 +260,7 @@ def test_the_units_of_a_recurrent_net_stay() -> None:
     program = cmrc.trace(randomise(model).eval(), (torch.randn(4, 2, 5),))
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.lower(program, cmrc.Plan(program).do("act", units=[1], constant=0.5))
-    assert "lstm makes all of its units at once" in str(error.value)
+    assert "its gates read every hidden unit at the next step" in str(error.value)
 
 
 # ---------------------------------------------------------------- training

@@ -11,6 +11,7 @@ from torch import fx
 from cmrc.hosts.fx.ops.row import Barrier, Read, integers, row
 from cmrc.hosts.fx.schema import Arguments
 from cmrc.ir.graph import Marks
+from cmrc.ir.ops.layout import HIDDEN_UNITS
 
 TAKES_BIAS = Marks(takes_bias=True)
 # Ops that only turn a matrix, and the arguments of a product that may be one: a product with w.t() is linear in w.
@@ -88,6 +89,15 @@ def read_attention(a: Arguments) -> Read | Barrier:
     if a.rank("query") > 2 and a.shape("query")[-3] != a.shape("key")[-3] and not a["enable_gqa"]:
         return Barrier("its heads are broadcast")
     return Read("attention", (0, 1, 2, 3), {"scale": scale, "causal": bool(a["is_causal"])})
+
+
+@row("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
+def read_recurrent(a: Arguments) -> Barrier:
+    """The first layer reads x by one matrix per direction; those of the next layers read hidden units."""
+    each = 4 if a["has_biases"] else 2
+    starts = range(0, 2 * each if a["bidirectional"] else each, each)
+    weights = a["params"]
+    return Barrier(HIDDEN_UNITS, tuple((weights[i], weights[i + 2] if a["has_biases"] else None) for i in starts))
 
 
 @row("embedding")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+from torch import fx
 
 from cmrc.hosts.fx.schema import Arguments
 from cmrc.ir.graph import NO_MARKS, Marks
@@ -33,9 +34,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A form of the op that replacements cannot pass, and why."""
+    """A form of the op that replacements cannot pass, and why. It may read its first operand by weights alone: these, and their biases."""
 
     why: str
+    weighed: tuple[tuple[fx.Node, fx.Node | None], ...] = ()
 
 
 Row: TypeAlias = Callable[[Arguments], Read | Barrier | None]
