@@ -180,7 +180,7 @@ def _lock(folder: Path, *, wait: bool = True) -> int | None:
 
 def _remove_abandoned(folder: Path) -> None:
     """Staging folders that nobody has locked: their writers were killed."""
-    for place in folder.glob(f"{STAGING}*"):
+    for place in [folder / name for name in os.listdir(folder) if name.startswith(STAGING)]:
         handle = None
         with contextlib.suppress(OSError):
             handle = _lock(place, wait=False)

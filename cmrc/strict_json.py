@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
 DEEPEST = 64  # levels of lists and objects
+STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+BRACKET = re.compile(r"[][{}]")
+# What may be a number too large for a float (1e999, hundreds of digits), or half of a surrogate pair.
+QUESTIONABLE = re.compile(r"[eE]\+?\d{3}|\d{200}|\\u")
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -16,10 +21,11 @@ def parse_json(data: bytes | str) -> Any:
     so deep that whoever walks them fails.
     """
     try:
-        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        text = data.decode("utf-8") if isinstance(data, bytes) else data.encode("utf-8").decode("utf-8")
+        _require_shallow(text)
         document = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
-        _require_shallow(document)
-        json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")  # 1e999, half of a surrogate pair
+        if QUESTIONABLE.search(text):
+            json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ValueError(f"it is not UTF-8: {error.reason}") from error
     except RecursionError as error:
@@ -49,11 +55,10 @@ def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a number of JSON")
 
 
-def _require_shallow(document: Any) -> None:
-    level = [document]
-    for _ in range(DEEPEST + 1):
-        containers = [part for part in level if isinstance(part, (dict, list))]
-        level = [part for c in containers for part in (c.values() if isinstance(c, dict) else c)]
-        if not level:
-            return
-    raise RecursionError
+def _require_shallow(text: str) -> None:
+    """Counted in the text: it has far fewer brackets than numbers."""
+    depth = 0
+    for bracket in BRACKET.findall(STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > DEEPEST:
+            raise RecursionError

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -200,13 +200,18 @@ def stored_otherwise(program: Program, plan: Plan, small: Program) -> tuple[str,
 def provenance_of(program: Program, plan: Plan) -> dict[str, str]:
     """What a lowered file says about itself: see `provenance.py`."""
     origin = {"version": __version__, "source": program.fingerprint.digest, "plan": plan_digest(plan)}
-    origin["versions"] = ", ".join(f"{name} {version(name)}" for name in MADE_WITH)
+    origin["versions"] = _versions()
     recipe, data = plan.made.get("recipe"), plan.made.get("data")
     if recipe is not None:
         origin["recipe"] = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
     if data:
         origin["data"] = str(data)
     return {KEY + name: text for name, text in origin.items()}
+
+
+@cache
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in MADE_WITH)
 
 
 def plan_digest(plan: Plan) -> str:

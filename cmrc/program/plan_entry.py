@@ -12,7 +12,7 @@ import base64
 import math
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -60,14 +60,15 @@ def entry_from_json(document: Any, unpack: Unpack, at: str) -> Do:
         shape = (len(units), count_positions(record.affine.parents))
         if weight.shape != shape:
             raise ValueError(f"the affine weight has shape {list(weight.shape)} for units and parents {list(shape)}")
-        return Do(site, value, record.axis, units, bias, _positions(record.affine.parents, "parents"), weight)
+        return Do(site, value, record.axis, units, bias, _positions(_runs(record.affine.parents), "parents"), weight)
     except ValueError as error:
         raise PlanError(str(error), at=at, fix=plan_schema.FIX) from error
 
 
 def _units_with(packed: Any, values: Array, axis: int, what: str) -> tuple[tuple[int, ...], Array]:
     """The units and their numbers. Ranges are written out only when as many numbers are there."""
-    count = count_positions(packed)
+    runs = _runs(packed)
+    count = sum(map(len, runs))
     if not np.isfinite(values).all():
         raise ValueError(f"{np.size(values) - np.count_nonzero(np.isfinite(values))} of the {what} are NaN or infinite")
     if values.ndim == 0 and count <= LARGEST_AXIS:
@@ -75,11 +76,11 @@ def _units_with(packed: Any, values: Array, axis: int, what: str) -> tuple[tuple
     along = 0 if values.ndim == 1 else axis
     if along >= values.ndim or values.shape[along] != count:
         raise ValueError(f"it gives {list(values.shape) or 'one number'} as {what} for {count:,} units")
-    return _positions(packed, "units"), values
+    return _positions(runs, "units"), values
 
 
-def _positions(packed: Any, what: str) -> tuple[int, ...]:
-    positions = from_ranges(packed)
+def _positions(runs: Iterable[range], what: str) -> tuple[int, ...]:
+    positions = tuple(chain.from_iterable(runs))
     if not positions:
         raise ValueError(f"it names no {what}")
     if len(set(positions)) != len(positions):
@@ -120,6 +121,9 @@ def _runs(packed: Any) -> list[range]:
         raise ValueError(f"{reprlib.repr(packed)} are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
     runs = []
     for part in packed.split(",") if packed else []:
+        if part.isdigit() and part.isascii() and len(part) < 10:  # most are alone
+            runs.append(range(first := int(part), first + 1))
+            continue
         match = re.fullmatch(r"([0-9]{1,11})(?::([0-9]{1,11}))?", part)
         first = int(match[1]) if match else -1
         last = int(match[2]) if match and match[2] else first + 1

@@ -171,7 +171,8 @@ def _put(staged: Path, data: Path | None, path: Path, alive: Sequence[onnx_ir.Mo
 
 def _data_files(path: Path) -> set[Path]:
     """The data files beside a model that bear its name; none where it cannot be read."""
-    if not path.is_file():
+    beside = [name for name in os.listdir(path.parent) if name.startswith(f"{path.stem}.") and name != path.name]
+    if not beside or not path.is_file():
         return set()
     try:
         names = {entry.value for entry in _locations(onnx.load(path, load_external_data=False).graph)}
