@@ -27,6 +27,7 @@ from cmrc.hosts.fx.schema import Arguments, opname, parameters, positions
 
 aten = torch.ops.aten
 CHECKS_ONLY = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout")
 # Ops whose result is, or may be, the memory of their operand.
 ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias",
            "flatten", "unflatten", "narrow", "movedim", "detach", "contiguous", "to", "dropout", "feature_dropout",
@@ -84,6 +85,16 @@ def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
             SPELLED[node.target](Arguments(node))
     for node in reversed(list(copied.nodes)):
         if node.target is operator.getitem and not node.users:
+            copied.erase_node(node)
+    return copied
+
+
+def without_dropout(graph: fx.Graph) -> fx.Graph:
+    """A copy in which what reads an idle dropout reads its operand: the two are one memory, which torch does not declare."""
+    copied = copy_graph(graph)
+    for node in list(copied.nodes):
+        if opname(node) in DROPOUTS and not Arguments(node)[TRAINING_FLAGS[opname(node)]]:
+            node.replace_all_uses_with(node.args[0])
             copied.erase_node(node)
     return copied
 

@@ -22,7 +22,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import TraceError
-from cmrc.hosts.fx.clean import clean, copy_graph
+from cmrc.hosts.fx.clean import clean, copy_graph, without_dropout
 from cmrc.hosts.fx.memory import own_all
 
 TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -74,7 +74,8 @@ def lift(
         if functional:
             raise
         try:
-            without = exported.run_decompositions({})
+            aliased = LiftedProgram(exported, without_dropout(exported.graph), tuple(signature.input_specs), state)
+            without = to_exported(aliased).run_decompositions({})
         except Exception:  # whatever torch says of a graph that it cannot make functional
             raise error from None
         kinds = {spec.kind for spec in without.graph_signature.output_specs}
