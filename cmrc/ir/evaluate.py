@@ -34,14 +34,14 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if not learn_sizes(value, array.shape, sizes):
             label, kind = (node.label, node.kind) if node else (value.name, "input")
             raise GraphError(label, kind, f"came out with shape {array.shape}, declared {value.shape} where {sizes}")
-        values[value.name] = array
+        # A cast rounds, and what follows it is computed in float64 again.
+        values[value.name] = array if array.dtype.kind in "biu" else array.astype(np.float64, copy=False)
 
     def read(operand: Operand) -> Array | None:
         return values[operand] if isinstance(operand, str) else None if operand is None else constant(operand)
 
     for value in graph.inputs:
-        array = np.asarray(inputs[value.name])
-        define(None, value, array if array.dtype.kind in "biu" else array.astype(np.float64))
+        define(None, value, np.asarray(inputs[value.name]))
     for node in graph.nodes:
         if OPS[node.op].meaning is None:
             raise CmrcError("it has no meaning of its own: only its host can run it", node=node.label, op=node.kind)

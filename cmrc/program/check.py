@@ -7,6 +7,11 @@
 A lowered model adds the same numbers in another order, so that every layer rounds anew. So does the clamped model itself
 when its inputs move by the last bit: that is the noise which an error of the compiler must stand out from.
 
+    folded    = max |lowered − clamped| / max |clamped|       where both are computed in float64, by the meanings of the IR
+
+There almost nothing is rounded, so that a wrong fold shows where float32 hides it. It is asked of the rewritten graph, on one
+batch, where every op has a meaning, none of them jumps, and the work is small (`folded_apart`).
+
 Moving inputs does not show all rounding: a norm of units that are constant divides the last bit of their mean by almost
 nothing. So where the two lie further apart, the clamped model is computed in float64 (`exactly`), and they may differ by
 twice as much as the clamped model itself is off there, since each of them may be off by that.
@@ -14,6 +19,7 @@ twice as much as the clamped model itself is off there, since each of them may b
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -23,8 +29,9 @@ import numpy as np
 from cmrc.errors import CheckError, InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.hosts.protocols import Host
+from cmrc.ir.cost import cost
 from cmrc.ir.evaluate import evaluate
-from cmrc.ir.graph import Array, Do, Value, as_dtype
+from cmrc.ir.graph import Array, Do, Graph, Value, as_dtype
 from cmrc.ir.tensors import is_computable
 from cmrc.passes.pipeline import put_dos
 from cmrc.program.sites import Sites
@@ -38,6 +45,12 @@ NUDGES = 2
 BATCHES = 3
 SIZES = (2, 8, 32, 64, 224)  # for dynamic sizes: the first that the model runs with
 SCALES = (-1.0, 1.0)  # powers of ten
+FOLDED = 1e-9  # how far they may lie apart in float64: a norm of almost nothing makes 1e-16 large
+WORK = 10**9  # multiply-accumulates of one batch that are computed in numpy: seconds
+JUMPING = frozenset({  # functions that make much of the last bit
+    "sign", "floor", "ceil", "round", "quantize", "fmod", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal",
+    "argmax", "argmin", "hardmax", "max_pool_indices", "shrink", "threshold", "thresholded_relu", "isnan", "isinf",
+})  # fmt: skip
 REVIEWED = 8  # batches that are judged again in float64; where more are in question, they are wrong
 
 
@@ -64,6 +77,7 @@ class Check:
     retrained: tuple[str, ...] = ()  # what was changed after lowering, so that the two need not be equal
     recovered: bool = False  # it was trained towards the original after lowering, so that the two need not be equal
     stored: tuple[str, ...] | None = None  # weights that hold other numbers than the fold gives; None: not compared
+    folded: float | None = None  # how far the two lie apart in float64, of the output's scale; None: not compared
 
     @property
     def worst(self) -> OutputCheck:
@@ -108,7 +122,8 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        return all(output.error <= output.tolerance for output in self.outputs) and not self.stored
+        close = all(output.error <= output.tolerance for output in self.outputs)
+        return close and not self.stored and (self.folded is None or self.folded <= FOLDED)
 
     def __str__(self) -> str:
         verdict = "equal" if self.holds else "NOT equal"
@@ -119,6 +134,8 @@ class Check:
             f"(allowed {self.tolerance:.0e}, the clamped model's own rounding {self.rounding:.2e}{self._against}); "
             f"the replacement itself moves it by {self.moved:.2e}"
         )
+        if self.folded is not None:
+            text += f"; in float64 they differ by {self.folded:.1e} (allowed {FOLDED:.0e})"
         if self.stored:
             name, *more_names = self.stored
             others_too = f" and {len(more_names)} more" if more_names else ""
@@ -311,13 +328,11 @@ def nudged_host(sites: Sites, entries: Sequence[Do]) -> Host:
 
 def clamped_in_float64(sites: Sites, entries: Sequence[Do]) -> Callable[[Mapping[str, Array]], list[Array]]:
     """The outputs of the clamped model by the meanings of the IR. An op that only its host can run is an error."""
-    whole = put_dos(sites.graph, entries)
-    read, nodes = set(whole.outputs), []
-    for node in reversed(whole.nodes):  # what only sizes are read from has no meaning here
-        if read & {value.name for value in node.outputs}:
-            read.update(node.values())
-            nodes.append(node)
-    graph = replace(whole, nodes=tuple(reversed(nodes)))
+    return _in_float64(put_dos(sites.graph, entries))
+
+
+def _in_float64(whole: Graph) -> Callable[[Mapping[str, Array]], list[Array]]:
+    graph = _read_by_outputs(whole)
 
     def run(inputs: Mapping[str, Array]) -> list[Array]:
         if not all(is_computable(node) for node in graph.nodes):
@@ -326,6 +341,52 @@ def clamped_in_float64(sites: Sites, entries: Sequence[Do]) -> Callable[[Mapping
         return [values[name] for name in graph.outputs]
 
     return run
+
+
+def _read_by_outputs(whole: Graph) -> Graph:
+    """Without what only sizes are read from, which has no meaning here."""
+    read, nodes = set(whole.outputs), []
+    for node in reversed(whole.nodes):
+        if read & {value.name for value in node.outputs}:
+            read.update(node.values())
+            nodes.append(node)
+    return replace(whole, nodes=tuple(reversed(nodes)))
+
+
+def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Mapping[str, Array]) -> float | None:
+    """How far the rewritten graph lies from the clamped one when both are computed in float64; `None` where that is not known."""
+    whole = put_dos(sites.graph, entries)
+    samples = max((array.shape[0] for array in inputs.values() if array.ndim), default=1)
+    if _jumps_behind_a_do(whole) or samples * cost(sites.graph).macs > WORK:
+        return None
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):  # of sizes of 0, and of what is no number
+            warnings.simplefilter("ignore")
+            expected, got = (_in_float64(graph)(inputs) for graph in (whole, lowered))
+    except Exception:  # an op that only its host can run, or a size that its meaning does not take
+        return None
+    apart = 0.0
+    for want, array in zip(expected, got, strict=True):
+        if want.dtype.kind != "f" or not want.size:
+            continue
+        if not np.isfinite(want).all():
+            return None
+        gap = np.nan_to_num(np.abs(array - want), nan=np.inf).max() / (np.abs(want).max() or 1.0)
+        apart = max(apart, float(gap))
+    return apart
+
+
+def _jumps_behind_a_do(graph: Graph) -> bool:
+    """Whether a function that makes much of the last bit, or a cast that rounds, reads what a replacement moved."""
+    moved, dtypes = set[str](), {name: value.dtype for name, value in graph.values().items()}
+    for node in graph.nodes:
+        if node.op != "do" and not any(name in moved for name in node.values()):
+            continue
+        moved.update(value.name for value in node.outputs)
+        rounds = node.attrs.get("fn") == "cast" and node.output.dtype not in ("float64", dtypes[node.values()[0]])
+        if rounds or node.attrs.get("fn") in JUMPING:
+            return True
+    return False
 
 
 # ---------------------------------------------------------------- inputs

@@ -20,7 +20,15 @@ from cmrc.hosts.protocols import Host, ReportsUntied, Stored, Trainable
 from cmrc.ir.cost import cost
 from cmrc.ir.graph import Graph
 from cmrc.passes import pipeline as passes
-from cmrc.program.check import Check, Inputs, check_batches, clamped_in_float64, nudged_host, random_batches
+from cmrc.program.check import (
+    Check,
+    Inputs,
+    check_batches,
+    clamped_in_float64,
+    folded_apart,
+    nudged_host,
+    random_batches,
+)
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, blaming_contradictions, trace
 from cmrc.program.report import Report, make_report
@@ -165,6 +173,9 @@ class Lowered:
             exactly=clamped_in_float64(self.program, self.plan.entries),
             seed=seed,
         )
+        if tolerance is None:
+            bound = self.clamped.bind(chosen[0])
+            check = replace(check, folded=folded_apart(self.program, self.plan.entries, self.graph, bound))
         recovered = self.recovery is not None and bool(self.recovery.trained)
         return check if check.holds else replace(check, retrained=self._retrained(), recovered=recovered)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,17 @@ from onnx import numpy_helper
 
 import cmrc
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.program.check import OutputCheck, check_batches, clamped_in_float64, nudged_host, random_batches
+from cmrc.ir.graph import Graph, Tensor, literal
+from cmrc.ir.tensors import constant
+from cmrc.program.check import (
+    FOLDED,
+    OutputCheck,
+    check_batches,
+    clamped_in_float64,
+    folded_apart,
+    nudged_host,
+    random_batches,
+)
 from cmrc.program.lower import stored_otherwise
 
 OFF = 1e-3  # of the largest entry of a weight
@@ -22,12 +32,17 @@ SITES = 4
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Error over tolerance: of the right result, and of every wrong one; and how many wrong entries `cmrc check` sees in the file."""
+    """Error over tolerance: of the right result, and of every wrong one; and how many wrong entries `cmrc check` sees in the file.
+
+    `in_float64` is how far folds with one wrong entry lie from the clamped model where both are computed in float64.
+    """
 
     right: float
     wrong: list[float]
     in_file: int
     right_in_file: bool
+    right_in_float64: float | None
+    in_float64: list[float]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -36,6 +51,11 @@ class Measured:
             "noticed": sum(ratio > 1 for ratio in self.wrong),
             "noticed in the file": self.in_file,
             "right in the file": self.right_in_file,
+            "right in float64": self.right_in_float64,
+            "noticed in float64": sum(apart > FOLDED for apart in self.in_float64),
+            "noticed at all": sum(
+                ratio > 1 or apart > FOLDED for ratio, apart in zip(self.wrong, self.in_float64, strict=True)
+            ),
             "within rounding": sum(
                 ratio <= 2 * self.right for ratio in self.wrong
             ),  # no more than twice the right result
@@ -66,14 +86,18 @@ def measure(path: Path, *, cases: int, seed: int = 0) -> Measured:
     right = worst_of(lowered.host)
     proto = onnx_ir.to_proto(lowered.host.model)
     names = changed(onnx_ir.to_proto(program.host.model), proto)  # type: ignore[attr-defined]
-    wrong, in_file = [], 0
+    bound = clamped.bind(batches[0])
+    right64 = folded_apart(program, plan.entries, lowered.graph, bound)
+    wrong, in_float64, in_file = [], [], 0
     for _ in range(cases):
         made = with_wrong_entry(proto, str(rng.choice(names)), rng)
+        apart = folded_apart(program, plan.entries, with_wrong_fold(program.graph, lowered.graph, rng), bound)
+        in_float64.append(0.0 if apart is None else apart)
         worst = worst_of(OnnxHost.from_model(made))
         wrong.append(worst.error / worst.tolerance)
         in_file += bool(stored_otherwise(program, plan, cmrc.trace(made)))
     fine = stored_otherwise(program, plan, cmrc.trace(proto)) == ()
-    return Measured(right.error / right.tolerance, wrong, in_file, fine)
+    return Measured(right.error / right.tolerance, wrong, in_file, fine, right64, in_float64)
 
 
 def changed(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
@@ -84,6 +108,23 @@ def changed(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
         for tensor in after.graph.initializer
         if tensor.SerializeToString() not in known and tensor.data_type == onnx.TensorProto.FLOAT
     ]
+
+
+def with_wrong_fold(before: Graph, after: Graph, rng: np.random.Generator) -> Graph:
+    """The lowered graph with one entry of one folded tensor off by a thousandth of the largest there."""
+    own = {(node.name, operand) for node in before.nodes for operand in node.inputs if isinstance(operand, Tensor)}
+    places = [
+        (number, i)
+        for number, node in enumerate(after.nodes)
+        for i, operand in enumerate(node.inputs)
+        if isinstance(operand, Tensor) and operand.shape and (node.name, operand) not in own
+    ]
+    number, i = places[int(rng.integers(len(places)))]
+    node = after.nodes[number]
+    array = np.array(constant(node.inputs[i]), dtype=np.float64)  # type: ignore[arg-type]
+    array[tuple(rng.integers(0, n) for n in array.shape)] += OFF * np.abs(array).max()
+    wrong = node.with_inputs(literal(array) if k == i else operand for k, operand in enumerate(node.inputs))
+    return replace(after, nodes=(*after.nodes[:number], wrong, *after.nodes[number + 1 :]))
 
 
 def with_wrong_entry(proto: onnx.ModelProto, name: str, rng: np.random.Generator) -> onnx.ModelProto:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from differential.models import to_onnx
+from differential.models import chain, to_onnx
 from torch import nn
 
 import cmrc
 from cmrc.errors import CheckError, InputError
-from cmrc.program.check import USUAL, check_batches, clamped_in_float64, nudge, random_batches
+from cmrc.ir.graph import Tensor, literal
+from cmrc.ir.tensors import constant
+from cmrc.program.check import FOLDED, USUAL, check_batches, clamped_in_float64, folded_apart, nudge, random_batches
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
@@ -106,7 +110,7 @@ def test_the_text_says_how_far_rounding_goes() -> None:
         f"lowered and clamped are equal on 2 batches: they differ at {worst.name}, the worst of 2 outputs, "
         f"by {check.error:.2e} of the output's scale "
         f"(allowed {check.tolerance:.0e}, the clamped model's own rounding {check.rounding:.2e}); "
-        f"the replacement itself moves it by {check.moved:.2e}"
+        f"the replacement itself moves it by {check.moved:.2e}; in float64 they differ by {check.folded:.1e} (allowed 1e-09)"
     )
 
 
@@ -355,3 +359,43 @@ def test_a_wrong_number_is_not_explained_by_float64() -> None:
     check = check_batches(lowered.program.host, lowered.clamped, lowered.host, [(X,)], exactly=exactly)
     assert not check.holds
     assert not check.worst.exact
+
+
+def test_a_wrong_fold_that_float32_hides_is_seen_in_float64() -> None:
+    """A weight that is wrong by less than float32 rounds by: no output shows it, and the fold is wrong all the same."""
+    program = cmrc.trace(chain(a=nn.Linear(6, 8), act=nn.GELU(), b=nn.Linear(8, 3)).eval(), (torch.randn(4, 6),))
+    plan = cmrc.Plan(program)
+    plan.do("act", units=[2, 5], constant=[0.3, -0.2])
+    lowered = cmrc.lower(program, plan)
+    right = lowered.check()
+    assert right.holds
+    assert right.folded is not None
+    assert right.folded < 1e-14
+    bound = lowered.clamped.bind((np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32),))
+    assert folded_apart(program, plan.entries, lowered.graph, bound) < 1e-14
+    last = lowered.graph.nodes[-1]
+    bias = last.inputs[2]
+    assert isinstance(bias, Tensor)
+    moved = literal(constant(bias) + np.array([0, 2e-8, 0]))
+    wrong = replace(lowered.graph, nodes=(*lowered.graph.nodes[:-1], last.with_inputs((*last.inputs[:2], moved))))
+    apart = folded_apart(program, plan.entries, wrong, bound)
+    assert apart is not None
+    assert apart > FOLDED
+    assert not replace(right, folded=apart).holds
+    assert "in float64 they differ by" in str(replace(right, folded=apart))
+
+
+@pytest.mark.parametrize("act", [torch.round, torch.sign], ids=["round", "sign"])
+def test_functions_that_jump_are_not_compared_in_float64(act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Jumping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(act(torch.relu(self.a(x))))
+
+    program = cmrc.trace(Jumping().eval(), (torch.randn(4, 6),))
+    plan = cmrc.Plan(program)
+    plan.do("relu", units=[1], constant=0.3)
+    assert cmrc.lower(program, plan).check().folded is None
