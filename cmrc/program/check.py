@@ -383,8 +383,9 @@ def _jumps_behind_a_do(graph: Graph) -> bool:
         if node.op != "do" and not any(name in moved for name in node.values()):
             continue
         moved.update(value.name for value in node.outputs)
-        rounds = node.attrs.get("fn") == "cast" and node.output.dtype not in ("float64", dtypes[node.values()[0]])
-        if rounds or node.attrs.get("fn") in JUMPING:
+        fn = attributes(node, FunctionAttrs)["fn"] if node.op in ("pointwise", "along") else ""
+        rounds = fn == "cast" and node.output.dtype not in ("float64", dtypes[node.values()[0]])
+        if rounds or fn in JUMPING:
             return True
     return False
 
