@@ -31,7 +31,8 @@ from cmrc.hosts.inputs import random_inputs
 from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import cost
 from cmrc.ir.evaluate import evaluate
-from cmrc.ir.graph import Array, Do, Graph, Value, as_dtype
+from cmrc.ir.graph import Array, Do, Graph, Value, as_dtype, attributes
+from cmrc.ir.spec import FunctionAttrs
 from cmrc.ir.tensors import is_computable
 from cmrc.passes.pipeline import put_dos
 from cmrc.program.sites import Sites
