@@ -24,6 +24,8 @@ from cmrc.ir.graph import Array, Do
 INLINE = 64  # numbers of an array that are written as they are
 LARGEST_AXIS = 1 << 22  # units that one number may stand for
 LAST = 10**10  # position of an axis
+RANGE = re.compile(r"([0-9]{1,11})(?::([0-9]{1,11}))?")
+NUMBERS = {int, float}
 RANK = 16  # axes that a value can have
 Pack = Callable[[str, Array], Any]
 Unpack = Callable[[Any], Array]  # raises ValueError
@@ -124,7 +126,7 @@ def _runs(packed: Any) -> list[range]:
         if part.isdigit() and part.isascii() and len(part) < 10:  # most are alone
             runs.append(range(first := int(part), first + 1))
             continue
-        match = re.fullmatch(r"([0-9]{1,11})(?::([0-9]{1,11}))?", part)
+        match = RANGE.fullmatch(part)
         first = int(match[1]) if match else -1
         last = int(match[2]) if match and match[2] else first + 1
         if not 0 <= first < last <= LAST:
@@ -150,6 +152,8 @@ def unpack_lists(packed: Any) -> Array:
 
 def _require_numbers(packed: Any, depth: int) -> None:
     if isinstance(packed, list) and depth:
+        if depth > 1 and NUMBERS.issuperset(map(type, packed)):  # most lists: nothing in them to look into
+            return
         for part in packed:
             _require_numbers(part, depth - 1)
     elif type(packed) not in (int, float):

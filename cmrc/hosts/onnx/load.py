@@ -197,8 +197,7 @@ def _stored_problem(tensor: onnx_ir.TensorProtoTensor) -> str:
     proto = tensor.raw
     if proto.HasField("raw_data"):
         size, needed = len(proto.raw_data), tensor.nbytes
-        shape = [*proto.dims]
-        return "" if size == needed else f"it has {size} bytes of data, its shape {shape} needs {needed}"
+        return "" if size == needed else f"it has {size} bytes of data, its shape {[*proto.dims]} needs {needed}"
     try:
         tensor.numpy()
     except Exception:  # numpy and onnx_ir report data that do not fit in many ways

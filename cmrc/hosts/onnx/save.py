@@ -38,7 +38,9 @@ def tensors(model: onnx_ir.Model) -> list[onnx_ir.TensorProtocol]:
 
 def is_large(model: onnx_ir.Model) -> bool:
     """Whether the model must have its weights in a second file."""
-    return is_external(model) or sum(tensor.nbytes for tensor in tensors(model)) > LARGEST
+    every = tensors(model)
+    external = any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in every)
+    return external or sum(tensor.nbytes for tensor in every) > LARGEST
 
 
 def is_external(model: onnx_ir.Model) -> bool:
@@ -81,7 +83,7 @@ def save(
             fix="write to another file, or overwrite it with overwrite=True",
         )
     place = target(path)
-    external = is_large(model) or any(is_external(each) for each in alive)
+    external = any(is_external(each) for each in alive) or is_large(model)
     with writing(path), staging(place.parent) as folder:
         staged = folder / place.name
         described = _described(model, metadata)
@@ -184,7 +186,7 @@ def _data_files(path: Path) -> set[Path]:
 def _left_by_saves(path: Path) -> set[Path]:
     """Data files that bear the name of this model."""
     pattern = re.compile(re.escape(path.stem) + r"(\.[0-9a-f]{16})?\.onnx\.data")
-    return {file for file in path.parent.iterdir() if pattern.fullmatch(file.name)}
+    return {path.with_name(name) for name in os.listdir(path.parent) if pattern.fullmatch(name)}
 
 
 def _remove_unused(files: set[Path], alive: Sequence[onnx_ir.Model]) -> None:
