@@ -43,12 +43,11 @@ def replace_units(program: Program, r: Ranked, count: int, so_far: Plan, constan
     fit, place = _affine(program, r, units, recipe), r.elements
     assert place is not None
     replaced = place.unit[stats.columns.of_units(units)]
+    called = name if place.value == r.site.value else program.title(place.value)
     if fit.weight is None or not fit.parents:  # no unit stays, or is of any use, to rebuild others from
-        return result.do(place.value, units=replaced, constant=fit.bias, axis=place.axis)
+        return result.do(called, units=replaced, constant=fit.bias, axis=place.axis)
     mapped = Affine(place.unit[list(fit.parents)].tolist(), fit.weight, fit.bias)
-    return result.do(
-        name if place.value == r.site.value else place.value, units=replaced, affine=mapped, axis=place.axis
-    )
+    return result.do(called, units=replaced, affine=mapped, axis=place.axis)
 
 
 def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> Array:

@@ -155,8 +155,9 @@ class Sites:
 
     @cached_property
     def names(self) -> dict[str, list[str]]:
-        """Every name to the values that it means: the host's, and `path:input` for what the layer at `path` reads."""
+        """Every name to the values that it means: the host's, `path:input` for what the layer at `path` reads, `path/value` for what is inside."""
         names = {name: list(values) for name, values in self.host.names.items()}
+        names.update((name, [value]) for name, value in self._inner_names.items() if name not in names)
         read: dict[str, list[str]] = {}
         for node in self.graph.nodes:
             if node.op in ("linear", "conv") and node.path and isinstance(node.inputs[0], str):
@@ -188,14 +189,28 @@ class Sites:
         for alias, values in self.names.items():
             if alias.endswith(":input") and len(values) == 1 and self._is_counted_out(values[0]):
                 best.setdefault(values[0], alias)
+        for name, value in self._inner_names.items():
+            best.setdefault(value, name)
         return best
+
+    @cached_property
+    def _inner_names(self) -> dict[str, str]:
+        """`path/value` of values inside a module whose own name says no more than the op: the heads of attention, say."""
+        return {
+            f"{maker.path}/{value}": value
+            for value, maker in self.producers.items()
+            if maker.path and value not in self.host.names.get(maker.path, ()) and self._is_of_exporter(value, maker)
+        }
 
     def _is_counted_out(self, value: str) -> bool:
         """Whether a name inside a module says no more than the op, of a value that has one reader. A sum keeps its name."""
         maker = self.producers.get(value)
-        if maker is None or maker.kind == "add" or len(self.consumers[value]) > 1:
-            return False
-        return bool(NUMBERED.search(value)) or (bool(maker.path) and value == maker.kind)
+        return maker is not None and len(self.consumers[value]) == 1 and self._is_of_exporter(value, maker)
+
+    def _is_of_exporter(self, value: str, maker: Node) -> bool:
+        """Whether a value has its name from its op, and a number. torch.export gives no other names; a sum keeps its own."""
+        named_by_op = self.host.kind == "fx" or value == maker.kind
+        return maker.kind != "add" and (bool(NUMBERED.search(value)) or (bool(maker.path) and named_by_op))
 
     def _module_titles(self) -> dict[str, str]:
         best: dict[str, str] = {}
@@ -260,8 +275,10 @@ class Sites:
         return node is not None and attributes(node, FunctionAttrs).get("fn") == "quantize"
 
     def _names_like(self, pattern: str) -> list[str]:
-        """The names to compare with. `path:input` lies before the layer: `blocks.*` does not mean what the first block reads."""
-        return [name for name in self.names if ":" in pattern or not name.endswith(":input")]
+        """The names to compare with. `path:input` lies before the layer: `blocks.*` does not mean what the first block reads. Nor does
+        it mean every value inside a module, only what modules return."""
+        outer = [name for name in self.names if "/" in pattern or name not in self._inner_names]
+        return [name for name in outer if ":" in pattern or not name.endswith(":input")]
 
     def _values_called(self, pattern: str) -> list[str]:
         """The values of this name; of a glob, those that have units, in the order of the graph."""

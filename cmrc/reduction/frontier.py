@@ -27,6 +27,7 @@ from cmrc.reduction.workfolder import WorkFolder
 from cmrc.statistics.stats import Stats
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+LARGER = (0.98, 0.95)  # tried where none of the others is good enough
 FEWEST = 5  # sizes, where fewer can be reached
 DROPS = 5  # how many times sites that do not fold together are left out of one plan
 
@@ -68,6 +69,11 @@ class Frontier:
                 known = {"least": error.least}
                 self.work.save("reach", self.work.asked, known)
         return self._all(self._within(wanted, math.ceil(1000 * known["least"]) / 1000))
+
+    def measure_larger(self) -> list[Size]:
+        """Sizes that are larger than the usual ones, for a model of which little can go."""
+        self.clock.stage("sizes", f"{SHARES[0]:g} is not good enough: {len(LARGER)} larger sizes")
+        return self._all(LARGER)
 
     def _within(self, wanted: Sequence[float], floor: float) -> list[float]:
         within = [share for share in wanted if share >= floor]

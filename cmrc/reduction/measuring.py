@@ -37,7 +37,9 @@ class Judge:
     """The original on held-out rows, run once; every reduced model is held against it.
 
     An embedding has no answer of its own. What it is for is to find what is near, so its answer is which of the `others`
-    (calibration rows, as the original embeds them) is nearest: both models agree where that is the same one.
+    (calibration rows, as the original embeds them) is nearest. Often several are about as near, and then it means nothing which of
+    them comes first: both models agree where the one that the reduced model finds is, for the original, no further than the
+    nearest, up to a tenth of the spread of the cosines.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Judge:
         self.remarks: list[str] = []
         self.output = self._output(answer)
         self.anchors: Array | None = None
+        self.slack = 0.0  # by which cosines may differ and be as near
         self.are_probabilities = False
         if others is not None and (
             reads == EMBEDDING or (reads is None and _are_unit_vectors(self.outputs[self.output]))
@@ -68,10 +71,13 @@ class Judge:
             few = replace(others, numbers=others.numbers[:ANCHORS])
             inputs = {value.name: few.all()[value.name] for value in program.graph.inputs}
             self.anchors = self._vectors(Interpreter(program).run(inputs)[self.output], inputs)
-            reads = "classes"
+            cosines = self._logits(self.outputs[self.output]) / SCALE
+            self.slack = NEAR * float(cosines.std()) if tolerance is None else tolerance
+            reads, tolerance = "classes", None
             self.remarks.append(
-                f"the output is an embedding: two models agree on a sample if the same one of {len(self.anchors)} calibration "
-                "samples is nearest to it"
+                f"the output is an embedding: two models agree on a sample if what the small one finds nearest among {len(self.anchors)} "
+                f"calibration samples is as near for the original as its own nearest, up to a cosine of {self.slack:.2g}; say "
+                "tolerance= for another"
             )
         self.readout = self._readout(reads, class_axis, tolerance)
         self.are_probabilities = (
@@ -155,7 +161,13 @@ class Judge:
     def evidence(self, after: Sequence[Array]) -> Evidence:
         """Answer by answer: whether both agree, the original's margin, and how far the logits moved."""
         z, other = self._logits(self.outputs[self.output]), self._logits(after[self.output])
-        return compare(self.readout, z, other, self.counted, np.zeros(len(z), dtype=np.float32))
+        evidence = compare(self.readout, z, other, self.counted, np.zeros(len(z), dtype=np.float32))
+        return evidence if self.anchors is None else replace(evidence, agree=self._finds_as_near(z, other))
+
+    def _finds_as_near(self, z: Array, other: Array) -> Array:
+        """By row, whether the original is about as near to what the reduced model finds nearest as to its own nearest."""
+        nearest = np.take_along_axis(z, other.argmax(axis=1)[:, None], axis=1)
+        return np.asarray(z.max(axis=1, keepdims=True) - nearest <= SCALE * self.slack)
 
     def run(self, lowered: Lowered) -> list[Array]:
         return Interpreter(Program(lowered.host)).run(self.inputs)

@@ -212,6 +212,17 @@ class _Run:
     def all(self, folder: Path, wanted: Sequence[float]) -> Reduction:
         subject, rows = self.subject, self.subject.rows
         folding, declined = self._sites()
+        self.clock.stage("original", f"{len(rows.judged.numbers)} held-out samples")
+        judge = Judge(
+            subject.program,
+            rows.judged,
+            others=rows.calibration,
+            metric=self.judging.metric,
+            delta=self.goals.delta,
+            **self.judging.reading,
+        )
+        if judge.anchors is not None:
+            self.asked["loss"] = "squared-error"  # an embedding holds no classes
         if positions := subject.masked(folding):
             self.asked["positions"] = positions
         recipe = make_recipe(**self.asked)
@@ -222,22 +233,16 @@ class _Run:
                 "the work folder held another model, data or recipe, or is of another version of cmrc: everything was done anew"
             )
         stats = self._statistics(work, recipe, folding)
-        self.clock.stage("original", f"{len(rows.judged.numbers)} held-out samples")
-        judge = Judge(
-            subject.program,
-            rows.judged,
-            others=rows.calibration,
-            metric=self.judging.metric,
-            delta=self.goals.delta,
-            **self.judging.reading,
-        )
         self.remarks += judge.remarks
         judged_rows = digest_of_run(subject.program.fingerprint, (rows.judged,), {})
         conditions = digest_of({
             **self.judging.reading, "delta": self.goals.delta, "metric": self.judging.name, "rows": judged_rows,
         })  # fmt: skip
         frontier = Frontier(subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks)
-        whole, sizes = self._time(work, frontier.measure(wanted))
+        measured = frontier.measure(wanted)
+        if self._may_try_larger(wanted, measured):
+            measured = [*frontier.measure_larger(), *measured]
+        whole, sizes = self._time(work, measured)
         chosen = self._choose(sizes, whole)
         lowered, check, verification = self._finish(sizes[chosen], judge, work)
         final = sizes[chosen].measures
@@ -246,10 +251,7 @@ class _Run:
             self.remarks.append(str(lowered.recovery))
         after = judge.run(lowered)
         if (cosine := judge.cosine(after)) is not None:
-            self.remarks.append(
-                f"the embeddings have a mean cosine of {cosine:.4f} with those of the original; which sample is nearest changes "
-                "sooner than that, where several are about as near: a goal of cost, or a metric of your own, may say more"
-            )
+            self.remarks.append(f"the embeddings have a mean cosine of {cosine:.4f} with those of the original")
         self.clock.stop()
         data = Data(len(rows.calibration.numbers), len(judge), rows.what, rows.is_random, judged_rows)
         reached = reach(subject.sized, [site for site in folding if site.value in stats.sites])
@@ -260,6 +262,16 @@ class _Run:
         )  # fmt: skip
         write_whole(work.account, json.dumps(account_of(result, subject.name)).encode())
         return result
+
+    def _may_try_larger(self, wanted: Sequence[float], measured: Sequence[Size]) -> bool:
+        """Whether not even the largest size is good enough, and nobody said which sizes to try.
+
+        Not for a certificate: the order in which sizes are tested must not depend on how they turned out.
+        """
+        certified = self.goals.agreement is not None and not self.goals.measured
+        usual = tuple(wanted) == SHARES and measured[0].share == SHARES[0]
+        missed = not all(j.met for j in self.goals.judge_quality(measured[0].measures))
+        return usual and missed and not certified and not self.goals.by_hand
 
     def _sites(self) -> tuple[list[Site], dict[str, str]]:
         """The sites whose units can be replaced, and what stops the others."""

@@ -19,6 +19,7 @@ from cmrc.verification.evidence import Evidence
 from cmrc.verification.result import Verification
 
 WORDS = {"macs": "multiply-adds", "bytes": "bytes", "parameters": "parameters", "units": "units per layer"}
+LARGE = 0.95  # a size above which there is nothing to gain
 BEYOND = 0.01  # of the multiply-adds: less is not worth a note
 
 
@@ -170,7 +171,7 @@ class Reduction:
             f"units that can be replaced reach {_percent(self.reach.share_of_macs)} of the multiply-adds; try smaller sizes, "
             f"frontier={end.share * 2 / 3:.2g},{end.share / 3:.2g}"
             if cost
-            else "try larger sizes, frontier=0.98,0.95, or more data"
+            else f"{'try larger sizes, frontier=0.98,0.95, or' if end.share < LARGE else 'give'} more data, or ask for less"
         )
         which = "smallest" if cost else "largest"
         return f"{judgement.goal} is out of reach: the {which} size tried, {end.share:g} of the {WORDS[self.of]}, has {value}; {why}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from cmrc.errors import CertifyError, RecipeError
 from cmrc.reduction.goals import Goals, Measures, Quality, Speed, Whole
+from cmrc.reduction.measuring import SCALE, Judge
 from cmrc.verification.bounds import Estimate
 
 WHOLE = Whole(parameters=1000, macs=1000, bytes=1000, milliseconds=10.0)
@@ -96,3 +98,11 @@ def test_too_few_samples_to_certify_are_said_before_the_work() -> None:
     )
     with pytest.raises(CertifyError, match="agreement=1 cannot be certified"):
         Goals(agreement=1.0).require_enough(10**9)
+
+
+def test_what_is_about_as_near_is_as_good_a_find() -> None:
+    judge = object.__new__(Judge)
+    judge.slack = 0.01
+    before = SCALE * np.array([[0.900, 0.895, 0.1], [0.900, 0.500, 0.1], [0.3, 0.2, 0.1]])
+    after = SCALE * np.array([[0.890, 0.891, 0.1], [0.700, 0.701, 0.1], [0.3, 0.2, 0.1]])
+    assert judge._finds_as_near(before, after).tolist() == [[True], [False], [True]]

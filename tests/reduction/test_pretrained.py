@@ -55,10 +55,18 @@ def test_an_encoder_agrees_where_the_nearest_stays(tmp_path: Path) -> None:
     folder, texts = make_folder(tmp_path / "bert", "BertModel"), write_texts(tmp_path / "a.txt")
     result = cmrc.reduce(folder, texts, frontier=[0.8], pick=0.8, refit=False, timed=False)
     assert any(
-        remark.startswith("the output is an embedding: two models agree on a sample if the same one of 120 calibration")
+        remark.startswith(
+            "the output is an embedding: two models agree on a sample if what the small one finds nearest among 120 calibration "
+            "samples is as near for the original as its own nearest, up to a cosine of 0."
+        )
         for remark in result.remarks
     )
     assert 0.2 < result.measures.quality.agreement.value <= 1
+    assert result.recipe["loss"] == "squared-error"
+    named = result.to_json()["widths"]
+    assert any(name.startswith("encoder.layer.0.attention.self/") for name in named), (
+        named
+    )  # the heads: not transpose_3
 
 
 def test_a_language_model_reads_windows(tmp_path: Path) -> None:

@@ -105,6 +105,21 @@ def test_other_code_has_another_name(tmp_path: Path) -> None:
     assert digest_of_code.__wrapped__(tmp_path) != first
 
 
+def test_larger_sizes_are_tried_where_the_usual_ones_are_not_good_enough() -> None:
+    seen: list[Any] = []
+
+    def closeness(outputs: Any) -> float:
+        seen.append(outputs)
+        return -float(np.abs(outputs - seen[0]).max())  # 0 for the original alone
+
+    quick = {"held_out": TEST, "refit": False, "timed": False, "samples": 300}
+    strict = cmrc.reduce(MODEL, TRAIN, metric=closeness, drop=0.0, **quick)
+    assert [size.share for size in strict.sizes][:3] == [0.98, 0.95, 0.9]
+    assert strict.size.share == 0.98
+    assert "the largest size tried, 0.98 of the multiply-adds" in strict.verdict
+    assert strict.verdict.endswith("give more data, or ask for less")
+
+
 def test_goals_that_cannot_be_met_say_what_is_reachable() -> None:
     far = cmrc.reduce(MODEL, TRAIN, size=0.1, **{**QUICK, "frontier": [0.5]})
     assert not far.ready
