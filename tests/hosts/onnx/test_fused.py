@@ -637,3 +637,64 @@ def test_a_form_that_is_left_whole_says_why(name: str) -> None:
     program = cmrc.trace(model(Case(text, "a", [], arrays, lambda n: feeds, {}, outputs="a", opset=23)))
     node = next(node for node in program.graph.nodes if "a" in {value.name for value in node.outputs})
     assert (node.op, node.marks.why) == ("opaque", reason)
+
+
+# ---------------------------------------------------------------- Einsum
+
+SPLIT = {"split": np.array([0, 0, HEADS, SIZE]), "joined": np.array([0, 0, WIDTH])}
+ATTENTION = """q0 = MatMul(x, wq)
+k0 = MatMul(x, wk)
+v0 = MatMul(x, wv)
+q = Reshape(q0, split)
+k = Reshape(k0, split)
+v = Reshape(v0, split)
+scores = Einsum<equation="{scores}">(q, k)
+p = Softmax(scores)
+h = Einsum<equation="{values}">(p, v)
+j = Reshape(h, joined)
+y = MatMul(j, o)"""
+
+
+@pytest.mark.parametrize(
+    ("scores", "values"),
+    [("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), (" b q h d , b k h d -> b h q k ", "b h q k, b k h d -> b q h d")],
+)
+def test_heads_leave_an_attention_of_einsums(scores: str, values: str) -> None:
+    nodes = ATTENTION.format(scores=scores, values=values)
+    case = Case(nodes, "j", heads(1, 3), {**PROJECTIONS, **OUT, **SPLIT}, tokens(5, WIDTH), {})
+    lowered = proved(case)
+    left = sizes(lowered)
+    assert left["wq"] == left["wk"] == left["wv"] == (WIDTH, WIDTH // 2)
+    assert [n.op_type for n in lowered.host.model.graph].count("Einsum") == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("equation", ["btd,df->btf", "...d,df->...f", "btd,df->tbf"])
+def test_a_product_with_a_matrix_is_a_linear_map(equation: str) -> None:
+    nodes = f"""h = Einsum<equation="btd,df->btf">(x, up)
+    a = Relu(h)
+    y = Einsum<equation="{equation}">(a, down)"""
+    case = Case(nodes, "a", SOME, FFN, tokens(5, WIDTH), FFN_LEFT)
+    if equation.endswith("tbf"):  # what is added would stand between the product and the transpose
+        lowered, _ = stopped(case)
+    else:
+        lowered = proved(case)
+        assert sizes(lowered).items() >= FFN_LEFT.items()
+    assert lowered.graph.outputs == ("y",) or lowered.graph.outputs == ("y.bias",)
+
+
+@pytest.mark.parametrize(
+    ("equation", "reason"),
+    [
+        ("btd,bsd->bts", ""),
+        ("btd,bsd->ts", "it is no product of two operands that contracts one letter"),
+        ("btd,bsd->btsd", "it is no product of two operands that contracts one letter"),
+        ("btd,bsd", "it has not two operands, or does not name its result"),
+    ],
+)
+def test_what_an_einsum_must_be(equation: str, reason: str) -> None:
+    nodes = f"""d = MatMul(x, wq)
+    e = MatMul(x, wk)
+    y = Einsum<equation="{equation}">(d, e)"""
+    case = Case(nodes, "d", SOME, PROJECTIONS, tokens(5, WIDTH), {})
+    program = cmrc.trace(model(case))
+    assert {node.marks.why for node in program.graph.nodes if node.origin == "y"} == {reason}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cmrc.errors import TraceError
 from cmrc.hosts.onnx.nodes import label
-from cmrc.hosts.onnx.ops.row import LeftWhole, Step, View, broadcast
+from cmrc.hosts.onnx.ops.row import LeftWhole, Slot, Step, View, broadcast
 from cmrc.ir.graph import Dim, Marks, Tensor, apply
 from cmrc.ir.ops.functions import windows_in_ceil_mode
 
@@ -34,6 +35,77 @@ def read_matmul(view: View) -> Step:
     axis = max(len(shape) - 2, 0) if x == 1 else len(shape) - 1
     w_in, w_out = (0, 1) if x == 0 else (1, 0)
     return _linear(view, (x, w), {"axis": axis, "w_in": w_in, "w_out": w_out})
+
+
+def read_einsum(view: View) -> list[Step] | Step:
+    """Two operands, each letter once in each, one letter contracted: transposes and a product. With a matrix, a linear map."""
+    left, right, result = _letters(view)
+    shared = [c for c in left if c in right]
+    over = [c for c in shared if c not in result]
+    batch = [c for c in shared if c in result]
+    mine, theirs = ([c for c in side if c not in shared] for side in (left, right))
+    plain = all(len(set(part)) == len(part) for part in (left, right, result))
+    if not plain or len(over) != 1 or set(result) != {*batch, *mine, *theirs}:
+        raise LeftWhole("it is no product of two operands that contracts one letter")
+    known = [not isinstance(o, str) for o in view.operands]
+    if any(known):
+        x, w = (1, 0) if known[0] else (0, 1)
+        return _read_as_linear(view, x, w, (left, right)[x], (left, right)[w], over[0], result)
+    if len(mine) != 1 or len(theirs) != 1:
+        raise LeftWhole("an operand has other letters of its own than one")
+    sizes, others = (dict(zip(side, view.shape(i), strict=True)) for i, side in enumerate((left, right)))
+    if any(sizes[c] != others[c] for c in shared):
+        raise LeftWhole("a letter has different sizes in its operands")
+    sizes |= others
+    steps: list[Step] = []
+    slots: list[Slot] = [0, 1]
+    for i, (letters, order) in enumerate(((left, [*batch, *mine, *over]), (right, [*batch, *over, *theirs]))):
+        if list(letters) != order:
+            steps.append(_turned_to(i, letters, order, sizes, ("left", "right")[i]))
+            slots[i] = steps[-1].key
+    order = [*batch, *mine, *theirs]
+    product = Step(
+        "matmul", tuple(slots), {}, tuple(sizes[c] for c in order), key="product" if order != list(result) else ""
+    )
+    return [*steps, product, *([_turned_to("product", order, result, sizes, "")] if product.key else [])]
+
+
+def _letters(view: View) -> tuple[list[str], list[str], list[str]]:
+    """The letters of both operands and of the result; an ellipsis is written out, by numbers."""
+    inputs, arrow, result = str(view.attr("equation", "")).replace(" ", "").partition("->")
+    sides = inputs.split(",")
+    if not arrow or len(sides) != 2 or len(view.operands) != 2:
+        raise LeftWhole("it has not two operands, or does not name its result")
+    more = [len(view.shape(i)) - len(side.replace("...", "")) for i, side in enumerate(sides)]
+    written = [_written_out(side, n) for side, n in zip(sides, more, strict=True)]
+    if any(len(side) != len(view.shape(i)) for i, side in enumerate(written)):
+        raise LeftWhole("its letters are not the axes of its operands")
+    return written[0], written[1], _written_out(result, max(more))
+
+
+def _written_out(letters: str, axes: int) -> list[str]:
+    before, dots, after = letters.partition("...")
+    return [*before, *(str(i) for i in range(axes if dots else 0)), *after]
+
+
+def _turned_to(slot: Slot, letters: Sequence[str], order: Sequence[str], sizes: Mapping[str, Dim], key: str) -> Step:
+    perm = tuple(list(letters).index(c) for c in order)
+    return Step("transpose", (slot,), {"perm": perm}, tuple(sizes[c] for c in order), key=key)
+
+
+def _read_as_linear(
+    view: View, x: int, w: int, read: Sequence[str], weight: Sequence[str], over: str, result: Sequence[str]
+) -> list[Step] | Step:
+    """A matrix takes the place of one letter by another."""
+    if len(weight) != 2:
+        raise LeftWhole("its constant operand is not a matrix")
+    w_in = list(weight).index(over)
+    order = [weight[1 - w_in] if c == over else c for c in read]
+    step = _linear(view, (x, w), {"axis": list(read).index(over), "w_in": w_in, "w_out": 1 - w_in})
+    if order == list(result):
+        return step
+    sizes = dict(zip(order, step.shape, strict=True))
+    return [replace(step, key="product"), _turned_to("product", order, result, sizes, "")]
 
 
 def read_gemm(view: View) -> Step:

@@ -43,6 +43,7 @@ OPAQUE: dict[str, Callable[[View], list[tuple[Shape | None, str]]]] = {
 ROWS: dict[str, Row] = {
     # affine, and attention
     "MatMul": Row(affine.read_matmul),
+    "Einsum": Row(affine.read_einsum),
     "Gemm": Row(affine.read_gemm),
     "Conv": Row(affine.read_conv, write="conv"),
     "ConvTranspose": Row(affine.read_conv_transpose, write="conv"),
