@@ -21,8 +21,10 @@ class Cost:
     macs: int
 
 
-def itemsize(dtype: str) -> int:
-    return int(numpy_dtype(dtype).itemsize)
+def stored_bytes(shape: Shape, dtype: str) -> int:
+    """Of a tensor in a file, where integers of four bits lie two in a byte."""
+    bits = 4 if dtype in ("int4", "uint4") else 8 * int(numpy_dtype(dtype).itemsize)
+    return -(-math.prod(int(n) for n in shape) * bits // 8)
 
 
 def elements(shape: Shape, sizes: Mapping[str, int]) -> int:
@@ -62,7 +64,7 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
                 stored.update((part, _stored_as(part, node)) for part in stored_parts(operand))
     tensors = [*((leaf, leaf.dtype) for leaf in leaves.values()), *stored.items()]
     count = sum(math.prod(t.shape) for t, _ in tensors)
-    return Cost(count, sum(math.prod(t.shape) * itemsize(dtype) for t, dtype in tensors), total)
+    return Cost(count, sum(stored_bytes(t.shape, dtype) for t, dtype in tensors), total)
 
 
 def _stored_as(tensor: Tensor, node: Node) -> str:
@@ -75,7 +77,10 @@ def stored_parts(tensor: Tensor) -> list[Tensor]:
     """What is stored of a tensor: integers, scales and zero points of a quantised one, one number of one that is the same everywhere."""
     parts = quantised(tensor)
     if parts is not None:
-        return [part for part in (parts.numbers, parts.scale, parts.zero) if part is not None and part.shape]
+        given = (
+            parts.zero if parts.zero is not None and any(leaves_of(parts.zero)) else None
+        )  # not the default of an op
+        return [part for part in (parts.numbers, parts.scale, given) if part is not None and part.shape]
     if isinstance(tensor, Apply) and tensor.op == "expand" and math.prod(tensor.inputs[0].shape) == 1:
         return list(tensor.inputs)
     return [tensor]

@@ -338,6 +338,24 @@ case(
     dynamic=("", "nt"),
     save=True,
 )
+
+
+def _one_key_head(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    n, t, _ = x.shape
+    q = m.q(x).view(n, t, 4, 3).transpose(1, 2)
+    k, v = m.kv(x).view(n, t, 2, 1, 3).permute(2, 0, 3, 1, 4).unbind(0)
+    return m.o(m.heads(F.scaled_dot_product_attention(q, k, v)).transpose(1, 2).reshape(n, t, 12))
+
+
+case(
+    "attention_of_one_key_head",  # which torch broadcasts
+    lambda: net(
+        _one_key_head, q=nn.Linear(6, 12), kv=nn.Linear(6, 6), heads=step(lambda y: y * 1.0), o=nn.Linear(12, 4)
+    ),
+    ("n", 5, 6),
+    Ask("heads", [1, 3], 0.7, axis=1, left=2),
+    hosts=("fx",),
+)
 case("transformer_whole_mlp", transformer, [Input(("n", "t"), ids=11)], Ask("b0.mlp.fc2", "all", 0.3, left=0))
 case(
     "transformer_stream",

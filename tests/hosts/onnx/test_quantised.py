@@ -240,6 +240,13 @@ def test_whole_blocks_go(kind: str) -> None:
     assert nodes_of(lowered.host).count("MatMulNBits") == 2
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bytes_are_counted_as_they_are_stored(bits: int) -> None:
+    for program in (cmrc.trace(blocked(bits, 16)), cmrc.trace(close(blocked(bits, 16), range(32, 64), 0.5).host.model)):  # type: ignore[attr-defined]
+        stored = program.host.model.graph.initializers.values()  # type: ignore[attr-defined]
+        assert program.cost().bytes == sum(value.const_value.nbytes for value in stored)
+
+
 def test_a_part_of_a_block_is_refused() -> None:
     program = cmrc.trace(blocked(4, 32))
     with pytest.raises(

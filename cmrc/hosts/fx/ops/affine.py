@@ -86,7 +86,8 @@ def read_attention(a: Arguments) -> Read | Barrier:
     if a["scale"] is None and not isinstance(a.shape("query")[-1], int):
         return Barrier("its scale follows from a dynamic size")
     scale = float(a["scale"]) if a["scale"] is not None else 1.0 / math.sqrt(int(a.shape("query")[-1]))
-    if a.rank("query") > 2 and a.shape("query")[-3] != a.shape("key")[-3] and not a["enable_gqa"]:
+    served = {a.shape(name)[-3] for name in ("key", "value")} if a.rank("query") > 2 else set()
+    if served and served != {a.shape("query")[-3]} and served != {1} and not a["enable_gqa"]:
         return Barrier("its heads are broadcast")
     return Read("attention", (0, 1, 2, 3), {"scale": scale, "causal": bool(a["is_causal"])})
 

@@ -133,7 +133,7 @@ def read_matmul_n_bits(view: View) -> Step:
         )
     packed, scales = view.tensor(1, "weight"), view.tensor(2, "scale")
     blocks = -(-ins // block)
-    numbers = Leaf(f"{_name(packed)}::numbers", (outs, ins), "uint8", partial(_unpacked, packed, bits, outs, ins))
+    numbers = Leaf(f"{_name(packed)}::numbers", (outs, ins), f"uint{bits}", partial(_unpacked, packed, bits, outs, ins))
     scale = Leaf(f"{_name(scales)}::blocks", (outs, blocks), scales.dtype, partial(_laid_out, scales, (outs, blocks)))
     zero = _zero_points(view.operand(3), bits, (outs, blocks))
     weight = Quantised(numbers, scale, zero, 1, block)
@@ -173,4 +173,4 @@ def _zero_points(operand: Operand, bits: int, shape: tuple[int, int]) -> Tensor:
     if not operand.dtype.startswith("uint"):
         return Leaf(f"{_name(operand)}::blocks", shape, operand.dtype, partial(_laid_out, operand, shape))
     load = partial(_unpacked, operand, bits, *shape)
-    return Leaf(f"{_name(operand)}::blocks", shape, "uint8", load)
+    return Leaf(f"{_name(operand)}::blocks", shape, f"uint{bits}", load)
