@@ -77,10 +77,11 @@ bug(
 )
 bug(
     "norm-scales-by-the-share",
-    "literal(np.full(len(keep), math.sqrt(share)))",
-    "literal(np.full(len(keep), share))",
+    "_with_carriers(weight, keep, 0, math.sqrt(share))",
+    "_with_carriers(weight, keep, 0, share)",
     "an RMS norm over fewer units is scaled by n/k, not by its root",
     CONSTANT,
+    "tests/passes/test_norms.py",
 )
 bug(
     "dilation-forgotten-in-a-shape",

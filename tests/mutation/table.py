@@ -6,6 +6,7 @@ from tests.mutation import (
     in_constant_fold,
     in_fx,
     in_ir,
+    in_later,
     in_onnx,
     in_passes,
     in_planning,
@@ -25,5 +26,6 @@ ROOMS = {
     "statistics": in_statistics.bug,
     "planning": in_planning.bug,
     "verification": in_verification.bug,
+    "later": in_later.bug,
 }
 MUTANTS: dict[str, Mutant] = {row.name: row for table in ROOMS.values() for row in table.rows}
