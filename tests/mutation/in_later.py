@@ -6,6 +6,7 @@ from tests.mutation.mutant import Table
 
 bug = Table()
 QUANTISED = "tests/hosts/onnx/test_quantised.py"
+INTEGERS = "tests/passes/test_integers.py"
 RECOVER = "tests/recovery/test_recover.py"
 GOALS = "tests/reduction/test_goals.py"
 REDUCER = "tests/reduction/test_reducer.py"
@@ -21,14 +22,14 @@ bug(
     "    steps = np.rint(values / step)\n",
     "    steps = np.floor(values / step)\n",
     "a constant on the grid is taken for the step below it",
-    QUANTISED,
+    INTEGERS,
 )
 bug(
     "every-constant-is-on-the-grid",
     "return steps if bool(np.all(np.abs(steps * step - values) <= 1e-6 * np.abs(values))) else None",
     "return steps",
     "a constant between two steps is rounded to one of them",
-    QUANTISED,
+    INTEGERS,
 )
 bug(
     "bias-on-another-grid",

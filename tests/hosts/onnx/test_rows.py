@@ -60,6 +60,28 @@ def test_a_pool_whose_window_is_larger_than_a_dynamic_size(pool: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [11, 22])
+def test_an_average_that_counts_a_padding_that_is_none(opset: int) -> None:
+    """Before opset 19 onnxruntime divides by the whole window also where it stands out."""
+    text = "y = AveragePool<kernel_shape = [3, 3], strides = [2, 2], count_include_pad = 1>(x)"
+    proto = model(text, {"x": ("n", 2, "rows", "columns")}, "y")
+    proto.opset_import[0].version, proto.ir_version = opset, 8
+    host = OnnxHost.from_model(proto)
+    for rows, columns in ((2, 2), (2, 7), (4, 3)):
+        x = random(2, 2, rows, columns)
+        got, want = evaluate(host.graph, {"x": x})["y"], host.run([x])[0]
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("q", "k"), [((2, 5, 8), (2, 2, 7, 4)), ((2, 2, 5, 4), (2, 7, 8))], ids=["keys", "queries"])
+def test_attention_of_which_some_operands_have_heads_is_left_whole(q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    text = "y = Attention<q_num_heads = 2, kv_num_heads = 2>(q, k, k)"
+    host = OnnxHost.from_model(model(text, {"q": q, "k": k}, "y"))
+    (node,) = host.graph.nodes
+    assert node.op == "opaque"
+    assert "some have an axis of heads" in node.marks.why
+
+
 def _float(array: Array) -> Array:
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
 

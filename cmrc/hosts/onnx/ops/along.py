@@ -52,7 +52,10 @@ def read_pool(view: View, fn: str) -> Step:
     if attrs["ceil"] and not isinstance(attrs["pad"], str):
         _require_agreement(view, shape[2:], attrs)
     if fn == "avg_pool":
-        attrs["include_pad"] = bool(view.attr("count_include_pad", 0))
+        # Without padding there is none to count. Before opset 19 onnxruntime also counts what a window lacks at a dynamic size.
+        padded = isinstance(attrs["pad"], str) or any(pad != (0, 0) for pad in attrs["pad"])
+        lacking = view.opset < 19 and len(sizes) < rank
+        attrs["include_pad"] = bool(view.attr("count_include_pad", 0)) and (padded or lacking)
     spatial = [size_after(n, k, attrs, i) for i, (n, k) in enumerate(zip(shape[2:], attrs["kernel"], strict=True))]
     return Step("along", (0,), attrs, view.out([*shape[:2], *spatial]))
 

@@ -60,6 +60,8 @@ def read_attention(view: View) -> Step | list[Step]:
     if any(view.used[3:]) or view.attr("softcap", 0.0) or view.operand(6) is not None:
         raise LeftWhole("it shows or caps its scores, or counts keys by a length")
     q, k, v = (view.shape(i) for i in range(3))
+    if not len(q) == len(k) == len(v):
+        raise LeftWhole("of its queries, keys and values some have an axis of heads and some have not")
     causal = bool(view.attr("is_causal", 0))
     cached = view.operand(4) is not None
     if len(q) == 4 and not cached and not any(view.used[1:]):
