@@ -109,8 +109,30 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
     mask[(slice(None),) * (axis - first) + (Index.of(index).array,)] = True
     place = _whole_positions(mask.reshape(new))
     if place is None:
-        return f"the units are not whole positions of any axis of {list(after)}"
+        choices = _positions_of(old, new, axis - first)
+        examples = f"; a position is units {', or units '.join(choices)}" if choices else ""
+        return f"the units are not whole positions of any axis of {list(after)}{examples}"
     return Moved(segment.after[0] + place[0], place[1], segment)
+
+
+def _positions_of(old: tuple[int, ...], new: tuple[int, ...], axis: int) -> list[str]:
+    """The units of an axis before a reshape that are the first position of an axis after it, for each that has such."""
+    choices = []
+    for local, size in enumerate(new):
+        mask = np.zeros(new, dtype=bool)
+        mask[(slice(None),) * local + (0,)] = True
+        place = _whole_positions(mask.reshape(old)) if 1 < size < old[axis] else None
+        if place is not None and place[0] == axis and (text := in_runs(place[1])) not in choices:
+            choices.append(text)
+    return choices
+
+
+def in_runs(index: Sequence[int]) -> str:
+    """`0 to 3, 8 to 11` for ascending positions; of many runs the first three."""
+    ends = [i for i in range(1, len(index)) if index[i] != index[i - 1] + 1]
+    parts = [index[a:b] for a, b in zip([0, *ends], [*ends, len(index)], strict=True)]
+    shown = [str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts[:3]]
+    return ", ".join(shown) + (", ..." if len(parts) > 3 else "")
 
 
 def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:

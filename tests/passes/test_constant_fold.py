@@ -384,7 +384,10 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (parameter_of_run_time, "one of its parameters is computed at run time"),
     (merged_with_run_time, "it merges the units with a size known only at run time"),
     (merged_samples, "it merges the units with a size known only at run time"),
-    (not_whole_positions, "the units are not whole positions of any axis of ['N', 2, 2]"),
+    (
+        not_whole_positions,
+        "the units are not whole positions of any axis of ['N', 2, 2]; a position is units 0 to 1, or units 0, 2",
+    ),
     (slab_reshaped, "the constants differ along an axis that is reshaped as well"),
     (slab_of_merged_samples, "the constants differ along an axis that is reshaped as well"),
     (repeated_units, "it repeats the units"),

@@ -201,7 +201,11 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (part_of_transposed_groups, "a grouped transposed convolution keeps or loses whole groups"),
     (mixed_units, "it mixes the units with each other"),
     (repeats_read_differently, "of its repeats different positions are read"),
-    (not_whole_positions, "the units are not whole positions of any axis of ['N', 4, 2, 2]"),
+    (
+        not_whole_positions,
+        "the units are not whole positions of any axis of ['N', 4, 2, 2]; a position is units 0 to 3, or units 0 to 1, 4 to 5, 8 to 9, ..., "
+        "or units 0, 2, 4, ...",
+    ),
     (select_along_another_axis, "a select along another axis stands here"),
     (affine_do_reads_dropped_units, "an affine replacement reads units that are dropped here"),
     (affine_do_of_blocks, "an affine replacement of blocks stays here"),

@@ -210,7 +210,7 @@ def test_units_are_followed_through_a_reshape_into_blocks() -> None:
     places = {site.shape: (site.axis, site.folds) for site in program.sites()}
     assert places[2, 2, 16] == (
         2,
-        "stops at 3 (reshape): the units are not whole positions of any axis of [2, 2, 4, 4]",
+        "stops at 3 (reshape): the units are not whole positions of any axis of [2, 2, 4, 4]; a position is units 0 to 3, or units 0, 4, 8, ...",
     )
     plan = cmrc.Plan(program).do("3", units=[1, 5, 9, 13], constant=0.4)
     lowered = cmrc.lower(program, plan)
