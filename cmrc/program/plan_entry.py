@@ -25,6 +25,7 @@ INLINE = 64  # numbers of an array that are written as they are
 LARGEST_AXIS = 1 << 22  # units that one number may stand for
 LAST = 10**10  # position of an axis
 RANGE = re.compile(r"([0-9]{1,11})(?::([0-9]{1,11}))?")
+ALONE = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*+")  # no ranges among them
 NUMBERS = {int, float}
 RANK = 16  # axes that a value can have
 Pack = Callable[[str, Array], Any]
@@ -121,11 +122,10 @@ def _runs(packed: Any) -> list[range]:
         return [range(i, i + 1) for i in packed]
     if not isinstance(packed, str):
         raise ValueError(f"{reprlib.repr(packed)} are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
+    if ALONE.fullmatch(packed):
+        return [range(i, i + 1) for i in map(int, packed.split(","))]
     runs = []
     for part in packed.split(",") if packed else []:
-        if part.isdigit() and part.isascii() and len(part) < 10:  # most are alone
-            runs.append(range(first := int(part), first + 1))
-            continue
         match = RANGE.fullmatch(part)
         first = int(match[1]) if match else -1
         last = int(match[2]) if match and match[2] else first + 1
