@@ -11,8 +11,8 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import HostError
-from cmrc.ir.graph import ArrayLiteral, Leaf, Tensor, apply
-from cmrc.ir.tensors import fold
+from cmrc.ir.graph import ArrayLiteral, Leaf, Tensor, apply, literal
+from cmrc.ir.tensors import Quantised, constant, fold
 
 
 def leaf(array: object, dtype: str = "float16") -> Leaf:
@@ -75,3 +75,15 @@ def test_a_bias_in_half_precision(bias: bool) -> None:
     assert "fc2.bias[0] 7e+04, which is infinite in float16" in str(error.value)
     small = cmrc.lower(program, cmrc.Plan(program).do("act", units=[0], constant=90.0))
     assert torch.isfinite(small.module.get_parameter("fc2.bias")).all()
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, None])
+def test_a_quantised_tensor_that_is_turned_keeps_its_scales(axis: int | None) -> None:
+    rng = np.random.default_rng(0)
+    numbers, perm = rng.integers(-9, 9, size=(2, 3, 4)), (2, 0, 1)
+    count = () if axis is None else (numbers.shape[axis],)
+    scale, zero = literal(rng.uniform(1, 2, size=count)), literal(rng.integers(-3, 3, size=count), "int8")
+    plain = Quantised(literal(numbers, "int8"), scale, zero, axis)
+    turned = plain.turned(perm)
+    assert turned is not None
+    np.testing.assert_array_equal(constant(turned.tensor()), constant(plain.tensor()).transpose(perm))

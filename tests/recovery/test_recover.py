@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from nets import Convs, exported, seeded
 
 import cmrc
 from cmrc.errors import FileError, InputError
+from cmrc.recovery.lessons import Pool
 from cmrc.recovery.parameters import compared, folded, trainable
-from cmrc.recovery.recover import Round
+from cmrc.recovery.recover import RecoveryRun, Round
 from tests.command import cli
 
 EXAMPLE = Path(__file__).parents[2] / "examples"
@@ -213,3 +216,38 @@ def test_the_command_writes_a_file_that_says_what_it_is(tmp_path: Path) -> None:
         "verify", str(model), str(small), str(plan), "--data", str(EXAMPLE / "digits_test.npz"), "--swaps", "0"
     )
     assert judged.exit_code == 0, judged.output
+
+
+def test_the_weights_that_are_returned_are_the_best_and_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step is so large that it throws the network off."""
+    program, lowered, x = prepared("fx")
+    monkeypatch.setattr(RecoveryRun, "rate", lambda self, share: 0.03 if share < 0.8 else 3.0)
+    rounds: list[Round] = []
+    held = normal(64, 5)
+    recovered = cmrc.recover(
+        program, lowered, [x], held_out=[held], steps=8, values=0.0, labels=0.0, tell=rounds.append
+    )
+    assert recovered.recovery is not None
+    assert rounds[-1].held_out > 1.01 * rounds[-1].best
+    assert apart(program, recovered, held) == pytest.approx(rounds[-1].best, rel=1e-3)
+
+
+def test_weights_that_did_not_move_are_not_called_recovered() -> None:
+    program, lowered, x = prepared("fx")
+    recovered = cmrc.recover(program, lowered, [x], steps=2, rate=0.0)
+    assert recovered.recovery is not None
+    assert recovered.recovery.after == recovered.recovery.before
+    assert recovered.recovery.trained == ()
+
+
+def test_a_run_that_goes_on_takes_the_batches_that_it_has_not_seen() -> None:
+    pool = Pool([{"x": np.arange(20)}], 4)
+
+    def batches(step: int) -> list[list[int]]:
+        run: Any = SimpleNamespace(train=pool, options=SimpleNamespace(seed=3), step=step)
+        return [rows.arrays["x"].tolist() for rows in itertools.islice(RecoveryRun._rows(run), 12 - step)]
+
+    whole = batches(0)
+    assert whole[:5] != whole[5:10]  # every epoch has an order of its own
+    assert sorted(itertools.chain(*whole[5:10])) == list(range(20))
+    assert all(batches(step) == whole[step:] for step in (3, 5, 7))

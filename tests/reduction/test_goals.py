@@ -106,3 +106,10 @@ def test_what_is_about_as_near_is_as_good_a_find() -> None:
     before = SCALE * np.array([[0.900, 0.895, 0.1], [0.900, 0.500, 0.1], [0.3, 0.2, 0.1]])
     after = SCALE * np.array([[0.890, 0.891, 0.1], [0.700, 0.701, 0.1], [0.3, 0.2, 0.1]])
     assert judge._finds_as_near(before, after).tolist() == [[True], [False], [True]]
+
+
+def test_size_is_judged_by_the_file_and_macs_by_the_multiply_adds() -> None:
+    some = measures(0.5, 1.0)
+    sizes = Measures(500, 100, 900, some.quality, some.speed)
+    met = {goal: Goals(**{goal: 0.5}).judge(sizes, WHOLE)[0].met for goal in ("size", "macs")}
+    assert met == {"size": False, "macs": True}
