@@ -25,6 +25,7 @@ import psutil
 
 from tests.fuzz import worker
 from tests.fuzz.judge import Outcome
+from tests.records import commit, save_record
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 25
@@ -100,7 +101,9 @@ class Record:
         }  # fmt: skip
         if path is not None and path.is_file():
             self.data.update(json.loads(path.read_text()))
-        self.data["code"].append({"digest": digest_of_code(), "from_seed": self.data["next"], "graphs": 0})
+        self.data["code"].append(
+            {"digest": digest_of_code(), "commit": commit(), "from_seed": self.data["next"], "graphs": 0}
+        )
         # What failed before is tried again first: it is mended, or fails still.
         self.again = {int(failure["seed"]): failure for failure in self.data["failures"] if failure["seed"] >= 0}
         self.data["failures"] = []
@@ -252,8 +255,7 @@ def _tally(results: Iterator[tuple[str, Outcome]], record: Path | None, *, until
         "failures": failures,
     }
     say(json.dumps({name: value for name, value in total.items() if name != "failures"}))
-    if record is not None:
-        record.write_text(json.dumps(total, indent=1) + "\n")
+    save_record(total, record)
     return 1 if failures else 0
 
 

@@ -88,14 +88,14 @@ bug(
     "    host = lowered.host.with_parameters(run.best) if run.is_better else lowered.host",
     "    host = lowered.host.with_parameters(run.learner.parameters())",
     "the weights of the last step are returned, however bad",
-    RECOVER,
+    f"{RECOVER}::test_the_weights_that_are_returned_are_the_best_and_not_the_last",
 )
 bug(
     "worse-is-better",
     "        return self.best_loss < self.began",
     "        return self.best_loss <= self.began",
     "weights that did not get better count as recovered",
-    RECOVER,
+    f"{RECOVER}::test_weights_that_did_not_move_are_not_called_recovered",
 )
 bug(
     "judged-by-a-sum",
@@ -116,7 +116,7 @@ bug(
     "        number, skip = divmod(self.step, per_epoch)",
     "        number, skip = self.step // per_epoch, 0",
     "a resumed run sees batches of its epoch again",
-    RECOVER,
+    f"{RECOVER}::test_a_run_that_goes_on_takes_the_batches_that_it_has_not_seen",
 )
 bug(
     "trained-on-held-out-data",
@@ -130,7 +130,7 @@ bug(
     "        rng = np.random.default_rng([seed, 1, number])",
     "        rng = np.random.default_rng([seed, 1, 0])",
     "every epoch has the order of the first",
-    RECOVER,
+    f"{RECOVER}::test_a_run_that_goes_on_takes_the_batches_that_it_has_not_seen",
 )
 
 # ---------------------------------------------------------------- reduction
@@ -220,21 +220,21 @@ bug(
     '    together = " ".join(plan_digest(plan) for plan in plans)',
     "    together = str(len(plans))",
     "what was probed for other plans is taken after an interruption",
-    PROGRESS,
+    f"{PROGRESS}::test_an_interrupted_budget_is_not_probed_again",
 )
 bug(
     "counts-of-another-run",
     "        if read.asked != self.asked:\n            raise self._of_another_run(path)\n        return read.numbers",
     "        return read.numbers",
     "a checkpoint of another model decides how many units go",
-    PROGRESS,
+    f"{PROGRESS}::test_a_checkpoint_of_counts_that_is_not_this_runs_is_refused",
 )
 bug(
     "probed-again",
     "            if self.progress is not None:\n                self.progress.save_losses(plans, losses)\n",
     "",
     "an interrupted plan measures its sites again",
-    PROGRESS,
+    f"{PROGRESS}::test_an_interrupted_budget_is_not_probed_again",
 )
 bug(
     "joined-by-the-last",
@@ -251,19 +251,19 @@ bug(
     '"data_offsets": [start, end]}\n            start = end\n',
     '"data_offsets": [start, end]}\n',
     "every tensor of a file begins where the first does",
-    CHECKPOINT,
+    f"{CHECKPOINT}::test_equal_widths_go_into_the_config",
 )
 bug(
     "old-weights-in-the-folder",
     "        expression = self.written.expressions.get(name)\n        if expression is None:",
     "        expression = None\n        if expression is None:",
     "the folder gets the weights of the original",
-    CHECKPOINT,
+    f"{CHECKPOINT}::test_equal_widths_go_into_the_config",
 )
 bug(
     "config-of-the-original",
     "        if changes and not misfits:\n            changed = {**json.loads(text), **changes}",
     "        if changes and not misfits:\n            changed = {**json.loads(text)}",
     "config.json keeps the old widths",
-    CHECKPOINT,
+    f"{CHECKPOINT}::test_equal_widths_go_into_the_config",
 )

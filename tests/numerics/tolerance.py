@@ -53,9 +53,6 @@ class Measured:
             "right in the file": self.right_in_file,
             "right in float64": self.right_in_float64,
             "noticed in float64": sum(apart > FOLDED for apart in self.in_float64),
-            "noticed at all": sum(
-                ratio > 1 or apart > FOLDED for ratio, apart in zip(self.wrong, self.in_float64, strict=True)
-            ),
             "within rounding": sum(
                 ratio <= 2 * self.right for ratio in self.wrong
             ),  # no more than twice the right result
