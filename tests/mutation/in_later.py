@@ -220,7 +220,7 @@ bug(
     '    together = " ".join(plan_digest(plan) for plan in plans)',
     "    together = str(len(plans))",
     "what was probed for other plans is taken after an interruption",
-    f"{PROGRESS}::test_an_interrupted_budget_is_not_probed_again",
+    f"{PROGRESS}::test_losses_are_those_of_the_plans_that_were_measured",
 )
 bug(
     "counts-of-another-run",

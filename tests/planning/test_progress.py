@@ -231,3 +231,14 @@ def test_a_checkpoint_of_counts_that_is_not_this_runs_is_refused(text: str, reas
     (folder / "counts.json").write_text(text)
     with pytest.raises(PlanError, match=reason):
         cmrc.plan(mlp(WIDE), data=parts(), preset="joint", keep=0.5, checkpoint=folder)
+
+
+def test_losses_are_those_of_the_plans_that_were_measured(tmp_path: Path) -> None:
+    program = mlp(WIDE)
+    site = program.sites(folds=False)[0].value
+    one, other = (cmrc.Plan(program).do(site, units=[unit], constant=0.5) for unit in (0, 1))
+    kept = progress.Progress(tmp_path, "asked")
+    kept.save_losses([one], [0.25])
+    assert kept.load_losses([one]) == [0.25]
+    assert kept.load_losses([other]) is None
+    assert kept.load_losses([one, other]) is None
