@@ -78,7 +78,11 @@ def test_the_changelog_has_the_version() -> None:
 def test_the_workflow_runs_what_people_run() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
     commands = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
-    assert commands == {"bash .ci/run", "bash .ci/types", "bash .ci/core", "bash .ci/lowest", "bash .ci/integrations"}
+    tool = "bash .ci/integrations ${{ matrix.tool }}"
+    assert commands == {"bash .ci/run", "bash .ci/types", "bash .ci/core", "bash .ci/lowest", tool}
+    listed = re.search(r"# Names: ([\w ]+)\.", (ROOT / ".ci" / "integrations").read_text())
+    assert listed is not None
+    assert jobs["integrations"]["strategy"]["matrix"]["tool"] == listed[1].split()
     assert all((ROOT / command.split()[1]).exists() for command in commands)
     tried = {jobs["all"]["steps"][1]["with"]["python-version"], *jobs["core"]["strategy"]["matrix"]["python"]}
     claimed = {re.search(r":: (3\.\d+)$", each) for each in PROJECT["project"]["classifiers"]}

@@ -196,7 +196,14 @@ class Host(Protocol):
         """A clone with plan entries (value name, JSON form) recorded on the nodes that make the values."""
         ...
 
-    def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+    def save(
+        self,
+        path: Path,
+        metadata: Mapping[str, str],
+        *,
+        overwrite: bool = False,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
         """Write the model to `path`, whole or not at all; the file that it was loaded from only with `overwrite`."""
 
 

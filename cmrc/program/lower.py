@@ -133,10 +133,18 @@ class Lowered:
         kwargs = self.program.options.get("kwargs") or {}
         self.host.load_into(model, graph=self.graph, original=self.program.host, args=self.program.args, kwargs=kwargs)
 
-    def save(self, path: str | Path, *, overwrite: bool = False, results: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        results: Mapping[str, Any] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
         """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from.
 
-        `results` are findings about it that travel with the file, each a mapping that JSON can hold: `check`, `quality`.
+        `output_names` are for the outputs of a torch model, in their order; else they have the keys under which the module returns
+        them, or torch's names. `results` are findings about it that travel with the file, each a mapping that JSON can hold: `check`, `quality`.
 
         The file that the model was loaded from is replaced only with `overwrite=True`; a symbolic link stays one, and the
         file that it points to is replaced.
@@ -149,7 +157,7 @@ class Lowered:
         if retrained := self._retrained():  # the file no longer computes what the plan says
             metadata["cmrc.retrained"] = ", ".join(retrained)
         with blaming_contradictions(self.program.host):
-            self.host.save(Path(path), metadata, overwrite=overwrite)
+            self.host.save(Path(path), metadata, overwrite=overwrite, output_names=output_names)
 
     @cached_property
     def clamped(self) -> Host:

@@ -85,9 +85,9 @@ class Reduction:
     def plan(self) -> Plan:
         return self.lowered.plan
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+    def save(self, path: str | Path, *, overwrite: bool = False, output_names: Sequence[str] | None = None) -> None:
         """Write the small model as ONNX, whole or not at all. What was found about it stands in its metadata."""
-        self.lowered.save(path, overwrite=overwrite, results=self._findings())
+        self.lowered.save(path, overwrite=overwrite, results=self._findings(), output_names=output_names)
 
     def _findings(self) -> dict[str, Any]:
         """What travels with the file: nothing that depends on the machine's speed or on file names."""

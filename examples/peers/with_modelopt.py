@@ -20,9 +20,11 @@ def score(model: torch.nn.Module) -> float:
 
 with torch.no_grad():
     answers = model(held_out).argmax(1)
+space = mtp.fastnas.FastNASConfig()
+space["nn.Conv2d"]["*"]["channel_divisor"] = 4
 pruned, _ = mtp.prune(
     model=model,
-    mode="fastnas",
+    mode=[("fastnas", space)],
     constraints={"flops": "50%"},
     dummy_input=x[:1],
     config={

@@ -183,6 +183,27 @@ def test_the_graphs_of_the_design_page_are_what_the_passes_print() -> None:
     assert graphs == printed
 
 
+def counted(snippet: Path) -> list[int]:
+    """The lines of a snippet that do the job, and those that tell how good it is."""
+    text = snippet.read_text(encoding="utf-8")
+    parts = re.findall(
+        r"^# (?:the job|how good is it)\n(.*?)(?=^# (?:how good is it|end)$)", text, re.DOTALL | re.MULTILINE
+    )
+    lines = [[line.strip() for line in part.splitlines()] for part in parts]
+    return [sum(bool(line) and not line.startswith("#") for line in part) for part in lines]
+
+
+def test_lines_of_the_comparison_are_counted() -> None:
+    rows = re.findall(
+        r"^\| \*\*(.+?)\*\*[^|]*\|[^|]*\| ([^|]+) \|", (ROOT / "docs" / "comparison.md").read_text(), re.MULTILINE
+    )
+    said = {name.lower().split()[-1].replace("-", "_"): lines for name, lines in rows if re.match(r"\d", lines)}
+    snippets = {path.stem.removeprefix("with_"): path for path in (ROOT / "examples" / "peers").glob("with_*")}
+    counts = {name: " + ".join(map(str, counted(path))) for name, path in snippets.items()}
+    counts["olive"] = str(len((ROOT / "examples" / "integrations" / "recipe.json").read_text().splitlines()))
+    assert said == counts
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -174,10 +174,17 @@ class LoweredCheckpoint(FxHost):
     def untied(self) -> tuple[str, ...]:  # type: ignore[override]
         return self._written.untied
 
-    def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+    def save(
+        self,
+        path: Path,
+        metadata: Mapping[str, str],
+        *,
+        overwrite: bool = False,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
         """A folder, or ONNX if the path says so."""
         if path.suffix.lower() == ".onnx":
-            super().save(path, metadata, overwrite=overwrite)
+            super().save(path, metadata, overwrite=overwrite, output_names=output_names)
             return
         if self._module is not None:
             raise HostError(

@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import onnx_ir
 import torch
+import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
+from cmrc.errors import HostError
+
+TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding")  # loggers
 # What reads a plane: its convolution, what pads it, and what asks for its type (the exporter's zero bias does).
 READERS = {("Conv", 0), ("ConvTranspose", 0), ("Pad", 0), ("CastLike", 1)}
 
 
-def to_onnx(program: ExportedProgram) -> onnx_ir.Model:
-    with warnings.catch_warnings(), _without_word_of_torchvision():
+def to_onnx(program: ExportedProgram, output_names: Sequence[str] | None = None) -> onnx_ir.Model:
+    """The model. Its outputs are called as asked, else by the keys under which the module returns them, else by torch's own names."""
+    with warnings.catch_warnings(), _without_a_word():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
         assert exported is not None
@@ -30,19 +36,57 @@ def to_onnx(program: ExportedProgram) -> onnx_ir.Model:
             if _is_plane(node):
                 _compute(exported.model.graph, node)
         exported.optimize()
+    _name_outputs(exported.model.graph, program, output_names)
     return exported.model
 
 
+def _name_outputs(graph: onnx_ir.Graph, program: ExportedProgram, asked: Sequence[str] | None) -> None:
+    names = _keys_of_outputs(program) if asked is None else list(asked)
+    if asked is not None and (len(names) != len(graph.outputs) or len(set(names)) != len(names) or not all(names)):
+        raise HostError(
+            f"{', '.join(map(repr, names)) or 'nothing'} does not name {len(graph.outputs)} outputs",
+            fix=f"give one name for each of {', '.join(str(value.name) for value in graph.outputs)}",
+        )
+    others = {value.name for node in graph for value in node.outputs if value not in graph.outputs}
+    taken = others | {value.name for value in graph.inputs} | set(graph.initializers)
+    for value, name in zip(graph.outputs, names, strict=False):
+        if asked is not None and name in taken:
+            raise HostError(f"{name!r} is the name of another value of the model", fix="choose another name")
+        if name and name not in taken:
+            value.name = name
+
+
+def _keys_of_outputs(program: ExportedProgram) -> list[str]:
+    """`logits` of a Hugging Face model, the keys of a mapping; nothing where there is no key."""
+    spec = program.call_spec.out_spec
+    if spec is None or len(set(names := [_key(path) for path in _paths(spec)]) - {""}) != len(names):
+        return []
+    return names
+
+
+def _paths(spec: Any) -> list[tuple[Any, ...]]:
+    leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    return [path for path, _ in leaves]
+
+
+def _key(path: tuple[Any, ...]) -> str:
+    """The key at the end of a path of keys."""
+    last = path[-1] if path else None
+    return last.key if isinstance(last, pytree.MappingKey) and isinstance(last.key, str) else ""
+
+
 @contextmanager
-def _without_word_of_torchvision() -> Iterator[None]:
-    """The exporter warns of every op of torchvision that it cannot register, also where the model has none."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _without_a_word() -> Iterator[None]:
+    """The exporter warns of ops of torchvision that it cannot register, the optimiser of what it leaves unfolded: neither is a fault."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _is_plane(node: onnx_ir.Node) -> bool:

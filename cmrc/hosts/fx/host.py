@@ -204,16 +204,24 @@ class FxHost:
         """An ExportedProgram of this graph, without tracing again."""
         return to_exported(self.program)
 
-    def to_onnx(self) -> Any:
+    def to_onnx(self, output_names: Sequence[str] | None = None) -> Any:
         """The program as an onnx_ir model, by torch's own exporter."""
         from cmrc.hosts.fx.export import to_onnx  # only who saves needs onnx
 
-        return to_onnx(to_exported(replace(self.program, graph=with_plain_layouts(self.program.graph))))
+        plain = replace(self.program, graph=with_plain_layouts(self.program.graph))
+        return to_onnx(to_exported(plain), output_names)
 
-    def save(self, path: Path, metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+    def save(
+        self,
+        path: Path,
+        metadata: Mapping[str, str],
+        *,
+        overwrite: bool = False,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
         from cmrc.hosts.onnx.host import OnnxHost  # only who saves needs onnx; that host knows nothing of this one
 
-        host = OnnxHost.from_model(self.to_onnx())
+        host = OnnxHost.from_model(self.to_onnx(output_names))
         entries = [_carried(entry, host) for entry in self.annotations()]
         (host.annotate(entries) if entries else host).save(path, metadata, overwrite=overwrite)
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import onnx
 import onnx_ir
 
-from cmrc.errors import TraceError, last_line
+from cmrc.errors import HostError, TraceError, last_line
 from cmrc.hosts.onnx import gradients
 from cmrc.hosts.onnx.load import SORT, load, prepare, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
@@ -180,11 +180,22 @@ class OnnxHost:
         """A clone with these do's, and no others, recorded on the nodes that make the values."""
         return self._another(annotate(self.model, entries))
 
-    def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        metadata: Mapping[str, str],
+        *,
+        overwrite: bool = False,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
         """Write the model, with entries added to its metadata, whole or not at all.
 
         The file that the model was loaded from is replaced only with `overwrite`.
         """
+        if output_names is not None:
+            raise HostError(
+                "an ONNX model keeps the names of its outputs, by which it is called", fix="leave out output_names="
+            )
         alive = self.model, self._source
         save(self.model, Path(path), metadata, alive=alive, source=self.path, overwrite=overwrite)
 

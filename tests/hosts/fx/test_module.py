@@ -548,3 +548,31 @@ def test_inputs_by_name() -> None:
         program.run({"x": x})
     with pytest.raises(HostError, match="the model takes the inputs x, shift; given are 3 in order"):
         program.run((x, shift, x))
+
+
+class TwoAnswers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.act(self.fc1(x))
+        return {"logits": self.fc2(hidden), "hidden": hidden * 1.0}
+
+
+def test_outputs_are_called_by_their_keys_or_as_asked(tmp_path: Path) -> None:
+    program = cmrc.trace(TwoAnswers().eval(), (torch.randn(5, 6),))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("fc1", units=[1], constant=0.3), residue="keep")
+    lowered.save(tmp_path / "a.onnx")
+    assert cmrc.trace(tmp_path / "a.onnx").graph.outputs == ("logits", "hidden")
+    lowered.save(tmp_path / "b.onnx", output_names=["classes", "inner"])
+    assert cmrc.trace(tmp_path / "b.onnx").graph.outputs == ("classes", "inner")
+    with pytest.raises(cmrc.CmrcError, match="'classes' does not name 2 outputs"):
+        lowered.save(tmp_path / "c.onnx", output_names=["classes"])
+    with pytest.raises(cmrc.CmrcError, match="'x' is the name of another value of the model"):
+        lowered.save(tmp_path / "c.onnx", output_names=["classes", "x"])
+    assert not (tmp_path / "c.onnx").exists()
+    plain = cmrc.trace(tmp_path / "a.onnx")
+    same = cmrc.lower(plain, cmrc.Plan(plain))
+    with pytest.raises(cmrc.CmrcError, match="keeps the names of its outputs"):
+        same.save(tmp_path / "c.onnx", output_names=["classes", "inner"])
