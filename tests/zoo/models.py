@@ -43,7 +43,7 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {}
-MODULES = ("vision", "handwritten", "files")  # beside this one, each adds its entries when it is imported
+MODULES = ("newer", "vision", "handwritten", "files")  # beside this one, each adds its entries when it is imported
 
 
 def entries() -> dict[str, Entry]:
