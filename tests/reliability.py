@@ -16,12 +16,13 @@ MIB = 2**20
 PROMISES = (
     ("A lowered model computes what the model with its units literally replaced computes, within rounding. What cannot be folded is refused, by name.", ("fuzz/test_fuzz.py", "differential/test_differential.py", "zoo/test_matrix.py")),
     ("Every folded number is within a stated bound of the exact one: one float64 expression, rounded once.", ("program/test_error_bound.py", "ir/test_tensors.py")),
-    ("`check` compares every output on several batches, and allows no more than follows from the rounding that the model itself shows. How small a fault it notices is measured below.", ("program/test_check.py", "numerics/test_tolerance.py")),
+    ("`check` compares every output on several batches, and allows no more than follows from the rounding that the model itself shows; the rewritten graph it compares in float64. How small a fault it notices is measured below.", ("program/test_check.py", "numerics/test_tolerance.py")),
+    ("A lowered file holds no more numbers than the model, or the first line of its report says how many more.", ("passes/test_stored_numbers.py", "fuzz/test_fuzz.py")),
     ("Your model is not changed: a result shares no writable memory with it, and what you train is what is saved.", ("hosts/fx/test_memory.py",)),
     ("No input is overwritten unless you say `--force`.", ("cli/test_outputs.py", "hosts/onnx/test_save.py")),
     ("An output appears whole or not at all. After a kill at any moment the old or the new one is there, and the next run removes what was left.", ("faults/test_kills.py", "hosts/onnx/test_faults.py")),
     ("A full disk, a read-only folder or a second writer gives one message or one of the two outputs, never a mixture.", ("faults/test_commands.py",)),
-    ("An interrupted `calibrate` or `plan` with `--checkpoint` continues to the same bits.", ("faults/test_kills.py", "statistics/test_checkpoint.py", "planning/test_progress.py")),
+    ("An interrupted `calibrate` or `plan` with `--checkpoint` continues to the same bits, and measures nothing twice.", ("faults/test_kills.py", "statistics/test_checkpoint.py", "planning/test_progress.py")),
     ("Ctrl-C ends a command within a second, with one line and exit code 130.", ("cli/test_process.py", "faults/test_commands.py")),
     ("Whatever a file says, it is read or refused with one message that names the reason. Nothing in it is executed, and memory is bounded.", ("loaders/test_loaders.py", "program/test_plan_file.py", "statistics/test_files.py", "planning/test_recipe.py", "hosts/onnx/test_load.py")),
     ("Files are read only from where you pointed: external data within the model's folder, a plan's arrays beside the plan and equal to their hash.", ("hosts/onnx/test_load.py", "program/test_plan_file.py")),
@@ -94,13 +95,15 @@ def mutants() -> str:
     record = read("mutation/record.json")
     if record is None:
         return ""
-    rows: list[tuple[object, ...]] = [("mutants", "caught", "survived", "minutes", "command")]
+    rows: list[tuple[object, ...]] = [("mutants", "caught", "survived", "minutes", "run by commit", "command")]
     for kind, what in (("seeded", "realistic bugs, seeded by hand"), ("sampled", "changed lines, drawn by a tool")):
         entries = record.get(kind) or {}
         if entries:
             outcomes = Counter(entry["outcome"] for entry in entries.values())
             seconds = sum(entry["seconds"] for entry in entries.values())
-            rows.append((f"{len(entries)} {what}", outcomes["caught"], outcomes["survived"], minutes(seconds), "`python -m tests.mutation`"))  # fmt: skip
+            commits = Counter(entry["commit"] for entry in entries.values())
+            told = ", ".join(f"{name}: {count}" for name, count in commits.items())
+            rows.append((f"{len(entries)} {what}", outcomes["caught"], outcomes["survived"], minutes(seconds), told, "`python -m tests.mutation`"))  # fmt: skip
     left = [f"`{name}`" for kind in ("seeded", "sampled") for name, entry in (record.get(kind) or {}).items() if entry["outcome"] == "survived"]  # fmt: skip
     survivors = f"\nSurvivors: {', '.join(left)}. They are not explained yet.\n" if left else ""
     drawn = record.get("sampled") or {}

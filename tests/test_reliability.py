@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests import reliability
 
 
@@ -14,3 +16,13 @@ def test_every_promise_names_tests_that_exist() -> None:
     for promise, paths in reliability.PROMISES:
         assert paths, promise
         assert all((reliability.TESTS / path).is_file() for path in paths), promise
+
+
+def test_every_record_names_its_commit_and_its_command() -> None:
+    folders = ("fuzz/records", "faults/records", "loaders/records", "numerics")
+    paths = [path for folder in folders for path in (reliability.TESTS / folder).glob("*.json")]
+    assert len(paths) > 10
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert record["commit"], path
+        assert record["command"].startswith("python -m tests."), path

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.records import commit
+
 RECORD = Path(__file__).with_name("record.json")
 
 
@@ -25,7 +27,7 @@ class Record:
         return record
 
     def put(self, kind: str, name: str, entry: dict[str, Any]) -> None:
-        self.data[kind][name] = entry
+        self.data[kind][name] = {**entry, "commit": commit()}
         if self.path is not None:
             self.path.write_text(json.dumps(self.data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
