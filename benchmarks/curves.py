@@ -36,9 +36,10 @@ from benchmarks.selection import DEVELOPMENT, calibration
 from benchmarks.subjects import BATCH, Run, Subject, divergence, in_parts, torch_run
 from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy
 from cmrc.hosts.onnx.bench import median_ratio
-from cmrc.planning.allocate import Costs
 from cmrc.planning.planner import plan_sizes
+from cmrc.planning.probe import LossProbe
 from cmrc.planning.recipe import make_recipe
+from cmrc.statistics.calibrate import unwatched
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +117,8 @@ class Matched:
 
     def __init__(self, subject: Subject) -> None:
         self.sites = [subject.program.find(name)[0] for name in subject.sites]
-        self.costs = Costs(subject.program, self.sites, "macs")
+        probe = LossProbe(subject.program, make_recipe(), subject.batches, unwatched)
+        self.costs = probe.costs_of("macs", self.sites)  # at the sizes of the data
         self.whole = self.costs.measure([0] * len(self.sites))
 
     def uniform(self, size: float) -> list[int]:
