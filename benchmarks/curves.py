@@ -36,10 +36,9 @@ from benchmarks.selection import DEVELOPMENT, calibration
 from benchmarks.subjects import BATCH, Run, Subject, divergence, in_parts, torch_run
 from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy
 from cmrc.hosts.onnx.bench import median_ratio
+from cmrc.planning.allocate import Costs
 from cmrc.planning.planner import plan_sizes
-from cmrc.planning.probe import LossProbe
 from cmrc.planning.recipe import make_recipe
-from cmrc.statistics.calibrate import unwatched
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,9 +115,8 @@ class Matched:
     """Numbers of units that go from the layers which the peers cut, so that the model meets a budget."""
 
     def __init__(self, subject: Subject) -> None:
-        self.sites = [subject.program.find(name)[0] for name in subject.sites]
-        probe = LossProbe(subject.program, make_recipe(), subject.batches, unwatched)
-        self.costs = probe.costs_of("macs", self.sites)  # at the sizes of the data
+        self.sites = [subject.sized.find(name)[0] for name in subject.sites]
+        self.costs = Costs(subject.sized, self.sites, "macs")
         self.whole = self.costs.measure([0] * len(self.sites))
 
     def uniform(self, size: float) -> list[int]:
@@ -184,7 +182,7 @@ class Judge:
         return {**told, **self._latency(path)}
 
     def of_plan(self, plan: cmrc.Plan) -> dict[str, Any]:
-        small = cmrc.lower(self.subject.program, plan)
+        small = cmrc.lower(self.subject.program, cmrc.Plan(self.subject.program, plan.entries))
         if not isinstance(self.subject.model, Path):
             return self.of_module(small.module.eval(), small.save)
         path = self.folder / "small.onnx"
@@ -368,30 +366,26 @@ class _Defaults:
                 options["sites"] = subject.sites
             recipe = make_recipe(**options)
             sites = subject.sites if not subject.affine else recipe.sites
-            stats = cmrc.calibrate(
-                subject.program, subject.batches, sites=sites, need=recipe.needs, **recipe.calibration
-            )
+            stats = cmrc.calibrate(subject.sized, subject.batches, sites=sites, need=recipe.needs, **recipe.calibration)
             amounts = [{"budget": {"of": "macs", "amount": one}} for one in left]
-            made = plan_sizes(subject.program, stats, amounts, data=subject.batches, **options)
+            made = plan_sizes(subject.sized, stats, amounts, data=subject.batches, **options)
             self.plans |= dict(zip(left, made, strict=True))
         return self.plans[size]
 
 
 def calibrated(subject: Subject) -> cmrc.Stats:
     recipe = make_recipe(**subject.recipe)
-    return cmrc.calibrate(
-        subject.program, subject.batches, sites=subject.sites, need=recipe.needs, **recipe.calibration
-    )
+    return cmrc.calibrate(subject.sized, subject.batches, sites=subject.sites, need=recipe.needs, **recipe.calibration)
 
 
 def planned(subject: Subject, stats: cmrc.Stats, kept: dict[str, int], options: Mapping[str, Any]) -> cmrc.Plan:
     given = {**{k: v for k, v in subject.recipe.items() if k != "drift_ridge"}, "sites": subject.sites, **options}
-    return cmrc.plan(subject.program, stats, data=subject.batches, keep=kept, **given)
+    return cmrc.plan(subject.sized, stats, data=subject.batches, keep=kept, **given)
 
 
 def flap(subject: Subject, stats: cmrc.Stats, matched: Matched, size: float) -> cmrc.Plan:
     """Variance times the squared norm of the weights that read a unit, standardised within each layer; means take their place."""
-    ranked = cmrc.plan(subject.program, stats, preset="cmr-logit", sites=subject.sites, keep=0.5, recompute="never")
+    ranked = cmrc.plan(subject.sized, stats, preset="cmr-logit", sites=subject.sites, keep=0.5, recompute="never")
     scores = [np.asarray(ranked.scores[stats.sites[site.value].columns.name]) for site in matched.sites]
     gone = matched.ranked(size, [(own - own.mean()) / max(own.std(), 1e-30) for own in scores])
     return planned(subject, stats, keeps(matched, gone), {"preset": "cmr-logit", **ONE_PASS})

@@ -59,6 +59,15 @@ class Subject:
         return cmrc.trace(self.model, self.example, dynamic_shapes=shapes)
 
     @cached_property
+    def sized(self) -> cmrc.Program:
+        """The program at the sizes of the data, so that costs are those of a real run: plans are made for it."""
+        if not isinstance(self.model, Path):
+            return self.program
+        return cmrc.Program(
+            self.program.host.with_sizes({name: array.shape for name, array in self.batches[0].items()})
+        )
+
+    @cached_property
     def sites(self) -> list[str]:
         """The values that the readers read."""
         nodes = {node.path or node.label: node for node in self.program.graph.nodes if node.op in ("linear", "conv")}
