@@ -561,6 +561,9 @@ NOTES = {
     "resnet": """Loss is won here, and time is not: at one picture the small files take as long as the whole one, since onnxruntime's convolutions
 want channels in multiples of 8 (Torch-Pruning's uniform half has them by chance). Who needs time asks for it: `--speedup`, or `multiple_of: 8`.
 """,
+    "vit": """Attention is left to ours alone: the others cut the hidden units of the MLPs, as their tables do elsewhere. What onnxsim and each preset lose
+stands here once it is measured.
+""",
     "magika": """A single layer can be cut, and by constants alone, so that the methods differ in the order of its units only. No library here cuts it.
 """,
 }
