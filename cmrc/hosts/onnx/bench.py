@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from cmrc.ir.graph import Array, Value
 
 CPU = "CPUExecutionProvider"
 PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+WARNING, FATAL = 2, 4  # levels of onnxruntime's log
 BOOTSTRAPS = 5000
 LONG_ENOUGH = 0.002  # seconds a timed step lasts at least
 WARM_UP = 0.2  # seconds, at most, and five runs
@@ -148,25 +151,37 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
         raise HostError("onnxruntime is not installed", fix="pip install 'cmrc[cpu]' or 'cmrc[gpu]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # errors are raised, and reported in our own words
+    options.log_severity_level = FATAL  # errors are raised, and reported in our own words
     if optimised is not None:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(optimised)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_log(onnxruntime, provider):
             warnings.simplefilter("ignore")  # a provider that is not there: asked of the session itself
             session = onnxruntime.InferenceSession(path, options, providers=[provider])
     except Exception as error:  # onnxruntime has a class for each status
         raise HostError(f"onnxruntime refuses {path}: {str(error).strip().splitlines()[-1]}") from error
     if provider not in session.get_providers():  # it falls back without an error
+        is_built = provider in onnxruntime.get_available_providers()
+        swap = "" if is_built else "pip install 'cmrc[gpu]' in place of 'cmrc[cpu]', then "
         raise HostError(
             f"onnxruntime cannot run on {provider} here: {why_not(provider)}",
-            fix=(
-                "pip install 'cmrc[gpu]' in place of 'cmrc[cpu]', and 'onnxruntime-gpu[cuda,cudnn]' for the libraries; "
-                'or take provider="cpu"'
-            ),
+            fix=f"{swap}pip install 'onnxruntime-gpu[cuda,cudnn]' for the libraries; or take provider=\"cpu\"",
         )
     return session
+
+
+@contextmanager
+def _without_log(onnxruntime: Any, provider: str) -> Iterator[None]:
+    """onnxruntime's own lines about a provider that does not start would stand before the error that says the same."""
+    if provider == CPU:
+        yield
+        return
+    onnxruntime.set_default_logger_severity(FATAL)
+    try:
+        yield
+    finally:
+        onnxruntime.set_default_logger_severity(WARNING)
 
 
 def why_not(provider: str) -> str:
@@ -180,8 +195,17 @@ def why_not(provider: str) -> str:
     try:
         ctypes.CDLL(str(library))
     except OSError as error:
-        return str(error)
+        missing = missing_libraries(library)
+        return f"these libraries are missing: {', '.join(missing)}" if missing else str(error)
     return "it did not start; is there a device?"
+
+
+def missing_libraries(library: Path) -> list[str]:
+    """What a shared library needs and the loader does not find, where `ldd` can tell."""
+    if shutil.which("ldd") is None:
+        return []
+    listed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, check=False).stdout
+    return [line.split()[0] for line in listed.splitlines() if line.rstrip().endswith("not found")]
 
 
 def declared(path: Path) -> list[Value]:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, save
 
 import cmrc
 from cmrc.errors import HostError, InputError
-from cmrc.hosts.onnx.bench import Bench, Timed, bench, declared, inputs_for, median_ratio, size_of
+from cmrc.hosts.onnx.bench import Bench, Timed, bench, declared, inputs_for, median_ratio, missing_libraries, size_of
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.onnx"
 
@@ -147,3 +147,16 @@ def test_the_command_compares_a_model_with_its_lowered_one(tmp_path: Path) -> No
     wrong = cli("bench", str(DIGITS), "--size", "batch")
     assert wrong.exit_code == 2
     assert "--size 'batch' is not understood" in wrong.stderr
+
+
+def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ldd` lists them; where there is no `ldd`, the loader's own message is all there is."""
+    ldd = tmp_path / "ldd"
+    ldd.write_text(
+        "#!/bin/sh\nprintf '\\tlibcublas.so.13 => not found\\n\\tlibc.so.6 => /lib/libc.so.6 (0x1)\\n\\tlibcuda.so.1 => not found\\n'\n"
+    )
+    ldd.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert missing_libraries(tmp_path / "provider.so") == ["libcublas.so.13", "libcuda.so.1"]
+    monkeypatch.setenv("PATH", "")
+    assert missing_libraries(tmp_path / "provider.so") == []
