@@ -79,7 +79,7 @@ def test_equal_widths_go_into_the_config(llama: Path, tmp_path: Path, constant: 
 
 def without_heads(program: cmrc.Program, units: list[int]) -> cmrc.Lowered:
     plan = cmrc.Plan(program)
-    for site in [s.name for s in program.sites() if s.name.startswith("scaled_dot_product_attention")]:
+    for site in [s.value for s in program.sites() if s.value.startswith("scaled_dot_product_attention")]:
         plan.do(site, units=units, constant=0.0)
     return cmrc.lower(program, plan)
 
