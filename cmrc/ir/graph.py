@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -247,7 +247,14 @@ def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
 Kind = TypeVar("Kind")
 
 
-def attributes(node: Node, kind: type[Kind]) -> Kind:
+class HasAttributes(Protocol):
+    """A node, a tensor expression, or what a host reads as one."""
+
+    @property
+    def attrs(self) -> Mapping[str, Any]: ...
+
+
+def attributes(node: HasAttributes, kind: type[Kind]) -> Kind:
     """The attributes of a node, typed as those of its op."""
     return node.attrs  # type: ignore[return-value]  # a call of `cast` would cost more than the rest
 

@@ -135,7 +135,7 @@ bug(
 
 bug(
     "torch-groups-not-written",
-    '    if node.attrs["groups"] != before.attrs["groups"]:\n        call["groups"] = node.attrs["groups"]',
+    '    if attributes(node, ConvAttrs)["groups"] != attributes(before, ConvAttrs)["groups"]:\n        call["groups"] = attributes(node, ConvAttrs)["groups"]',
     "    pass",
     "a grouped convolution that lost groups says its old number",
     DIFFERENTIAL,
@@ -153,7 +153,7 @@ bug(
 )
 bug(
     "torch-scale-not-written",
-    '        call["scale"] = node.attrs["scale"]',
+    '        call["scale"] = attributes(node, AttentionAttrs)["scale"]',
     "        pass",
     "attention over fewer units computes its scale anew",
     "tests/structures",
@@ -293,8 +293,8 @@ bug(
 )
 bug(
     "second-derivatives-of-the-wrong-weight",
-    'matrix = matrix if source.attrs["w_out"] == 0 else matrix.T',
-    'matrix = matrix.T if source.attrs["w_out"] == 0 else matrix',
+    'matrix = matrix if attributes(source, LinearAttrs)["w_out"] == 0 else matrix.T',
+    'matrix = matrix.T if attributes(source, LinearAttrs)["w_out"] == 0 else matrix',
     "second derivatives go through the weight the wrong way",
     CURVATURE,
 )

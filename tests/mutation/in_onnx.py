@@ -145,7 +145,7 @@ bug(
 
 bug(
     "groups-not-written",
-    'onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])',
+    'onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", attributes(nodes[0], ConvAttrs)["groups"])',
     "pass",
     "a grouped convolution that lost groups says its old number",
     ROWS,
@@ -286,8 +286,8 @@ bug(
 )
 bug(
     "values-spread-in-sorted-order",
-    'index[list(node.attrs["units"])] = np.arange(len(node.attrs["units"]))',
-    'index[sorted(node.attrs["units"])] = np.arange(len(node.attrs["units"]))',
+    'index[list(attributes(node, DoAttrs)["units"])] = np.arange(len(attributes(node, DoAttrs)["units"]))',
+    'index[sorted(attributes(node, DoAttrs)["units"])] = np.arange(len(attributes(node, DoAttrs)["units"]))',
     "values known only at run time go to other units",
     "tests/hosts/onnx/test_insert.py",
 )

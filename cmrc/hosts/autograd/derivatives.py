@@ -17,8 +17,10 @@ from torch.nn import functional
 from cmrc.errors import StatsError
 from cmrc.hosts.autograd.meanings import MEANINGS
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest
-from cmrc.ir.graph import Graph, Node, Operand
+from cmrc.ir.graph import Graph, Node, Operand, attributes
+from cmrc.ir.ops.affine import LinearAttrs
 from cmrc.ir.ops.functions import POINTWISE
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import constant
 
 VJPS = 128  # logits of a sample for which "auto" takes one vjp each; beyond, it draws
@@ -132,7 +134,11 @@ def _bends(graph: Graph, seen: Mapping[str, torch.Tensor], loss: torch.Tensor) -
         before = node.inputs[0] if node.inputs else None
         if node.op != "pointwise" or node.values() != [before] or not isinstance(before, str):
             continue
-        if node.attrs["fn"] == "prelu" or 0 in POINTWISE[node.attrs["fn"]].affine_in or node.name not in seen:
+        if (
+            attributes(node, FunctionAttrs)["fn"] == "prelu"
+            or 0 in POINTWISE[attributes(node, FunctionAttrs)["fn"]].affine_in
+            or node.name not in seen
+        ):
             continue  # straight
         if before not in seen or not seen[before].requires_grad:
             continue
@@ -158,9 +164,9 @@ def _bent(graph: Graph, bend: Bend, name: str, value: torch.Tensor) -> torch.Ten
     weight = None if source is None or source.op != "linear" or source.inputs[0] != name else source.inputs[1]
     if source is not None and weight is not None and not isinstance(weight, str):
         matrix = torch.as_tensor(constant(weight)).to(value)
-        matrix = matrix if source.attrs["w_out"] == 0 else matrix.T
-        scaled = matrix * source.attrs.get("alpha", 1.0)
-        axis = source.attrs["axis"]
+        matrix = matrix if attributes(source, LinearAttrs)["w_out"] == 0 else matrix.T
+        scaled = matrix * attributes(source, LinearAttrs).get("alpha", 1.0)
+        axis = attributes(source, AxisAttrs)["axis"]
         bent: torch.Tensor = (bend.weight.movedim(axis, -1) @ scaled**2).movedim(-1, axis)
         return bent
     total = torch.zeros_like(value)

@@ -14,7 +14,10 @@ from cmrc.hosts import clamp
 from cmrc.hosts.autograd.arrays import torch_dtype
 from cmrc.hosts.fx.draft import Draft
 from cmrc.hosts.fx.schema import Call
-from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor, apply
+from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor, apply, attributes
+from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs
+from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import materialise
 
 aten = torch.ops.aten
@@ -66,7 +69,7 @@ def _emit_like(draft: Draft, node: Node) -> fx.Node:
         else:
             call[position] = operand
     if node.op == "conv":
-        call["groups"] = node.attrs["groups"]
+        call["groups"] = attributes(node, ConvAttrs)["groups"]
     copied = draft.call(model.target, *model.args, **model.kwargs)
     call.write(copied)
     return copied
@@ -75,13 +78,13 @@ def _emit_like(draft: Draft, node: Node) -> fx.Node:
 def _emit_select(draft: Draft, node: Node) -> fx.Node:
     x = draft.nodes[str(node.inputs[0])]
     call = draft.call(aten.slice.Tensor, x)
-    draft.take(call, x, node.attrs["axis"], node.attrs["keep"])
+    draft.take(call, x, attributes(node, AxisAttrs)["axis"], attributes(node, SelectAttrs)["keep"])
     return call
 
 
 def _emit_plane(draft: Draft, node: Node) -> fx.Node:
     x = draft.nodes[str(node.inputs[0])]
-    axis, known = node.attrs["axis"], node.output.shape
+    axis, known = attributes(node, AxisAttrs)["axis"], node.output.shape
     sizes = [
         known[d] if isinstance(known[d], int) else draft.call(aten.sym_size.int, x, d)
         for d in range(axis + 1, len(known))
@@ -96,7 +99,7 @@ POINTWISE = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Ten
 
 
 def _emit_pointwise(draft: Draft, node: Node) -> fx.Node | None:
-    fn, dtype = node.attrs["fn"], torch_dtype(node.output.dtype)
+    fn, dtype = attributes(node, FunctionAttrs)["fn"], torch_dtype(node.output.dtype)
     if fn == "cast":
         return draft.call(aten.to.dtype, draft.nodes[str(node.inputs[0])], dtype)
     if fn not in POINTWISE:
@@ -111,7 +114,9 @@ def _emit_pointwise(draft: Draft, node: Node) -> fx.Node | None:
 def _emit_concat(draft: Draft, node: Node) -> fx.Node:
     dtype = torch_dtype(node.output.dtype)
     return draft.call(
-        aten.cat.default, [draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)], node.attrs["axis"]
+        aten.cat.default,
+        [draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs)],
+        attributes(node, AxisAttrs)["axis"],
     )
 
 
@@ -128,7 +133,11 @@ def _emit_along(draft: Draft, node: Node) -> fx.Node | None:
 
 def _emit_rms_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
     """torch normalises the last axes; along another one it is spelled out."""
-    axis, rank, eps = node.attrs["axes"][0], len(node.output.shape), node.attrs["eps"]
+    axis, rank, eps = (
+        attributes(node, AlongAttrs)["axes"][0],
+        len(node.output.shape),
+        attributes(node, AlongAttrs)["eps"],
+    )
     weight = node.inputs[1] if len(node.inputs) > 1 else None
     if axis != rank - 1 and isinstance(weight, Tensor):
         shape = (weight.shape[0], *(1,) * (rank - axis - 1))
@@ -160,7 +169,11 @@ def _emit_linear(draft: Draft, node: Node) -> fx.Node:
     """A product with a matrix, along the last axis."""
     dtype = torch_dtype(node.output.dtype)
     x, weight = (draft.operand(o, node, i, dtype) for i, o in enumerate(node.inputs[:2]))
-    return draft.call(aten.matmul.default, x, weight if not node.attrs["w_in"] else draft.call(aten.t.default, weight))
+    return draft.call(
+        aten.matmul.default,
+        x,
+        weight if not attributes(node, LinearAttrs)["w_in"] else draft.call(aten.t.default, weight),
+    )
 
 
 # ---------------------------------------------------------------- a do that stays
@@ -185,20 +198,24 @@ def _emit_computed_do(draft: Draft, node: Node) -> fx.Node:
     base, value = node.name.replace(".", "_"), draft.nodes[str(node.inputs[1])]
     mask = draft.constant(torch.from_numpy(clamp.mask(node)), f"{base}_mask")
     index = draft.constant(torch.from_numpy(clamp.places(node)), f"{base}_places")
-    spread = draft.call(aten.index_select.default, value, node.attrs["axis"], index)
+    spread = draft.call(aten.index_select.default, value, attributes(node, AxisAttrs)["axis"], index)
     return draft.call(aten.where.self, mask, spread, draft.nodes[str(node.inputs[0])])
 
 
 def _emit_affine_do(draft: Draft, node: Node) -> fx.Node:
     """x[units] := x[parents] Bᵀ + β along the axis; a matrix of fewer rows than units holds for blocks of units."""
-    x, axis, units = draft.nodes[str(node.inputs[0])], node.attrs["axis"], node.attrs["units"]
+    x, axis, units = (
+        draft.nodes[str(node.inputs[0])],
+        attributes(node, AxisAttrs)["axis"],
+        attributes(node, DoAttrs)["units"],
+    )
     base, dtype, last = node.name.replace(".", "_"), torch_dtype(node.output.dtype), len(node.output.shape) - 1
     mix = node.inputs[2]
     assert isinstance(mix, Tensor)
     matrix = torch.from_numpy(np.array(materialise(mix), dtype=np.float64)).to(dtype)
     rows, columns = matrix.shape
     repeat = len(units) // rows
-    parents = draft.constant(torch.tensor(node.attrs["parents"]), f"{base}_parents")
+    parents = draft.constant(torch.tensor(attributes(node, DoAttrs)["parents"]), f"{base}_parents")
     where = draft.constant(torch.tensor(units), f"{base}_units")
     seen = draft.call(aten.transpose.int, draft.call(aten.index_select.default, x, axis, parents), axis, last)
     weight = draft.constant(matrix, f"{base}_weight")

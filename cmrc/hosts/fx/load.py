@@ -18,7 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cmrc.errors import HostError
-from cmrc.ir.graph import Graph
+from cmrc.ir.graph import Graph, attributes
+from cmrc.ir.ops.affine import ConvAttrs
 
 # What a module says about its own sizes, as its weight tells it. Only attributes that the module has are set.
 SIZES: dict[str, Callable[[torch.Tensor, int], int]] = {
@@ -59,8 +60,12 @@ def load_into(
             _set_tensor(model, name, tensor, undo)
         for node in before.nodes:
             patched = now.get(node.name)
-            if node.op == "conv" and patched is not None and patched.attrs["groups"] != node.attrs["groups"]:
-                _set_attribute(model.get_submodule(node.path), "groups", patched.attrs["groups"], undo)
+            if (
+                node.op == "conv"
+                and patched is not None
+                and attributes(patched, ConvAttrs)["groups"] != attributes(node, ConvAttrs)["groups"]
+            ):
+                _set_attribute(model.get_submodule(node.path), "groups", attributes(patched, ConvAttrs)["groups"], undo)
         for config, attribute, value in update_configs(model, shapes):
             undo.append(partial(setattr, config, attribute, value))
         _compare(model, reference, args, kwargs)

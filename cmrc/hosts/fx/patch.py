@@ -18,7 +18,11 @@ from cmrc.hosts.fx.draft import Draft
 from cmrc.hosts.fx.ops.row import Read
 from cmrc.hosts.fx.schema import Arguments, Call, opname
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Graph, Node, Operand, Tensor
+from cmrc.ir.graph import Graph, Node, Operand, Tensor, attributes
+from cmrc.ir.ops.affine import ConvAttrs, SelectAttrs
+from cmrc.ir.ops.attention import AttentionAttrs
+from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 
 aten = torch.ops.aten
 
@@ -125,25 +129,28 @@ def _scale(draft: Draft, target: fx.Node, size: Scaled) -> fx.Node:
 
 
 def _patch_rms_norm(_: Draft, before: Node, node: Node, call: Call) -> None:
-    if node.attrs["fn"] == "rms_norm" and node.attrs["eps"] != before.attrs["eps"]:
+    if (
+        attributes(node, FunctionAttrs)["fn"] == "rms_norm"
+        and attributes(node, AlongAttrs)["eps"] != attributes(before, AlongAttrs)["eps"]
+    ):
         call["normalized_shape"] = [int(node.output.shape[-1])]
-        call["eps"] = node.attrs["eps"]
+        call["eps"] = attributes(node, AlongAttrs)["eps"]
 
 
 def _patch_scale(_: Draft, before: Node, node: Node, call: Call) -> None:
     if node.marks.narrowed:
-        call["scale"] = node.attrs["scale"]  # torch would take it from the width that is left
+        call["scale"] = attributes(node, AttentionAttrs)["scale"]  # torch would take it from the width that is left
 
 
 def _patch_groups(_: Draft, before: Node, node: Node, call: Call) -> None:
-    if node.attrs["groups"] != before.attrs["groups"]:
-        call["groups"] = node.attrs["groups"]
+    if attributes(node, ConvAttrs)["groups"] != attributes(before, ConvAttrs)["groups"]:
+        call["groups"] = attributes(node, ConvAttrs)["groups"]
 
 
 def _patch_positions(draft: Draft, before: Node, node: Node, call: Call) -> None:
     """A slice of other positions; it may become an index_select, so it is written here."""
-    if node.attrs["keep"] != before.attrs["keep"]:
-        draft.take(call.node, call[0], node.attrs["axis"], node.attrs["keep"])
+    if attributes(node, SelectAttrs)["keep"] != attributes(before, SelectAttrs)["keep"]:
+        draft.take(call.node, call[0], attributes(node, AxisAttrs)["axis"], attributes(node, SelectAttrs)["keep"])
         call.changed = False
 
 
@@ -175,7 +182,7 @@ def patch_parts(draft: Draft, graph: Graph) -> None:
         everyone = [name for name, owner in draft.reading.parts.items() if owner == source]
         inputs = {part.inputs[0] for part in parts if isinstance(part.inputs[0], str)}
         whole = len(parts) == len(everyone) and len(inputs) == 1
-        if parts[0].op == "along" and (whole or parts[0].attrs["fn"] != "pick"):
+        if parts[0].op == "along" and (whole or attributes(parts[0], FunctionAttrs)["fn"] != "pick"):
             _share_out(draft, split, parts)
         elif not (whole and _still_splits(draft, graph, split, parts)):
             for part in parts:
@@ -196,11 +203,11 @@ def _share_out(draft: Draft, split: fx.Node, parts: Sequence[Node]) -> None:
 
 def _still_splits(draft: Draft, graph: Graph, split: fx.Node, parts: Sequence[Node]) -> bool:
     order = sorted(parts, key=lambda p: int(str(draft.nodes[p.name].args[1])))
-    source, axis = str(order[0].inputs[0]), order[0].attrs["axis"]
-    flat = [k for part in order for k in part.attrs["keep"]]
+    source, axis = str(order[0].inputs[0]), attributes(order[0], AxisAttrs)["axis"]
+    flat = [k for part in order for k in attributes(part, SelectAttrs)["keep"]]
     if flat != list(range(int(graph.values()[source].shape[axis]))):
         return False
-    x, sizes = draft.nodes[source], [len(part.attrs["keep"]) for part in order]
+    x, sizes = draft.nodes[source], [len(attributes(part, SelectAttrs)["keep"]) for part in order]
     if opname(split) == "chunk" and len(set(sizes)) == 1 and len(sizes) == split.args[1]:
         split.update_arg(0, x)
     else:
@@ -212,6 +219,9 @@ def _still_splits(draft: Draft, graph: Graph, split: fx.Node, parts: Sequence[No
 def _stand_alone(draft: Draft, part: Node) -> None:
     target, x = draft.nodes[part.name], draft.nodes[str(part.inputs[0])]
     if part.op == "along":
-        target.target, target.args = aten.select.int, (x, part.attrs["axes"][0], part.attrs["index"])
+        target.target, target.args = (
+            aten.select.int,
+            (x, attributes(part, AlongAttrs)["axes"][0], attributes(part, AlongAttrs)["index"]),
+        )
     else:
-        draft.take(target, x, part.attrs["axis"], part.attrs["keep"])
+        draft.take(target, x, attributes(part, AxisAttrs)["axis"], attributes(part, SelectAttrs)["keep"])

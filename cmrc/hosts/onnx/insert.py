@@ -16,7 +16,10 @@ from cmrc.hosts import clamp
 from cmrc.hosts.onnx.nodes import data_type, dtype_name
 from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
-from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, apply, numpy_dtype
+from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, apply, attributes, numpy_dtype
+from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, SelectAttrs
+from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import constant
 
 
@@ -68,7 +71,7 @@ def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Val
     value = patch.values[node.inputs[1]]
     if dtype != node.output.dtype:
         value = _cast(patch, value, onnx_ir.DataType.FLOAT, f"{node.name}.value")
-    along = [onnx_ir.AttrInt64("axis", node.attrs["axis"])]
+    along = [onnx_ir.AttrInt64("axis", attributes(node, AxisAttrs)["axis"])]
     spread = patch.insert("Gather", [value, patch.array(clamp.places(node))], f"{node.name}.spread", along)
     if dtype == "bool":  # onnxruntime has no Where of truth values
         others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
@@ -84,8 +87,8 @@ def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Valu
     comes of that refuses a batch of no samples, as does a MatMul with the weight first.
     """
     slab, weight = clamp.slab(node), node.inputs[2]
-    axis, rank, name = node.attrs["axis"], slab.ndim, node.name
-    units = list(node.attrs["units"])
+    axis, rank, name = attributes(node, AxisAttrs)["axis"], slab.ndim, node.name
+    units = list(attributes(node, DoAttrs)["units"])
     assert isinstance(weight, Tensor)
     rows, columns = weight.shape
     repeat = len(units) // rows  # each row of the weight serves a block of units
@@ -93,7 +96,7 @@ def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Valu
     turned = x
     if axis != rank - 1:
         turned = patch.insert("Transpose", [x], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
-    blocks = np.asarray(node.attrs["parents"]).reshape(columns, repeat).T.reshape(-1)
+    blocks = np.asarray(attributes(node, DoAttrs)["parents"]).reshape(columns, repeat).T.reshape(-1)
     parents = patch.insert(
         "Gather", [turned, _ints(patch, *blocks)], f"{name}.parents", [onnx_ir.AttrInt64("axis", rank - 1)]
     )
@@ -132,48 +135,53 @@ def insert_like(patch: ModelPatch, node: Node) -> None:
     for slot, operand in zip(patch.reading.slots[like], node.inputs, strict=False):
         assert isinstance(slot, int)  # a part of a fused node is never copied
         inputs += [None] * (slot + 1 - len(inputs))
-        given = inputs[slot]
-        declared = None if given is None else given.dtype
-        own = operand.dtype if isinstance(operand, Leaf | Apply) and given is not None else node.output.dtype
+        there = inputs[slot]
+        declared = None if there is None else there.dtype
+        own = operand.dtype if isinstance(operand, Leaf | Apply) and there is not None else node.output.dtype
         dtype = own if declared is None else dtype_name(declared)
         inputs[slot] = patch.value(operand, dtype)
     while inputs and inputs[-1] is None:
         inputs.pop()
-    attributes = [a for a in onnx_node.attributes.values() if not (node.op == "conv" and a.name == "group")]
+    given = [a for a in onnx_node.attributes.values() if not (node.op == "conv" and a.name == "group")]
     if node.op == "conv":
-        attributes.append(onnx_ir.AttrInt64("group", node.attrs["groups"]))
+        given.append(onnx_ir.AttrInt64("group", attributes(node, ConvAttrs)["groups"]))
     among = (patch.values[like].index() or 0, len(onnx_node.outputs))
-    patch.insert(onnx_node.op_type, inputs, node.output, attributes, domain=onnx_node.domain, among=among)
+    patch.insert(onnx_node.op_type, inputs, node.output, given, domain=onnx_node.domain, among=among)
 
 
 def insert_select(patch: ModelPatch, node: Node) -> None:
     if "period" in node.attrs:
         _insert_periodic(patch, node)
         return
-    op, inputs, attributes = selection(patch, node)
-    patch.insert(op, inputs, node.output, attributes)
+    op, inputs, given = selection(patch, node)
+    patch.insert(op, inputs, node.output, given)
 
 
 def _insert_periodic(patch: ModelPatch, node: Node) -> None:
     """The same positions of every run of `period`: the axis is split in two, and joined again."""
-    x, axis, rank = _source(patch, node), node.attrs["axis"], len(node.output.shape)
+    x, axis, rank = _source(patch, node), attributes(node, AxisAttrs)["axis"], len(node.output.shape)
     sizes = patch.insert("Shape", [x], f"{node.name}.shape")
     lead = patch.insert("Gather", [sizes, _ints(patch, *range(axis))], f"{node.name}.lead")
     rest = patch.insert("Gather", [sizes, _ints(patch, *range(axis + 1, rank))], f"{node.name}.rest")
     first, inner = [onnx_ir.AttrInt64("axis", 0)], [onnx_ir.AttrInt64("axis", axis + 1)]
-    target = patch.insert("Concat", [lead, _ints(patch, -1, node.attrs["period"]), rest], f"{node.name}.runs", first)
+    target = patch.insert(
+        "Concat", [lead, _ints(patch, -1, attributes(node, SelectAttrs)["period"]), rest], f"{node.name}.runs", first
+    )
     runs = patch.insert("Reshape", [x, target], f"{node.name}.split")
-    taken = patch.insert("Gather", [runs, _ints(patch, *node.attrs["keep"])], f"{node.name}.taken", inner)
+    taken = patch.insert(
+        "Gather", [runs, _ints(patch, *attributes(node, SelectAttrs)["keep"])], f"{node.name}.taken", inner
+    )
     target = patch.insert("Concat", [lead, _ints(patch, -1), rest], f"{node.name}.size", first)
     patch.insert("Reshape", [taken, target], node.output)
 
 
 def insert_pointwise(patch: ModelPatch, node: Node) -> None:
-    if node.attrs["fn"] == "cast":
-        _cast(patch, _source(patch, node), data_type(node.attrs["dtype"]), node.output)
+    attrs = attributes(node, PointwiseAttrs)
+    if attrs["fn"] == "cast":
+        _cast(patch, _source(patch, node), data_type(attrs["dtype"]), node.output)
         return
-    op = OPS.get(node.attrs["fn"])
-    if op is None or (op == "Add" and node.attrs.get("alpha", 1.0) != 1.0) or node.attrs.get("align"):
+    op = OPS.get(attrs["fn"])
+    if op is None or (op == "Add" and attrs.get("alpha", 1.0) != 1.0) or attrs.get("align"):
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
     maker = patch.makers.get(str(node.inputs[0])) if node.marks.addend else None
     values: list[onnx_ir.Value | None] = []
@@ -185,11 +193,11 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
         else:
             values.append(patch.value(operand, node.output.dtype))
     if op == "Clip" and patch.opset >= 11:  # its bounds are inputs
-        bounds = [np.asarray(node.attrs[name], dtype=numpy_dtype(node.output.dtype)) for name in ("min", "max")]
+        bounds = [np.asarray(bound, dtype=numpy_dtype(node.output.dtype)) for bound in (attrs["min"], attrs["max"])]
         patch.insert(op, [*values, *(patch.array(bound) for bound in bounds)], node.output)
         return
-    parameters = ("alpha", "beta", "min", "max")
-    given = [onnx_ir.AttrFloat32(name, node.attrs[name]) for name in parameters if name in node.attrs]
+    numbers = {"alpha": attrs.get("alpha"), "beta": attrs.get("beta"), "min": attrs.get("min"), "max": attrs.get("max")}
+    given = [onnx_ir.AttrFloat32(name, number) for name, number in numbers.items() if number is not None]
     patch.insert(op, values, node.output, given)
 
 
@@ -213,15 +221,15 @@ def insert_plane(patch: ModelPatch, node: Node) -> None:
     if all(isinstance(n, int) for n in node.output.shape):
         patch.insert("ConstantOfShape", [_ints(patch, *(int(n) for n in node.output.shape))], node.output, [one])
         return
-    x, first = _source(patch, node), node.attrs["axis"] + 1
+    x, first = _source(patch, node), attributes(node, AxisAttrs)["axis"] + 1
     rank = len(patch.shapes[str(node.inputs[0])])
     shape = patch.insert("Shape", [x], f"{node.name}.shape")
     if patch.opset >= 10:
         bounds = [_ints(patch, n) for n in (first, rank)]
         spatial = patch.insert("Slice", [shape, *bounds], f"{node.name}.spatial")
     else:
-        attributes = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [rank])]
-        spatial = patch.insert("Slice", [shape], f"{node.name}.spatial", attributes)
+        given = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [rank])]
+        spatial = patch.insert("Slice", [shape], f"{node.name}.spatial", given)
     lead = _ints(patch, *(1,) * first)
     size = patch.insert("Concat", [lead, spatial], f"{node.name}.size", [onnx_ir.AttrInt64("axis", 0)])
     patch.insert("ConstantOfShape", [size], node.output, [one])
@@ -230,18 +238,18 @@ def insert_plane(patch: ModelPatch, node: Node) -> None:
 def insert_conv(patch: ModelPatch, node: Node) -> None:
     attrs, weight = node.attrs, node.inputs[1]
     assert isinstance(weight, Tensor)
-    attributes = [
+    given = [
         onnx_ir.AttrInt64("group", attrs["groups"]),
         onnx_ir.AttrInt64s("kernel_shape", list(weight.shape[2:])),
         onnx_ir.AttrInt64s("strides", list(attrs["stride"])),
         onnx_ir.AttrInt64s("dilations", list(attrs["dilation"])),
     ]
     if isinstance(attrs["pad"], str):
-        attributes.append(onnx_ir.AttrString("auto_pad", attrs["pad"].upper()))
+        given.append(onnx_ir.AttrString("auto_pad", attrs["pad"].upper()))
     else:
-        attributes.append(onnx_ir.AttrInt64s("pads", [p[0] for p in attrs["pad"]] + [p[1] for p in attrs["pad"]]))
+        given.append(onnx_ir.AttrInt64s("pads", [p[0] for p in attrs["pad"]] + [p[1] for p in attrs["pad"]]))
     if attrs.get("transposed"):
-        attributes.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
+        given.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
     inputs = [
         _source(patch, node),
         patch.initializer(
@@ -251,7 +259,7 @@ def insert_conv(patch: ModelPatch, node: Node) -> None:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
         inputs.append(patch.value(bias, node.output.dtype) or inputs[0])
-    patch.insert("ConvTranspose" if attrs.get("transposed") else "Conv", inputs, node.output, attributes)
+    patch.insert("ConvTranspose" if attrs.get("transposed") else "Conv", inputs, node.output, given)
 
 
 def insert_linear(patch: ModelPatch, node: Node) -> None:
@@ -265,7 +273,7 @@ def insert_linear(patch: ModelPatch, node: Node) -> None:
 
 
 def insert_along(patch: ModelPatch, node: Node) -> None:
-    insert = ALONG.get(node.attrs["fn"])
+    insert = ALONG.get(attributes(node, FunctionAttrs)["fn"])
     if insert is None:
         raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
     insert(patch, node)
@@ -279,11 +287,11 @@ NORMS = {
 
 def _insert_norm(patch: ModelPatch, node: Node) -> None:
     """A normalisation: one op where ONNX has it, else spelled out, in float32 at least as the op does."""
-    op, since = NORMS[node.attrs["fn"]]
-    axes, rank, dtype = node.attrs["axes"], len(node.output.shape), node.output.dtype
+    op, since = NORMS[attributes(node, FunctionAttrs)["fn"]]
+    axes, rank, dtype = attributes(node, AlongAttrs)["axes"], len(node.output.shape), node.output.dtype
     if patch.opset >= since and axes == tuple(range(min(axes), rank)):
         inputs = [_source(patch, node), *(patch.value(operand, dtype) for operand in node.inputs[1:])]
-        epsilon = onnx_ir.AttrFloat32("epsilon", node.attrs["eps"])
+        epsilon = onnx_ir.AttrFloat32("epsilon", attributes(node, AlongAttrs)["eps"])
         patch.insert(op, inputs, node.output, [onnx_ir.AttrInt64("axis", min(axes)), epsilon])
         return
     narrow = dtype in ("float16", "bfloat16")
@@ -298,11 +306,11 @@ def _insert_norm(patch: ModelPatch, node: Node) -> None:
 
 def _spell_out_norm(patch: ModelPatch, node: Node, x: onnx_ir.Value, dtype: str, output: Value | str) -> onnx_ir.Value:
     """(x − mean) / √(mean (x − mean)² + ε) · w + b; an RMS norm without the mean and b."""
-    axes, name, rank = node.attrs["axes"], node.name, len(node.output.shape)
-    if node.attrs["fn"] == "layer_norm":
+    axes, name, rank = attributes(node, AlongAttrs)["axes"], node.name, len(node.output.shape)
+    if attributes(node, FunctionAttrs)["fn"] == "layer_norm":
         x = patch.insert("Sub", [x, _mean(patch, x, axes, f"{name}.mean")], f"{name}.centred")
     square = patch.insert("Mul", [x, x], f"{name}.square")
-    eps = patch.array(np.asarray(node.attrs["eps"], dtype=numpy_dtype(dtype)))
+    eps = patch.array(np.asarray(attributes(node, AlongAttrs)["eps"], dtype=numpy_dtype(dtype)))
     shifted = patch.insert("Add", [_mean(patch, square, axes, f"{name}.variance"), eps], f"{name}.shifted")
     root = patch.insert("Sqrt", [shifted], f"{name}.root")
     steps = [("Div", root)]
@@ -318,7 +326,7 @@ def _spell_out_norm(patch: ModelPatch, node: Node, x: onnx_ir.Value, dtype: str,
 
 
 def _insert_mean(patch: ModelPatch, node: Node) -> None:
-    _mean(patch, _source(patch, node), node.attrs["axes"], node.output)
+    _mean(patch, _source(patch, node), attributes(node, AlongAttrs)["axes"], node.output)
 
 
 AXES_INPUT_SINCE = 18
@@ -331,14 +339,14 @@ def _mean(patch: ModelPatch, x: onnx_ir.Value, axes: tuple[int, ...], output: Va
 
 
 def _insert_pad(patch: ModelPatch, node: Node) -> None:
-    pads = [pad[side] for side in (0, 1) for pad in node.attrs["pads"]]
-    value = node.attrs["value"]
+    pads = [pad[side] for side in (0, 1) for pad in attributes(node, AlongAttrs)["pads"]]
+    value = attributes(node, AlongAttrs)["value"]
     if patch.opset >= 11:
         number = patch.array(np.asarray(value, dtype=numpy_dtype(node.output.dtype)))
         patch.insert("Pad", [_source(patch, node), _ints(patch, *pads), number], node.output)
         return
-    attributes = [onnx_ir.AttrInt64s("pads", pads), onnx_ir.AttrFloat32("value", value)]
-    patch.insert("Pad", [_source(patch, node)], node.output, attributes)
+    given = [onnx_ir.AttrInt64s("pads", pads), onnx_ir.AttrFloat32("value", value)]
+    patch.insert("Pad", [_source(patch, node)], node.output, given)
 
 
 ALONG = {
@@ -351,7 +359,7 @@ ALONG = {
 
 def insert_concat(patch: ModelPatch, node: Node) -> None:
     values = [patch.value(operand, node.output.dtype) for operand in node.inputs]
-    patch.insert("Concat", values, node.output, [onnx_ir.AttrInt64("axis", node.attrs["axis"])])
+    patch.insert("Concat", values, node.output, [onnx_ir.AttrInt64("axis", attributes(node, AxisAttrs)["axis"])])
 
 
 INSERTED: dict[str, Callable[[ModelPatch, Node], None]] = {

@@ -31,8 +31,10 @@ from cmrc.ir.graph import (
     Value,
     apply,
     as_dtype,
+    attributes,
     outer_values,
 )
+from cmrc.ir.spec import FunctionAttrs
 from cmrc.ir.tensors import Quantised, fold, materialise, quantised
 
 INSERTED_KEY = "cmrc.inserted"
@@ -266,7 +268,9 @@ def parameter(tensor: Tensor) -> str:
     if not isinstance(tensor, Apply):
         return ""
     first = tensor.inputs[0]
-    edits = tensor.op in ("select", "select_in_groups", "fold_columns") or tensor.attrs.get("fn") in (
+    edits = tensor.op in ("select", "select_in_groups", "fold_columns") or attributes(tensor, FunctionAttrs).get(
+        "fn"
+    ) in (
         "add",
         "mul",
         "cast",

@@ -48,8 +48,11 @@ from cmrc.ir.graph import (
     Shape,
     Tensor,
     Value,
+    attributes,
 )
+from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.ir.ops.layout import HIDDEN_UNITS
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import materialise
 
 MADV_POPULATE_READ = 22  # of Linux: read a whole range at once; Python's mmap has no name for it yet
@@ -201,7 +204,7 @@ class _Reader:
 
     def _joined(self, node: Node) -> Iterator[tuple[str, int]]:
         """The size that a concatenation was given a symbol for, where all its parts have known sizes."""
-        axis = node.attrs["axis"]
+        axis = attributes(node, AxisAttrs)["axis"]
         total = node.output.shape[axis]
         shapes = [self.shapes.get(o) if isinstance(o, str) else o.shape for o in node.inputs if o is not None]
         sizes = [shape[axis] for shape in shapes if shape is not None]
@@ -273,9 +276,9 @@ class _Reader:
             else step.tensors.get(slot, view.operand(slot))
             for slot in step.slots
         )
-        first = operands[1 if step.attrs.get("fn") == "where" else 0]  # not the condition
+        first = operands[1 if attributes(step, FunctionAttrs).get("fn") == "where" else 0]  # not the condition
         like = self.dtypes.get(first, "unknown") if isinstance(first, str) else first.dtype if first else "unknown"
-        value = self._value(name, step.shape, step.attrs.get("dtype", like))
+        value = self._value(name, step.shape, attributes(step, PointwiseAttrs).get("dtype", like))
         if all(not isinstance(o, str) for o in operands):
             folded = _fold(step, [o for o in operands if o is not None and not isinstance(o, str)], value)
             if folded is not None:
@@ -372,7 +375,7 @@ def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:
 
 def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None:
     """The step as a tensor, where the evaluator knows it exactly; integers only move, or are added and compared."""
-    fn = step.attrs.get("fn", "")
+    fn = attributes(step, FunctionAttrs).get("fn", "")
     if fn == "identity":
         return operands[0]
     shape = tuple(n for n in value.shape if isinstance(n, int))

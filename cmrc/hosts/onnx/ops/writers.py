@@ -14,7 +14,11 @@ import onnx_ir
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.patch import ModelPatch, rewire, set_inputs
 from cmrc.ir.axes import product
-from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor, apply
+from cmrc.ir.graph import Dim, Node, Operand, Shape, Tensor, apply, attributes
+from cmrc.ir.ops.affine import ConvAttrs, SelectAttrs
+from cmrc.ir.ops.attention import AttentionAttrs
+from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import materialise, quantised
 
 NodeWriter = Callable[[ModelPatch, onnx_ir.Node, list[Node], list[Node]], None]
@@ -22,17 +26,20 @@ NodeWriter = Callable[[ModelPatch, onnx_ir.Node, list[Node], list[Node]], None]
 
 def write_conv(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     rewire(patch, onnx_node, nodes[0], before[0])
-    if nodes[0].attrs["groups"] != before[0].attrs["groups"]:
-        onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", nodes[0].attrs["groups"])
+    if attributes(nodes[0], ConvAttrs)["groups"] != attributes(before[0], ConvAttrs)["groups"]:
+        onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", attributes(nodes[0], ConvAttrs)["groups"])
 
 
 def write_norm(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     """A norm over fewer units, by itself or behind a sum in one node."""
     if len(before) == 1:
         rewire(patch, onnx_node, nodes[0], before[0])
-    now, was = (next(node for node in some if node.attrs.get("fn") == "rms_norm") for some in (nodes, before))
-    if now.attrs["eps"] != was.attrs["eps"]:
-        onnx_node.attributes["epsilon"] = onnx_ir.AttrFloat32("epsilon", now.attrs["eps"])
+    now, was = (
+        next(node for node in some if attributes(node, FunctionAttrs).get("fn") == "rms_norm")
+        for some in (nodes, before)
+    )
+    if attributes(now, AlongAttrs)["eps"] != attributes(was, AlongAttrs)["eps"]:
+        onnx_node.attributes["epsilon"] = onnx_ir.AttrFloat32("epsilon", attributes(now, AlongAttrs)["eps"])
 
 
 def write_concat(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
@@ -51,7 +58,7 @@ def write_heads(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], b
     parts = {node.name.rpartition("::")[2]: node for node in nodes if node.marks.inside}
     attention = next((node for node in nodes if node.op == "attention"), None)
     if attention is not None and attention.marks.narrowed:  # the default would follow from the width that is left
-        onnx_node.attributes["scale"] = onnx_ir.AttrFloat32("scale", attention.attrs["scale"])
+        onnx_node.attributes["scale"] = onnx_ir.AttrFloat32("scale", attributes(attention, AttentionAttrs)["scale"])
     if len(nodes) == 1:
         return rewire(patch, onnx_node, nodes[0], before[0])
     if attention is None:
@@ -59,7 +66,7 @@ def write_heads(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], b
     heads, served = attention.output.shape[1], patch.shape_of(attention.inputs[1])[1]
     _set_ints(onnx_node, num_heads=heads, q_num_heads=heads, kv_num_heads=served)
     if "qkv" in parts:
-        sizes = [len(parts[f"{key}.part"].attrs["keep"]) for key in "qkv"]
+        sizes = [len(attributes(parts[f"{key}.part"], SelectAttrs)["keep"]) for key in "qkv"]
         if "qkv_hidden_sizes" in onnx_node.attributes or len(set(sizes)) > 1:
             onnx_node.attributes["qkv_hidden_sizes"] = onnx_ir.AttrInt64s("qkv_hidden_sizes", sizes)
     if "q.shifted" in parts:
@@ -263,7 +270,7 @@ def write_resize(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], 
 
 def _write_run_time_sizes(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, sizes: onnx_ir.Value) -> None:
     """Sizes that are computed: the leading ones from the value that is resized now, the others as they are."""
-    if "axes" in onnx_node.attributes or min(node.attrs["axes"]) < 2:
+    if "axes" in onnx_node.attributes or min(attributes(node, AlongAttrs)["axes"]) < 2:
         raise HostError("its sizes are computed at run time and name the units' axis", node=node.label, op="Resize")
     shape = patch.insert("Shape", [onnx_node.inputs[0]], f"{node.name}.shape")
     zero, two, end = (patch.array(np.asarray([n], dtype=np.int64)) for n in (0, 2, len(node.output.shape)))
@@ -283,18 +290,21 @@ def write_select(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], 
     node, was = nodes[0], before[0]
     if node.op != "select" or _same_positions(patch, node, was):
         return rewire(patch, onnx_node, node, was)
-    op, inputs, attributes = selection(patch, node)
+    op, inputs, given = selection(patch, node)
     onnx_node.op_type = op
     onnx_node.attributes.clear()
-    onnx_node.attributes.update({attribute.name: attribute for attribute in attributes})
+    onnx_node.attributes.update({attribute.name: attribute for attribute in given})
     set_inputs(onnx_node, inputs)
     return None
 
 
 def _same_positions(patch: ModelPatch, node: Node, before: Node) -> bool:
-    x, old, axis = str(node.inputs[0]), str(before.inputs[0]), node.attrs["axis"]
+    x, old, axis = str(node.inputs[0]), str(before.inputs[0]), attributes(node, AxisAttrs)["axis"]
     same_size = patch.shapes[x][axis] == patch.was[old][axis]
-    return same_size and bool(axis == before.attrs["axis"] and node.attrs["keep"] == before.attrs["keep"])
+    return same_size and bool(
+        axis == attributes(before, AxisAttrs)["axis"]
+        and attributes(node, SelectAttrs)["keep"] == attributes(before, SelectAttrs)["keep"]
+    )
 
 
 def _write_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
@@ -306,17 +316,19 @@ def _write_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], 
             reason = "its parts, of sizes known only at run time, now read different values"
             raise HostError(reason, node=nodes[0].label, op="Split")
         return rewire(patch, onnx_node, nodes[0], before[0])
-    positions = [k for node in nodes for k in node.attrs["keep"]]
-    whole = positions == list(range(int(patch.shapes[source][nodes[0].attrs["axis"]])))
+    positions = [k for node in nodes for k in attributes(node, SelectAttrs)["keep"]]
+    whole = positions == list(range(int(patch.shapes[source][attributes(nodes[0], AxisAttrs)["axis"]])))
     if together and whole and len(nodes) == len(onnx_node.outputs):
-        _set_sizes(patch, onnx_node, patch.values[source], [len(node.attrs["keep"]) for node in nodes])
+        _set_sizes(
+            patch, onnx_node, patch.values[source], [len(attributes(node, SelectAttrs)["keep"]) for node in nodes]
+        )
         return None
     if together and whole and len(nodes) > 1:
         _shorter_split(patch, onnx_node, nodes, patch.values[source])
         return None
     for node in nodes:
-        op, inputs, attributes = selection(patch, node)
-        patch.replace_value(node.name, patch.insert(op, inputs, f"{node.name}.part", attributes))
+        op, inputs, given = selection(patch, node)
+        patch.replace_value(node.name, patch.insert(op, inputs, f"{node.name}.part", given))
     patch.retire(onnx_node)
     return None
 
@@ -342,7 +354,7 @@ def _shorter_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node]
         "", "Split", [x, *onnx_node.inputs[1:]], onnx_node.attributes.values(), outputs=outputs, doc_string=onnx_node.doc_string,
         metadata_props=dict(onnx_node.metadata_props),
     )  # fmt: skip
-    _set_sizes(patch, new, x, [len(node.attrs["keep"]) for node in nodes])
+    _set_sizes(patch, new, x, [len(attributes(node, SelectAttrs)["keep"]) for node in nodes])
     patch.graph.insert_after(onnx_node, new)
     for node, output in zip(nodes, outputs, strict=True):
         patch.replace_value(node.name, output)
@@ -356,7 +368,7 @@ Selection = tuple[str, list[onnx_ir.Value | None], list[onnx_ir.Attr]]
 
 def selection(patch: ModelPatch, node: Node) -> Selection:
     """The op, inputs and attributes of a select: Slice where the positions are evenly spaced, else Gather."""
-    source, axis, keep = str(node.inputs[0]), node.attrs["axis"], node.attrs["keep"]
+    source, axis, keep = str(node.inputs[0]), attributes(node, AxisAttrs)["axis"], attributes(node, SelectAttrs)["keep"]
     x = patch.values[source]
     if list(keep) == list(range(int(patch.shapes[source][axis]))):
         return "Identity", [x], []
@@ -386,8 +398,8 @@ def write_integers(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node]
             onnx_node.resize_inputs(slot + 1)
         for i, piece in enumerate((parts.numbers, parts.scale, parts.zero) if slot == 3 else (parts.numbers,)):
             onnx_node.replace_input_with(slot + i, None if piece is None else patch.initializer(piece))
-    if now.op == "conv" and now.attrs["groups"] != was.attrs["groups"]:
-        onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", now.attrs["groups"])
+    if now.op == "conv" and attributes(now, ConvAttrs)["groups"] != attributes(was, ConvAttrs)["groups"]:
+        onnx_node.attributes["group"] = onnx_ir.AttrInt64("group", attributes(now, ConvAttrs)["groups"])
 
 
 def write_blocks(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
