@@ -267,8 +267,10 @@ class Rows:
         """What an earlier run left, if it judged the same network on the same data."""
         path, again = self.options.json, tuple(self.options.again or ())
         held = json.loads(path.read_text()) if path.exists() else {}
-        if held.get("subject") != self.subject.what:
-            return
+        whole = held.get("whole", {})
+        same = whole.keys() == self.whole.keys() and np.allclose([*whole.values()], [*self.whole.values()], atol=1e-6)
+        if held.get("subject") != self.subject.what or not same:
+            return  # another network, or other data: the files of a machine change
         self.seconds = held["wall_seconds"]
         for kept, found in ((self.rows, "rows"), (self.defaults, "defaults"), (self.agreeing, "agreeing")):
             kept += [row for row in held.get(found, ()) if not (again and row["method"].startswith(again))]
