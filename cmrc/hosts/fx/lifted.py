@@ -74,8 +74,11 @@ def lift(
         if functional:
             raise
         try:
-            aliased = LiftedProgram(exported, without_dropout(exported.graph), tuple(signature.input_specs), state)
-            without = to_exported(aliased).run_decompositions({})
+            plain = without_dropout(exported.graph)
+            aliased = exported
+            if len(plain.nodes) < len(exported.graph.nodes):
+                aliased = to_exported(LiftedProgram(exported, plain, tuple(signature.input_specs), state))
+            without = aliased.run_decompositions({})
         except Exception:  # whatever torch says of a graph that it cannot make functional
             raise error from None
         kinds = {spec.kind for spec in without.graph_signature.output_specs}
