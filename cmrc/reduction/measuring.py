@@ -194,12 +194,17 @@ class Judge:
         )
         return Quality(plain.agreement, bound, kl, 1 - change, accuracy, metric, drop)
 
-    def cosine(self, after: Sequence[Array]) -> float | None:
-        """Of embeddings, the mean cosine with those of the original."""
+    def about_embeddings(self, after: Sequence[Array]) -> str | None:
+        """Of embeddings, how near they are to those of the original, and how often the very same sample is nearest."""
         if self.anchors is None:
             return None
         before, now = (self._vectors(outputs[self.output], self.inputs) for outputs in (self.outputs, after))
-        return float((before * now).sum(axis=1).mean())
+        cosine = float((before * now).sum(axis=1).mean())
+        same = float(((before @ self.anchors.T).argmax(axis=1) == (now @ self.anchors.T).argmax(axis=1)).mean())
+        return (
+            f"the embeddings have a mean cosine of {cosine:.4f} with those of the original; for {100 * same:.1f} % of the samples the "
+            "very same one is nearest"
+        )
 
     def _score(self, outputs: Sequence[Array]) -> Array:
         """The user's metric: one number, or one per row; higher is better."""

@@ -250,8 +250,8 @@ class _Run:
             final = replace(final, quality=judge.quality(lowered))
             self.remarks.append(str(lowered.recovery))
         after = judge.run(lowered)
-        if (cosine := judge.cosine(after)) is not None:
-            self.remarks.append(f"the embeddings have a mean cosine of {cosine:.4f} with those of the original")
+        if remark := judge.about_embeddings(after):
+            self.remarks.append(remark)
         self.clock.stop()
         data = Data(len(rows.calibration.numbers), len(judge), rows.what, rows.is_random, judged_rows)
         reached = reach(subject.sized, [site for site in folding if site.value in stats.sites])
