@@ -211,9 +211,13 @@ def _html_table(rows: Sequence[Sequence[str]]) -> str:
     return f"<div class=wide><table>{f'<tr>{cells}</tr>' if any(head) else ''}{body}</table></div>"
 
 
+LONGEST_NUMBER = 24  # characters, with its separators and its unit
+
+
 def _breakable(cell: str) -> str:
-    """A list of numbers without spaces may go on in the next line."""
-    return html.escape(cell).replace(",", ",<wbr>")
+    """A list of numbers without spaces may go on in the next line; a single number stays whole."""
+    text = html.escape(cell)
+    return text.replace(",", ",<wbr>") if len(cell) > LONGEST_NUMBER else text
 
 
 def _bundle() -> str:

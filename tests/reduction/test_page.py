@@ -126,6 +126,7 @@ def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_the_page_needs_nothing_beside_it(reduction: cmrc.Reduction) -> None:
     text = page.page_of(account_of(reduction, "<digits>.onnx")).to_html()
     assert "<h1>&lt;digits&gt;.onnx" in text
+    assert f"<td>{reduction.whole.parameters:,}</td>" in text  # a number does not break
     head = text[: text.index('<script type="module">')]
     assert not re.findall(r'(?:src|href)="(?!data:)', head)
     drawn = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
