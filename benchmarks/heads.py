@@ -46,7 +46,7 @@ def attention_sites(program: cmrc.Program) -> list[str]:
 def by_logit(program: cmrc.Program, stats: cmrc.Stats, sites: list[str]) -> dict[str, Array]:
     """What setting each head to its mean does to the output projection."""
     made = cmrc.plan(program, stats, preset="cmr-logit", sites=sites, keep=0.5)
-    return {site: np.asarray(made.scores[program.title(site)]) for site in sites}
+    return {site: np.asarray(made.scores[site]) for site in sites}
 
 
 def by_norm(model: nn.Module, sites: list[str]) -> dict[str, Array]:
