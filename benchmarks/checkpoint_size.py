@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 import cmrc
 import cmrc.hosts.fx.checkpoint  # so that the memory before counts all code
 from benchmarks import llama, llm_size
-from benchmarks.llm_size import TIME, Watch, copy_seconds, status
+from benchmarks.llm_size import TIME, Watch, copy_seconds, lower_in_stages, status
 from benchmarks.measure import console, parser, show, use_threads, write_record
 from benchmarks.section import Record, Section, megabytes, table, verdict
 from cmrc.hosts.fx.modeling_cmrc import load
@@ -91,31 +91,19 @@ def plan_for(program: cmrc.Program, config: llama.Config) -> cmrc.Plan:
 
 
 def lower(source: Path, target: Path, config: llama.Config) -> dict[str, Any]:
-    """Trace, plan, lower and save; what it took."""
-    watch, before = Watch(), status()
-    with watch.stage("trace"):
-        program = cmrc.trace(source)
-        parameters = program.cost().parameters
-    with watch.stage("plan and fingerprint"):
-        plan = plan_for(program, config)
-        program.fingerprint.digest  # noqa: B018  (hashes every weight)
-    with watch.stage("lower"):
-        lowered = cmrc.lower(program, plan)
-    with watch.stage("save"):
-        lowered.save(target)
-    stages = {name: {**watch.peaks[name], "seconds": seconds} for name, seconds in watch.seconds.items()}
+    """The steps from folder to folder; what they took."""
+    watch, before = Watch(), status()["RssAnon"]
+    size = lower_in_stages(source, target, lambda program: plan_for(program, config), watch)
     largest = config.width * config.ffn * DTYPE.itemsize
-    grown = max(stage["anonymous"] for stage in stages.values()) - before["RssAnon"]
+    grown, bound = size.pop("anonymous_peak") - before, 2 * largest + CONSTANT
     return {
-        "parameters": parameters,
-        "parameters_after": lowered.report.after.parameters,
+        **size,
         "weights_bytes": sum(file.stat().st_size for file in source.glob("*.safetensors")),
         "largest_changed_bytes": largest,
-        "before_bytes": before["RssAnon"],
+        "before_bytes": before,
         "grown_bytes": grown,
-        "bound_bytes": 2 * largest + CONSTANT,
-        "met": grown <= 2 * largest + CONSTANT,
-        "stages": stages,
+        "bound_bytes": bound,
+        "met": grown <= bound,
     }
 
 

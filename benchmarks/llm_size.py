@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -95,16 +95,15 @@ def status() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) == 3 and words[2] == "kB"}
 
 
-def lower(source: Path, target: Path, config: llama.Config) -> dict[str, Any]:
-    """Trace, plan, lower and save under the limit; what it took."""
-    watch, before = Watch(), status()
-    allowed = 2 * changed_bytes(config) + CONSTANT
-    resource.setrlimit(resource.RLIMIT_DATA, (before["VmData"] + allowed, resource.RLIM_INFINITY))
+def lower_in_stages(
+    source: Path, target: Path, plan_of: Callable[[cmrc.Program], cmrc.Plan], watch: Watch
+) -> dict[str, Any]:
+    """Trace, plan, lower and save; time and memory of each step, and the parameters before and after."""
     with watch.stage("trace"):
         program = cmrc.trace(source)
         parameters = program.cost().parameters
     with watch.stage("plan and fingerprint"):
-        plan = plan_for(program, config)
+        plan = plan_of(program)
         program.fingerprint.digest  # noqa: B018  (hashes every weight)
     with watch.stage("lower"):
         lowered = cmrc.lower(program, plan)
@@ -114,13 +113,23 @@ def lower(source: Path, target: Path, config: llama.Config) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "parameters_after": lowered.report.after.parameters,
+        "anonymous_peak": max(stage["anonymous"] for stage in stages.values()),
+        "stages": stages,
+    }
+
+
+def lower(source: Path, target: Path, config: llama.Config) -> dict[str, Any]:
+    """The steps under the limit; what they took."""
+    watch, before = Watch(), status()
+    allowed = 2 * changed_bytes(config) + CONSTANT
+    resource.setrlimit(resource.RLIMIT_DATA, (before["VmData"] + allowed, resource.RLIM_INFINITY))
+    return {
+        **lower_in_stages(source, target, lambda program: plan_for(program, config), watch),
         "weights_bytes": (source.parent / f"{source.name}.data").stat().st_size,
         "largest_changed_bytes": changed_bytes(config),
         "constant_bytes": CONSTANT,
         "before": {"anonymous": before["RssAnon"], "total": before["VmRSS"]},
-        "anonymous_peak": max(stage["anonymous"] for stage in stages.values()),
         "resident_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
-        "stages": stages,
     }
 
 

@@ -27,6 +27,7 @@ from cmrc.ir.graph import Array, as_dtype
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 WORKERS = 4  # threads that write weights: more wait for the disk
+MANY = 1 << 28  # bytes of new weights from which on threads are worth their own memory
 WEIGHTS = "weights"  # what the data file is called until its content is known
 
 
@@ -104,14 +105,13 @@ def save(
 
 
 def _save_external(model: onnx_ir.Model, path: Path) -> None:
-    """With the weights in a file of their own; folded and written by as many threads as keep at most two weights in memory."""
-    kept = (
-        tensor.nbytes for tensor in tensors(model) if not isinstance(tensor, onnx_ir.ExternalTensor)
-    )  # others are copied
-    largest = max(kept, default=1)
-    workers = min(os.cpu_count() or 1, WORKERS)
+    """With the weights in a file of their own; many are folded and written by several threads, at most two of them in memory."""
+    external = onnx_ir.ExternalTensor  # is copied from file to file
+    sizes = [tensor.nbytes for tensor in tensors(model) if not isinstance(tensor, external)]
+    workers = min(os.cpu_count() or 1, WORKERS) if sum(sizes) >= MANY else 1
+    largest = max(sizes, default=0) or 1
     onnx_ir.save(
-        model, path, format="protobuf", external_data=WEIGHTS, max_workers=workers, max_in_flight_bytes=max(largest, 1)
+        model, path, format="protobuf", external_data=WEIGHTS, max_workers=workers, max_in_flight_bytes=largest
     )
 
 
