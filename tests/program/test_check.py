@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -144,6 +144,33 @@ def test_a_model_that_rounds_much_is_allowed_as_much() -> None:
     assert cancelling.rounding > 10 * plain.rounding
     assert cancelling.holds
     assert cancelling.tolerance > plain.tolerance
+
+
+class Steep(nn.Module):
+    """A sigmoid so steep that it makes the last bit of what it reads ten thousand times larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act, self.out = nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(50000 * self.out(self.act(self.fc(x))))
+
+
+def test_twice_its_own_rounding_is_allowed_where_float64_cannot_be_computed() -> None:
+    def refuse(inputs: Mapping[str, Any]) -> list[Any]:
+        raise CheckError("the model has ops that only its host can run")
+
+    torch.manual_seed(0)
+    lowered = lowered_by(Steep())
+    batches = [(torch.randn(4000, 6, generator=torch.Generator().manual_seed(i)),) for i in range(2)]
+    hosts = (lowered.program.host, lowered.clamped, lowered.host)
+    assert not check_batches(*hosts, batches).holds
+    check = check_batches(*hosts, batches, exactly=refuse)
+    assert check.tolerance == 2 * check.rounding > 10 * USUAL["float32"]
+    assert check.holds
+    add(lowered, "out.bias", 1e-5)
+    assert not check_batches(*hosts, batches, exactly=refuse).holds
 
 
 def test_a_tolerance_that_is_given_is_kept() -> None:
