@@ -160,8 +160,8 @@ def _emit(
 
 
 def _norm(sweep: Sweep, node: Node, inputs: Sequence[Operand], output: Value, attrs: Mapping[str, object]) -> str:
-    """An RMS norm: the host's own over fewer units, where the node is one."""
-    if node.origin and attributes(node, AlongAttrs)["fn"] == "rms_norm":
+    """An RMS norm: the host's own over fewer units, where the node is one and can say ε, which ONNX keeps as a float32."""
+    if node.origin and output.dtype != "float64" and attributes(node, AlongAttrs)["fn"] == "rms_norm":
         sweep.emit(replace(node, inputs=tuple(inputs), outputs=(output,), attrs=attrs))
         return output.name
     return _emit(sweep, node, "along", inputs, output, "norm", attrs)

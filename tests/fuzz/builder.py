@@ -167,7 +167,7 @@ class Builder:
         attrs = {name: value for name, value in attrs.items() if value is not None}
         if any(isinstance(value, list) and not value for value in attrs.values()):
             raise Unfit("an empty list of numbers")
-        made = helper.make_node(op, [o.name if o else "" for o in operands], names, domain=domain, **attrs)
+        made = helper.make_node(op, [o.name if o else "" for o in operands], names, domain=domain or None, **attrs)
         while made.input and made.input[-1] == "":
             made.input.pop()
         if self.named:

@@ -150,6 +150,6 @@ def _node(entry: dict[str, Any]) -> onnx.NodeProto:
     for name, value in attrs.items():
         if isinstance(value, dict):
             attrs[name] = _tensor(value["tensor"], entry["out"][0]) if "tensor" in value else _graph(value["graph"])
-    node = helper.make_node(entry["op"], entry["in"], entry["out"], domain=entry.get("domain", ""), **attrs)
-    node.name = entry.get("name", "")
-    return node
+    return helper.make_node(
+        entry["op"], entry["in"], entry["out"], name=entry.get("name"), domain=entry.get("domain"), **attrs
+    )

@@ -888,4 +888,3 @@ BLOCKS: dict[str, Maker] = {
     **{f"fused {op}": fused(op) for op in FUSED},
     "If": conditional, "Loop": loop, "unknown": unknown,
 }  # fmt: skip
-KINDS = (AFFINE, POINTWISE, ALONG, LAYOUT, BLOCKS)

@@ -11,6 +11,8 @@ import cmrc
 from cmrc.program.sites import Site
 from tests.fuzz.clamp import Replacement
 
+BLOCK = 16  # how many units share a scale in layers.n_bits
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
@@ -53,7 +55,7 @@ def requests(program: cmrc.Program, rng: np.random.Generator, described: dict[st
     `described` keeps how sites fold between plans for one program.
     """
     described = {} if described is None else described
-    if rng.random() < 0.08:
+    if rng.random() < 0.1:
         grouped = _group(program, rng)
         if grouped is not None:
             return [grouped]
@@ -115,6 +117,11 @@ def _request(site: Site, kind: str, rng: np.random.Generator) -> Request:
     count = size if whole else int(rng.integers(1, max(size, 2)))
     order = [int(i) for i in rng.permutation(size)]
     units = order[:count] if rng.random() < 0.15 else sorted(order[:count])
+    if size > BLOCK and kind == "constant" and not whole:  # weights that share scales go by whole blocks
+        starts = range(0, size, BLOCK)
+        first = starts[int(rng.integers(len(starts)))]
+        units = list(range(first, min(first + BLOCK, size)))
+        count = len(units)
     if kind == "affine" and 0 < count < size:
         parents = order[count : count + int(rng.integers(1, size - count + 1))]
         weight = np.round(rng.normal(size=(count, len(parents))) * 0.6, 3)
@@ -132,7 +139,10 @@ def _request(site: Site, kind: str, rng: np.random.Generator) -> Request:
 
 
 def _group(program: cmrc.Program, rng: np.random.Generator) -> Request | None:
-    groups = program.groups(folds=False)
+    groups = program.groups()
+    folding = [group for group in groups if folds(group.folds, "constant")]
+    if folding and rng.random() < 0.8:
+        groups = folding
     if not groups:
         return None
     group = groups[int(rng.integers(len(groups)))]

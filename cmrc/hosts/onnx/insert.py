@@ -289,9 +289,10 @@ def _insert_norm(patch: ModelPatch, node: Node) -> None:
     """A normalisation: one op where ONNX has it, else spelled out, in float32 at least as the op does."""
     op, since = NORMS[attributes(node, FunctionAttrs)["fn"]]
     axes, rank, dtype = attributes(node, AlongAttrs)["axes"], len(node.output.shape), node.output.dtype
-    if patch.opset >= since and axes == tuple(range(min(axes), rank)):
+    eps = attributes(node, AlongAttrs)["eps"]
+    if patch.opset >= since and axes == tuple(range(min(axes), rank)) and _fits_attribute(eps, dtype):
         inputs = [_source(patch, node), *(patch.value(operand, dtype) for operand in node.inputs[1:])]
-        epsilon = onnx_ir.AttrFloat32("epsilon", attributes(node, AlongAttrs)["eps"])
+        epsilon = onnx_ir.AttrFloat32("epsilon", eps)
         patch.insert(op, inputs, node.output, [onnx_ir.AttrInt64("axis", min(axes)), epsilon])
         return
     narrow = dtype in ("float16", "bfloat16")
@@ -302,6 +303,11 @@ def _insert_norm(patch: ModelPatch, node: Node) -> None:
         return
     x = _cast(patch, x, data_type(wide), f"{node.name}.wide")
     _cast(patch, _spell_out_norm(patch, node, x, wide, f"{node.name}.scaled"), data_type(dtype), node.output)
+
+
+def _fits_attribute(number: float, dtype: str) -> bool:
+    """Whether an attribute, which is a float32, says a number as exactly as a tensor of this type."""
+    return dtype != "float64" or float(np.float32(number)) == number
 
 
 def _spell_out_norm(patch: ModelPatch, node: Node, x: onnx_ir.Value, dtype: str, output: Value | str) -> onnx_ir.Value:
@@ -345,6 +351,13 @@ def _insert_pad(patch: ModelPatch, node: Node) -> None:
         number = patch.array(np.asarray(value, dtype=numpy_dtype(node.output.dtype)))
         patch.insert("Pad", [_source(patch, node), _ints(patch, *pads), number], node.output)
         return
+    if not _fits_attribute(value, node.output.dtype):
+        raise HostError(
+            f"a Pad of opset {patch.opset} holds its value {value:.6g} as a float32 only, which would round this float64",
+            node=node.label,
+            op="Pad",
+            fix="convert the model to opset 11 or newer (onnx.version_converter), or replace these units by 0",
+        )
     given = [onnx_ir.AttrInt64s("pads", pads), onnx_ir.AttrFloat32("value", value)]
     patch.insert("Pad", [_source(patch, node)], node.output, given)
 

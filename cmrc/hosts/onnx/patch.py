@@ -331,7 +331,7 @@ def rewire_fused(
 def _rewire_captured(patch: ModelPatch, onnx_node: onnx_ir.Node, old: Operand, new: Operand) -> None:
     """A value that the bodies of a node read from the main graph."""
     if not isinstance(old, str):
-        return
+        raise HostError("it has no input for a new parameter: a fault of cmrc", node=patch.reason, op=onnx_node.op_type)
     was, value = patch.values[old], patch.value(new, patch.dtypes[old])
     for inner in inner_nodes(onnx_node):
         for i, read in enumerate(inner.inputs):

@@ -243,6 +243,13 @@ class _Reader:
             if known and self._add_computed(node):
                 return None
             return self._opaque(view, origin, path, Marks(why=left.reason, bodies=bool(subgraphs(node))))
+        if (
+            known
+            and isinstance(steps, list)
+            and not all(step.op in FOLDED for step in steps)
+            and self._add_computed(node)
+        ):
+            return None
         inner: dict[str, str] = {}
         if isinstance(steps, list) and row.separable is not None and self.opset >= row.separable:
             steps = [replace(step, marks=replace(step.marks, separable=True)) for step in steps]
@@ -308,9 +315,12 @@ class _Reader:
             for value, (shape, dtype) in zip(view.node.outputs, described, strict=False)
             if value.name
         ]
-        self.slots[outputs[0].name] = tuple(range(len(view.operands)))
-        inputs = (*view.operands, *captured)
         recurrent = view.node.op_type in RECURRENT and not view.node.domain
+        operands = view.operands
+        if recurrent:  # a bias that is left out may come
+            operands += (None,) * (4 - len(operands))
+        self.slots[outputs[0].name] = tuple(range(len(operands)))
+        inputs = (*operands, *captured)
         marks = replace(marks, host_op=view.node.op_type, weighed=((1, 3),) if recurrent else ())
         if recurrent:
             marks = replace(marks, why=marks.why or HIDDEN_UNITS)
