@@ -20,6 +20,7 @@ from cmrc.program.lower import stored_otherwise
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace
 from cmrc.program.provenance import provenance_notes
+from cmrc.program.steps import rounded_anew
 from cmrc.statistics.batches import SIZE, batches, fixed_batch
 
 app = new_app()
@@ -73,6 +74,7 @@ def check(
             tolerance=tolerance,
             nudged=lambda: nudged_host(program, loaded.entries),
             exactly=clamped_in_float64(program, loaded.entries),
+            anew=lambda: rounded_anew(program, loaded.entries),
             seed=seed,
         )
         stored = stored_otherwise(program, loaded, small) if tolerance is None else None

@@ -25,8 +25,10 @@ from cmrc.ir.ops import OPS
 from cmrc.ir.tensors import constant, evaluate_op
 
 
-def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Every value of the graph by name."""
+def evaluate(
+    graph: Graph, inputs: Mapping[str, Array], *, given: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Every value of the graph by name; a value that is `given` in the same shape is taken as it is."""
     values: dict[str, Array] = {}
     sizes: dict[str, int] = {}
 
@@ -48,7 +50,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         operands = [read(operand) for operand in node.inputs]
         first = operands[0]
         attrs = sized_attributes(node, () if first is None else first.shape, sizes)
-        define(node, node.output, np.asarray(evaluate_op(node.op, attrs, *operands)))
+        array = np.asarray(evaluate_op(node.op, attrs, *operands))
+        known = None if given is None else given.get(node.name)
+        define(node, node.output, known if known is not None and known.shape == array.shape else array)
     return values
 
 

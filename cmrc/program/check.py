@@ -10,7 +10,8 @@ when its inputs move by the last bit: that is the noise which an error of the co
     folded    = max |lowered − clamped| / max |clamped|       where both are computed in float64, by the meanings of the IR
 
 There almost nothing is rounded, so that a wrong fold shows where float32 hides it. It is asked of the rewritten graph, on one
-batch, where every op has a meaning, none of them jumps, and the work is small (`folded_apart`).
+batch, where every op has a meaning, none of them jumps, and the work is small (`folded_apart`). Quantised models have a way of
+their own (`steps.py`).
 
 Moving inputs does not show all rounding: a norm of units that are constant divides the last bit of their mean by almost
 nothing. So where the two lie further apart, the clamped model is computed in float64 (`exactly`), and they may differ by
@@ -37,6 +38,7 @@ from cmrc.ir.spec import FunctionAttrs
 from cmrc.ir.tensors import is_computable
 from cmrc.passes.pipeline import put_dos
 from cmrc.program.sites import Sites
+from cmrc.program.steps import pairs_between_steps
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
@@ -48,6 +50,7 @@ BATCHES = 3
 SIZES = (2, 8, 32, 64, 224)  # for dynamic sizes: the first that the model runs with
 SCALES = (-1.0, 1.0)  # powers of ten
 FOLDED = 1e-9  # how far they may lie apart in float64: a norm of almost nothing makes 1e-16 large
+FOLDED_IN_STEPS = 2.0**-22  # the same where biases are whole numbers: their scale, the product of two, is a float32
 WORK = 10**9  # multiply-accumulates of one batch that are computed in numpy: seconds
 JUMPING = frozenset({  # functions that make much of the last bit
     "sign", "floor", "ceil", "round", "quantize", "fmod", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal",
@@ -80,6 +83,7 @@ class Check:
     recovered: bool = False  # it was trained towards the original after lowering, so that the two need not be equal
     stored: tuple[str, ...] | None = None  # weights that hold other numbers than the fold gives; None: not compared
     folded: float | None = None  # how far the two lie apart in float64, of the output's scale; None: not compared
+    steps: bool = False  # whether the model rounds to steps: in float64 what lies before them is compared too
 
     @property
     def worst(self) -> OutputCheck:
@@ -125,7 +129,11 @@ class Check:
     @property
     def holds(self) -> bool:
         close = all(output.error <= output.tolerance for output in self.outputs)
-        return close and not self.stored and (self.folded is None or self.folded <= FOLDED)
+        return close and not self.stored and (self.folded is None or self.folded <= self._folded_allowed)
+
+    @property
+    def _folded_allowed(self) -> float:
+        return FOLDED_IN_STEPS if self.steps else FOLDED
 
     def __str__(self) -> str:
         verdict = "equal" if self.holds else "NOT equal"
@@ -137,7 +145,7 @@ class Check:
             f"the replacement itself moves it by {self.moved:.2e}"
         )
         if self.folded is not None:
-            text += f"; in float64 they differ by {self.folded:.1e} (allowed {FOLDED:.0e})"
+            text += f"; in float64 they differ by {self.folded:.1e} (allowed {self._folded_allowed:.0e})"
         if self.stored:
             name, *more_names = self.stored
             others_too = f" and {len(more_names)} more" if more_names else ""
@@ -166,11 +174,13 @@ def check_batches(
     tolerance: float | None = None,
     nudged: Callable[[], Host] | None = None,
     exactly: Callable[[Mapping[str, Array]], list[Array]] | None = None,
+    anew: Callable[[], Iterable[Host]] | None = None,
     seed: int = 0,
 ) -> Check:
     """Compare every output on every batch. `nudged` makes the clamped model with constants moved by their last bit
     (`nudged_host`): it shows the rounding of a model whose inputs are whole numbers. `exactly` is the clamped model in float64
-    (`clamped_in_float64`), for batches on which the two lie further apart."""
+    (`clamped_in_float64`), for batches on which the two lie further apart, and `anew` is it with roundings to steps that decide anew
+    (`rounded_anew`)."""
     rng = np.random.default_rng(seed)
     rows, questioned = [], list[Questioned]()
     for inputs in batches:
@@ -199,6 +209,8 @@ def check_batches(
         outputs.append(OutputCheck(name, error, allowed, moved, rounding, same, answers))
     if exactly is not None and tolerance is None and not all(o.error <= o.tolerance for o in outputs):
         outputs = _judged_again(outputs, clamped, questioned, exactly)
+    if anew is not None and tolerance is None and not all(o.error <= o.tolerance for o in outputs):
+        outputs = _judged_by_steps(outputs, questioned, anew())
     return Check(tuple(outputs), len(rows))
 
 
@@ -239,6 +251,27 @@ def _judged_again(
         if output.error > output.tolerance and fine
         else output
         for output, rounding, fine in zip(outputs, roundings, explained, strict=True)
+    ]
+
+
+def _judged_by_steps(
+    outputs: Sequence[OutputCheck], batches: Sequence[Questioned], hosts: Iterable[Host]
+) -> list[OutputCheck]:
+    """The outputs that are too far apart, beside how far the clamped model moves when its roundings to steps decide anew."""
+    if len(batches) > REVIEWED:
+        return list(outputs)
+    moves = np.zeros(len(outputs))
+    for host in hosts:
+        for batch in batches:
+            for i, (want, other) in enumerate(zip(batch.expected, host.run(batch.inputs), strict=True)):
+                if want.dtype.kind not in "biu" and want.size:
+                    gap = np.abs(other.astype(np.float64) - want.astype(np.float64)).max()
+                    moves[i] = max(moves[i], float(gap) / (float(np.abs(want).max()) or 1.0))
+    return [
+        replace(o, rounding=max(o.rounding, float(move)), tolerance=max(o.tolerance, 2 * float(move)))
+        if o.error > o.tolerance
+        else o
+        for o, move in zip(outputs, moves, strict=True)
     ]
 
 
@@ -332,15 +365,21 @@ def clamped_in_float64(sites: Sites, entries: Sequence[Do]) -> Callable[[Mapping
 
 
 def _in_float64(whole: Graph) -> Callable[[Mapping[str, Array]], list[Array]]:
-    graph = _read_by_outputs(whole)
 
     def run(inputs: Mapping[str, Array]) -> list[Array]:
-        if not all(is_computable(node) for node in graph.nodes):
-            raise CheckError("the model has ops that only its host can run")
+        graph = _computed(whole)
         values = evaluate(graph, inputs)
         return [values[name] for name in graph.outputs]
 
     return run
+
+
+def _computed(whole: Graph) -> Graph:
+    """What is computed by meanings, or an error."""
+    graph = _read_by_outputs(whole)
+    if not all(is_computable(node) for node in graph.nodes):
+        raise CheckError("the model has ops that only its host can run")
+    return graph
 
 
 def _read_by_outputs(whole: Graph) -> Graph:
@@ -357,16 +396,17 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
     """How far the rewritten graph lies from the clamped one when both are computed in float64; `None` where that is not known."""
     whole = put_dos(sites.graph, entries)
     samples = max((array.shape[0] for array in inputs.values() if array.ndim), default=1)
-    if _jumps_behind_a_do(whole) or samples * cost(sites.graph).macs > WORK:
+    jumping = _jumping_behind_a_do(whole)
+    if jumping - {"quantize"} or samples * cost(sites.graph).macs > WORK:
         return None
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # of sizes of 0, and of what is no number
             warnings.simplefilter("ignore")
-            expected, got = (_in_float64(graph)(inputs) for graph in (whole, lowered))
+            pairs = list(pairs_between_steps(_computed(whole), _computed(lowered), inputs))
     except Exception:  # an op that only its host can run, or a size that its meaning does not take
         return None
     apart = 0.0
-    for want, array in zip(expected, got, strict=True):
+    for want, array in pairs:
         if want.dtype.kind != "f" or not want.size:
             continue
         if not np.isfinite(want).all():
@@ -376,9 +416,10 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
     return apart
 
 
-def _jumps_behind_a_do(graph: Graph) -> bool:
-    """Whether a function that makes much of the last bit, or a cast that rounds, reads what a replacement moved."""
+def _jumping_behind_a_do(graph: Graph) -> set[str]:
+    """The functions that make much of the last bit, or casts that round, that read what a replacement moved."""
     moved, dtypes = set[str](), {name: value.dtype for name, value in graph.values().items()}
+    found = set[str]()
     for node in graph.nodes:
         if node.op != "do" and not any(name in moved for name in node.values()):
             continue
@@ -386,8 +427,8 @@ def _jumps_behind_a_do(graph: Graph) -> bool:
         fn = attributes(node, FunctionAttrs)["fn"] if node.op in ("pointwise", "along") else ""
         rounds = fn == "cast" and node.output.dtype not in ("float64", dtypes[node.values()[0]])
         if rounds or fn in JUMPING:
-            return True
-    return False
+            found.add(fn)
+    return found
 
 
 # ---------------------------------------------------------------- inputs

@@ -32,6 +32,7 @@ from cmrc.program.check import (
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, blaming_contradictions, trace
 from cmrc.program.report import Report, make_report
+from cmrc.program.steps import rounded_anew, rounds_to_steps
 
 if TYPE_CHECKING:
     import torch
@@ -179,11 +180,13 @@ class Lowered:
             tolerance=tolerance,
             nudged=lambda: nudged_host(self.program, self.plan.entries),
             exactly=clamped_in_float64(self.program, self.plan.entries),
+            anew=lambda: rounded_anew(self.program, self.plan.entries),
             seed=seed,
         )
         if tolerance is None:
             bound = self.clamped.bind(chosen[0])
-            check = replace(check, folded=folded_apart(self.program, self.plan.entries, self.graph, bound))
+            folded = folded_apart(self.program, self.plan.entries, self.graph, bound)
+            check = replace(check, folded=folded, steps=any(rounds_to_steps(node) for node in self.graph.nodes))
         recovered = self.recovery is not None and bool(self.recovery.trained)
         return check if check.holds else replace(check, retrained=self._retrained(), recovered=recovered)
 

@@ -50,7 +50,8 @@ def chains(program: cmrc.Program) -> list[list[Site]]:
     for site in program.sites(folds=False):
         node = program.producers[site.value]
         part = node.op == "select" and node.attrs["axis"] == site.axis  # some of the units, as of a fused projection
-        over = {starts[o] for o in node.values() if o in starts and (part or same_units(program, o, site))}
+        read = [before_rounding(program, o) for o in node.values()]
+        over = {starts[o] for o in read if o in starts and (part or same_units(program, o, site))}
         if len(over) == 1 and (node.op in KEEPS_UNITS or is_depthwise(node)):
             start = over.pop()
         elif site.units >= 4 and (makes_units(program, node) or (node.op in ("pointwise", "select") and over)):
@@ -60,6 +61,15 @@ def chains(program: cmrc.Program) -> list[list[Site]]:
         starts[site.value] = start
         found.setdefault(start, []).append(site)
     return list(found.values())
+
+
+def before_rounding(program: cmrc.Program, value: str) -> str:
+    """What a value of a quantised model was rounded from: what is rounded holds the same units, and is no site."""
+    maker = program.producers.get(value)
+    while maker is not None and maker.attrs.get("fn") in ("quantize", "dequantize") and maker.values():
+        value = maker.values()[0]
+        maker = program.producers.get(value)
+    return value
 
 
 def makes_units(program: cmrc.Program, node: Node) -> bool:

@@ -1,0 +1,54 @@
+"""Models that round to steps (quantised ones): how lowered and clamped compare where the last bit may decide a whole step.
+
+A float that lies within rounding of the middle between two steps goes either way, in onnxruntime's own fusions as well. So
+
+    in float64     both are computed from the same steps: each rounding gives what it gave in the clamped model, and what lies
+                   before the roundings and in the outputs is compared
+    in the host    they may differ by twice as much as the clamped model moves when its roundings decide anew: their scales are
+                   moved by `MOVED`, which is what float32 models may usually differ by (`check.USUAL`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from cmrc.hosts.protocols import Host
+from cmrc.ir.evaluate import evaluate
+from cmrc.ir.graph import Array, Do, Graph, Node, Tensor, attributes, literal
+from cmrc.ir.spec import FunctionAttrs
+from cmrc.ir.tensors import constant
+from cmrc.passes.pipeline import put_dos
+from cmrc.program.sites import Sites
+
+MOVED = 2.0**-16
+
+
+def rounds_to_steps(node: Node) -> bool:
+    return node.op == "pointwise" and attributes(node, FunctionAttrs)["fn"] == "quantize"
+
+
+def rounded_anew(sites: Sites, entries: Sequence[Do]) -> Iterator[Host]:
+    """The clamped model, twice, with roundings that decide a little earlier and a little later."""
+    whole = put_dos(sites.graph, entries)
+    for by in (1 - MOVED, 1 + MOVED):
+        nodes = tuple(_with_scale(node, by) if rounds_to_steps(node) else node for node in whole.nodes)
+        yield sites.host.build(replace(whole, nodes=nodes))
+
+
+def _with_scale(node: Node, factor: float) -> Node:
+    scale = node.inputs[1]
+    assert isinstance(scale, Tensor)
+    return node.with_inputs((node.inputs[0], literal(constant(scale) * factor, scale.dtype), *node.inputs[2:]))
+
+
+def pairs_between_steps(clamped: Graph, lowered: Graph, inputs: Mapping[str, Array]) -> Iterator[tuple[Array, Array]]:
+    """What both compute in float64 before each rounding that is the same size in both, and as outputs."""
+    expected = evaluate(clamped, inputs)
+    before = {node.name: expected[str(node.inputs[0])] for node in clamped.nodes if rounds_to_steps(node)}
+    got = evaluate(lowered, inputs, given={name: expected[name] for name in before})
+    for node in lowered.nodes:
+        if node.name in before and got[str(node.inputs[0])].shape == before[node.name].shape:
+            yield before[node.name], got[str(node.inputs[0])]
+    for want, have in zip(clamped.outputs, lowered.outputs, strict=True):
+        yield expected[want], got[have]
