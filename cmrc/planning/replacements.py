@@ -15,7 +15,7 @@ from cmrc.planning.recipe import CONSTANT, Recipe
 from cmrc.program.plan import Affine, Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
-from cmrc.statistics.readers import outgoing
+from cmrc.statistics.readers import joining, outgoing
 from cmrc.statistics.site_stats import SiteStats
 
 
@@ -68,7 +68,7 @@ def _constants(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe
 
 def _affine(program: Program, r: Ranked, units: Sequence[int], recipe: Recipe) -> fits.Fit:
     method, stats = recipe.method, r.stats
-    output = outgoing(program, stats.columns) if "lost" in stats.arrays else None
+    output = joining(program, stats.columns) if "lost" in stats.arrays else None
     if len(units) == stats.columns.units:
         return fits.affine(stats, units, gram=r.gram, output=output)
     if method.replace == "merge":

@@ -120,22 +120,66 @@ def outgoing(program: Sites, columns: Columns) -> Array:
 
 
 def beside(program: Sites, columns: Columns) -> Columns | None:
-    """In a residual block, the value that the result of the next linear op is added to; None elsewhere."""
+    """In a residual block, the value that the result of the next op is added to; None elsewhere.
+
+    That op is linear, or a convolution of single positions; batch norm may stand between it and the sum.
+    """
     place = elements(program, columns)
-    if place is None:
+    reading = [] if place is None else program.consumers[place.value]
+    if (
+        place is None
+        or len(reading) != 1
+        or reading[0].inputs[0] != place.value
+        or not _reads_each_position(reading[0])
+    ):
         return None
-    reading = program.consumers[place.value]
-    if len(reading) != 1 or reading[0].op != "linear" or reading[0].inputs[0] != place.value:
-        return None
-    result = reading[0].output
+    norm = _norm_behind(program, reading[0])
+    result = (norm or reading[0]).output
     added = program.consumers[result.name]
     if len(added) != 1 or added[0].op != "pointwise" or attributes(added[0], PointwiseAttrs)["fn"] != "add":
         return None
     others = [name for name in added[0].values() if name != result.name]
     if len(others) != 1 or program.values[others[0]].shape != result.shape:
         return None
-    axis = attributes(reading[0], LinearAttrs)["axis"]
+    axis = attributes(reading[0], AxisAttrs)["axis"]
     return Columns(program.title(others[0]), others[0], axis, int(result.shape[axis]), positions=columns.positions)
+
+
+def joining(program: Sites, columns: Columns) -> Array:
+    """The weights by which columns reach the value `beside` them: those of the reader, times what batch norm makes of its results."""
+    weight, place = outgoing(program, columns), elements(program, columns)
+    assert place is not None
+    norm = _norm_behind(program, program.consumers[place.value][0])
+    return weight if norm is None else weight * _norm_scale(norm)[:, None]
+
+
+def _reads_each_position(node: Node) -> bool:
+    """Whether an output is made from the inputs at its own position alone."""
+    if node.op == "linear":
+        return True
+    if node.op != "conv" or not isinstance(node.inputs[1], Tensor):
+        return False
+    attrs = attributes(node, ConvAttrs)
+    single = all(size == 1 for size in (*node.inputs[1].shape[2:], *attrs["stride"], attrs["groups"]))
+    padded = isinstance(attrs["pad"], str) or any(any(pad) for pad in attrs["pad"])
+    return single and not padded and not attrs.get("transposed")
+
+
+def _norm_behind(program: Sites, node: Node) -> Node | None:
+    """The batch norm that alone reads a result, if its numbers are known."""
+    reading = program.consumers[node.name]
+    if len(reading) != 1 or reading[0].op != "pointwise" or reading[0].inputs[0] != node.name:
+        return None
+    norm = reading[0]
+    known = not any(isinstance(operand, str) for operand in norm.inputs[1:])
+    return norm if known and attributes(norm, PointwiseAttrs)["fn"] == "batch_norm" else None
+
+
+def _norm_scale(norm: Node) -> Array:
+    weight, variance = norm.inputs[1], norm.inputs[4]
+    assert isinstance(variance, Tensor)
+    scale = 1.0 / np.sqrt(constant(variance) + attributes(norm, PointwiseAttrs)["eps"])
+    return np.asarray(scale * constant(weight) if isinstance(weight, Tensor) else scale)
 
 
 def _output_axis(node: Node) -> int:
