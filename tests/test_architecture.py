@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "program": (*BASE, "ir", "passes", *HOSTS),
     "statistics": (*BASE, "ir", "passes", *HOSTS, "program"),
     "verification": (*BASE, "ir", "passes", *HOSTS, "program", "statistics"),
-    "recovery": (*BASE, "ir", "passes", *HOSTS, "program", "statistics"),
+    "recovery": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification"),
     "planning": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification"),
     "reduction": (*BASE, "ir", "passes", *HOSTS, "program", "statistics", "verification", "planning", "recovery"),
     "integrations": ("errors", "reduction"),

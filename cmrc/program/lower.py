@@ -48,6 +48,7 @@ class Recovery:
 
     losses: tuple[str, ...]  # how each output was compared with the original's: kl or squared-error
     before: float
+    refitted: float | None  # after the least squares, before the first step; None without them
     after: float
     steps: int
     seconds: float
@@ -64,9 +65,10 @@ class Recovery:
         stopped = (
             f"; gradients stop at {self.stopped_at}, what lies before it was hardly trained" if self.stopped_at else ""
         )
+        fitted = "" if self.refitted is None else f"{self.refitted:.4g} by least squares -> "
         return (
             f"recovered in {self.steps} steps on {self.samples} samples: {' + '.join(self.losses)} on {self.held_out} held-out "
-            f"samples {self.before:.4g} -> {self.after:.4g}{stopped}"
+            f"samples {self.before:.4g} -> {fitted}{self.after:.4g}{stopped}"
         )
 
     def to_json(self) -> dict[str, Any]:

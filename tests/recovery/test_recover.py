@@ -58,7 +58,9 @@ def test_a_recovered_model_is_closer_to_the_original(host: str, train: Any) -> N
     assert recovery is not None
     assert recovery.after < recovery.before == rounds[0].began
     assert recovery.after == min(each.held_out for each in rounds) == rounds[-1].best
-    assert (recovery.steps, rounds[-1].share, recovery.samples, recovery.held_out) == (60, 1.0, 144, 16)
+    assert rounds[-1].share == recovery.steps / 60
+    assert recovery.steps > 50  # it stops where nothing more is expected
+    assert (recovery.samples, recovery.held_out) == (144, 16)
     assert lowered.recovery is None
     assert apart(program, lowered, test) == before  # the model that was given is as it was
     check = recovered.check([x[:8]])
@@ -234,7 +236,7 @@ def test_the_weights_that_are_returned_are_the_best_and_not_the_last(monkeypatch
 
 def test_weights_that_did_not_move_are_not_called_recovered() -> None:
     program, lowered, x = prepared("fx")
-    recovered = cmrc.recover(program, lowered, [x], steps=2, rate=0.0)
+    recovered = cmrc.recover(program, lowered, [x], steps=2, rate=0.0, refit=False)
     assert recovered.recovery is not None
     assert recovered.recovery.after == recovered.recovery.before
     assert recovered.recovery.trained == ()
