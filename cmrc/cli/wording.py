@@ -39,6 +39,7 @@ PHRASES = {
 
 _NAMES = "|".join(FLAGS)
 _KEYWORD = re.compile(rf"""(?<![\w'"`-])({_NAMES})=(?:\[\.\.\., )?(["']?)([^\s"'\],;()]*)\2\]?""")
+_BOTH = re.compile(rf"({_NAMES})= and ({_NAMES})=(?= )")
 _SIZES = re.compile(r"""sizes=\{(["'])(.+?)\1: (\w+)\}""")
 
 
@@ -55,6 +56,8 @@ def reason_in_flags(text: str) -> str:
     """The same of a reason, only at its start: further on it may quote names of the user."""
     begin = "there is no " if text.startswith("there is no ") else ""
     rest = text.removeprefix(begin)
+    if both := _BOTH.match(rest):
+        return f"{FLAGS[both[1]]} and {FLAGS[both[2]]}{rest[both.end() :]}"
     return begin + _KEYWORD.sub(_flag, rest, count=1) if _KEYWORD.match(rest) else text
 
 

@@ -57,23 +57,18 @@ class Curve:
         return np.asarray(self.site.units - kept[fits][::-1])
 
 
-def allocate(curves: Sequence[Curve], budget: Budget, costs: Costs) -> list[list[int]]:
+def allocate(
+    curves: Sequence[Curve], budget: Budget, costs: Costs, *, larger: Sequence[int] | None = None
+) -> list[list[int]]:
     """How many units of each site to replace so that the lowered model is within the budget.
 
     The first candidate has the least sum of risks. Others lie on the way to the same part of every site, since risks that were
-    measured one by one do not quite add up: what is cut most suffers most from the rest.
+    measured one by one do not quite add up: what is cut most suffers most from the rest. The last one leaves out what a `larger`
+    size of the model leaves out, and more.
     """
-    whole = costs.measure([0] * len(curves))
-    allowed = budget.amount * whole if budget.amount <= 1 else budget.amount
+    allowed = require_reach(curves, budget, costs)
     choices = [curve.choices() for curve in curves]
     most = [int(c.max()) for c in choices]
-    least = costs.measure(most)
-    if least > allowed:
-        raise OutOfReachError(
-            f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all that may go it is {least:,.6g}",
-            least=least / whole,
-            fix="allow more, lower `minimum`, or give more sites",
-        )
     sharing = _Sharing(costs, curves, choices)
     best = sharing.within(allowed, sharing.cheapest)
     candidates = [most if best is None else best]
@@ -83,7 +78,27 @@ def allocate(curves: Sequence[Curve], budget: Budget, costs: Costs) -> list[list
         candidate = sharing.within(allowed, partial(sharing.towards_most, blend))
         if candidate is not None and candidate not in candidates:
             candidates.append(candidate)
+    if larger is not None:
+        further = [options[options >= gone] for options, gone in zip(choices, larger, strict=True)]
+        within = _Sharing(costs, curves, further)
+        candidate = within.within(allowed, within.cheapest)
+        if candidate is not None and candidate not in candidates:
+            candidates.append(candidate)
     return candidates
+
+
+def require_reach(curves: Sequence[Curve], budget: Budget, costs: Costs) -> float:
+    """What the budget allows, if the model with all units gone that may go is within it."""
+    whole = costs.measure([0] * len(curves))
+    allowed = budget.amount * whole if budget.amount <= 1 else budget.amount
+    least = costs.measure([int(curve.choices().max()) for curve in curves])
+    if least > allowed:
+        raise OutOfReachError(
+            f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all that may go it is {least:,.6g}",
+            least=least / whole,
+            fix="allow more, lower `minimum`, or give more sites",
+        )
+    return allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

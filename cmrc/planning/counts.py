@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cmrc.ir.graph import Array
-from cmrc.planning.allocate import Curve, allocate
+from cmrc.planning.allocate import Curve, allocate, require_reach
 from cmrc.planning.probe import KEPT, LossProbe
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import KEEP, Recipe
@@ -62,23 +63,20 @@ def _kept(program: Program, site: Site, recipe: Recipe, keep: float) -> int:
     return min(site.units, math.ceil(wanted / step) * step)
 
 
-def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> list[int]:
-    """How many units of each site are replaced in the end."""
+def final_counts(
+    program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe, larger: Sequence[int] | None = None
+) -> list[int]:
+    """How many units of each site are replaced in the end; `larger` are those of a larger size of the model."""
     if recipe.budget is not None:
-        vanishing = [_may_vanish(program, r, recipe) for r in ranked]
-        probed = [probed_counts(r.site, vanishes=vanishes) for r, vanishes in zip(ranked, vanishing, strict=True)]
+        curves, costs = _curves(program, ranked, recipe), probe.costs_of(recipe.budget.of, [r.site for r in ranked])
+        require_reach(curves, recipe.budget, costs)
+        probed = [probed_counts(curve.site, vanishes=curve.may_vanish) for curve in curves]
         losses = probe.of_sites(ranked, probed)
         curves = [
-            Curve(
-                r.site,
-                measured_risk(_risk(r), counts, measured),
-                _multiple(program, r.site, recipe),
-                _least(r.site, recipe),
-                vanishes,
-            )
-            for r, counts, measured, vanishes in zip(ranked, probed, losses, vanishing, strict=True)
+            replace(curve, risk=measured_risk(curve.risk, counts, measured))
+            for curve, counts, measured in zip(curves, probed, losses, strict=True)
         ]
-        candidates = allocate(curves, recipe.budget, probe.costs_of(recipe.budget.of, [r.site for r in ranked]))
+        candidates = allocate(curves, recipe.budget, costs, larger=larger)
         if len(candidates) == 1:
             return candidates[0]
         together = probe.together(ranked, candidates)
@@ -92,6 +90,21 @@ def final_counts(program: Program, ranked: Sequence[Ranked], recipe: Recipe, pro
             keep = _lookup(keep, r.site, program)
         counts.append(0 if keep is None else r.site.units - _kept(program, r.site, recipe, keep))
     return counts
+
+
+def require_budget(program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> None:
+    """That the budget of a recipe can be met at all, found before any loss is measured."""
+    if recipe.budget is not None:
+        costs = probe.costs_of(recipe.budget.of, [r.site for r in ranked])
+        require_reach(_curves(program, ranked, recipe), recipe.budget, costs)
+
+
+def _curves(program: Program, ranked: Sequence[Ranked], recipe: Recipe) -> list[Curve]:
+    """What may go of every site, at the risk that its selection knows of."""
+    return [
+        Curve(r.site, _risk(r), _multiple(program, r.site, recipe), _least(r.site, recipe), _may_vanish(program, r, recipe))
+        for r in ranked
+    ]  # fmt: skip
 
 
 def counts_of_steps(recipe: Recipe, ranked: Sequence[Ranked]) -> list[list[int]]:

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
 from cmrc.planning.constants import with_best_orders
-from cmrc.planning.counts import counts_of_steps, final_counts
+from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
 from cmrc.planning.learned import learnable
 from cmrc.planning.objectives import decomposition
 from cmrc.planning.probe import LossProbe
 from cmrc.planning.progress import Progress, SiteResult, remove_checkpoint
 from cmrc.planning.ranking import Ranked, rank
-from cmrc.planning.recipe import AUTO, Recipe, make_recipe
+from cmrc.planning.recipe import AUTO, Budget, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
 from cmrc.planning.stream import Stream
 from cmrc.program.plan import Plan
@@ -106,16 +107,74 @@ def plan_sizes(
     watch: Watch = unwatched,
     **options: Any,
 ) -> Iterator[Plan]:
-    """The plans of one recipe for several amounts, each a `keep` or a `budget`: units are ranked, and losses measured, once."""
-    recipes = [make_recipe(None, **options, **amount) for amount in amounts]
-    count = len(_sites(program, recipes[0], stats))
-    recipes = [recipe.for_run(data=data is not None, sites=count) for recipe in recipes]
-    first = _Planning(program, data, recipes[0], _sites(program, recipes[0], stats), watch)
-    probe = LossProbe(program, recipes[0], data, watch)
-    ranked = with_best_orders(first.rank_what_can_be(stats), recipes[0], probe)
-    for recipe in recipes:
-        planning = _Planning(program, data, recipe, first.sites, watch, left_out=first.left_out)
-        yield planning.replace_in_steps(stats, list(ranked), probe, recorded=stats)
+    """The plans of one recipe for several amounts, each a `keep` or a `budget`."""
+    planner = SizePlanner(program, stats, data, options, watch)
+    planner.require(amounts)
+    for amount in amounts:
+        yield planner.plan(amount)
+
+
+@dataclass(eq=False)
+class SizePlanner:
+    """Plans of several sizes by one recipe. Units are ranked, and losses measured, once for all of them.
+
+    A size is also tried as one that leaves out all that the next larger one leaves out, and more.
+    """
+
+    program: Program
+    stats: Stats
+    data: Any
+    options: Mapping[str, Any]  # of the recipe, without an amount
+    watch: Watch = unwatched
+    _counts: dict[tuple[str, float], list[int]] = field(default_factory=dict)  # that go, by budget
+
+    def require(self, amounts: Sequence[Mapping[str, Any]]) -> None:
+        """That every budget can be met, found before any loss is measured."""
+        for amount in amounts:
+            require_budget(self.program, self._scored, self._recipe(amount), self._probe)
+
+    def plan(self, amount: Mapping[str, Any]) -> Plan:
+        recipe, first = self._recipe(amount), self._first
+        larger = self._larger(recipe.budget)
+        planning = _Planning(
+            self.program, self.data, recipe, first.sites, self.watch, left_out=first.left_out, larger=larger
+        )
+        result = planning.replace_in_steps(self.stats, list(self._ranked), self._probe, recorded=self.stats)
+        self.remember(amount, result)
+        return result
+
+    def remember(self, amount: Mapping[str, Any], plan: Plan) -> None:
+        """A plan of this amount, that smaller ones may go on from."""
+        budget, sites = self._recipe(amount).budget, plan.made["sites"]
+        if budget is not None and all(r.site.name in sites for r in self._scored):
+            counts = [r.site.units - int(sites[r.site.name]["kept"]) for r in self._scored]
+            self._counts[budget.of, budget.amount] = counts
+
+    def _larger(self, budget: Budget | None) -> list[int] | None:
+        """The units that go in the next larger size."""
+        amounts = [a for of, a in self._counts if budget is not None and of == budget.of and a > budget.amount]
+        return self._counts[budget.of, min(amounts)] if budget is not None and amounts else None
+
+    def _recipe(self, amount: Mapping[str, Any]) -> Recipe:
+        recipe = make_recipe(None, **self.options, **amount)
+        return recipe.for_run(data=self.data is not None, sites=len(_sites(self.program, recipe, self.stats)))
+
+    @cached_property
+    def _first(self) -> _Planning:
+        recipe = self._recipe({})
+        return _Planning(self.program, self.data, recipe, _sites(self.program, recipe, self.stats), self.watch)
+
+    @cached_property
+    def _scored(self) -> list[Ranked]:
+        return self._first.rank_what_can_be(self.stats)
+
+    @cached_property
+    def _ranked(self) -> list[Ranked]:
+        return with_best_orders(self._scored, self._first.recipe, self._probe)
+
+    @cached_property
+    def _probe(self) -> LossProbe:
+        return LossProbe(self.program, self._first.recipe, self.data, self.watch)
 
 
 FOR_SWAPS = 0.5  # the probability of a swap that maps are fitted for, where a target of swaps is certified
@@ -134,6 +193,7 @@ class _Planning:
     result: Plan = field(init=False)
     constants: dict[str, dict[int, Array]] = field(init=False)  # by site: what the replaced units became
     left_out: dict[str, str] = field(default_factory=dict)  # by site: why it cannot be scored
+    larger: Sequence[int] | None = None  # how many units of each site a larger size leaves out
 
     def __post_init__(self) -> None:
         self.result = Plan(self.program)
@@ -165,7 +225,7 @@ class _Planning:
         """How many units go in the end. Found once: a latency would be another one after an interruption."""
         counts = None if self.progress is None else self.progress.load_counts()
         if counts is None:
-            counts = final_counts(self.program, ranked, self.recipe, probe)
+            counts = final_counts(self.program, ranked, self.recipe, probe, self.larger)
             if self.progress is not None:
                 self.progress.save_counts(counts)
         return counts
@@ -186,10 +246,11 @@ class _Planning:
     def _statistics(self, step: int) -> Stats:
         """Of all sites, with what is replaced before this step."""
         if self.progress is None:
-            return self._calibrate(self.sites)
+            return self._calibrate(self.sites, host=self._host())
         stats = self.progress.load_stats(step)
         if stats is None:
-            stats = self._calibrate(self.sites, checkpoint=None if len(self.result) else self.progress.calibration)
+            checkpoint = None if len(self.result) else self.progress.calibration
+            stats = self._calibrate(self.sites, host=self._host(), checkpoint=checkpoint)
             self.progress.save_stats(step, stats)
         return stats
 
@@ -249,9 +310,11 @@ class _Planning:
 
     def _moved(self, site: Site, stream: Stream) -> tuple[SiteStats, tuple[SiteStats, ...]]:
         """The statistics of a site after the replacements before it: of all data, and of every other batch where a fit needs both."""
+        host = self._host()
+        gather = partial(self._calibrate, [site], stream=stream, host=host, taps=self._taps(stream, site, host))
         if "drift" not in self._needs(stream) or self.recipe.method.drift_ridge is not None:
-            return self._calibrate([site], stream=stream)[site.value], ()
-        halves = [self._calibrate([site], stream=stream, shard=(i, 2))[site.value] for i in range(2)]
+            return gather()[site.value], ()
+        halves = [gather(shard=(i, 2))[site.value] for i in range(2)]
         if not all(half.count for half in halves):
             return halves[0], ()
         return halves[0].merge(halves[1]), tuple(halves)
@@ -290,17 +353,18 @@ class _Planning:
         self,
         sites: Sequence[Site],
         *,
+        host: Host | None,
         stream: Stream | None = None,
+        taps: Taps | None = None,
         checkpoint: Path | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> Stats:
-        """The statistics of sites with what is replaced so far."""
+        """The statistics of sites, in the form of the model that `host` runs."""
         if self.data is None:
             raise StatsError(
                 "there is no data to calibrate on",
                 fix="give data=, or stats= and neither a schedule nor recompute",
             )
-        host = self._host()
         return calibrate(
             self.program,
             self.data,
@@ -308,7 +372,7 @@ class _Planning:
             need=self._needs(stream),
             **self.recipe.calibration,
             host=host,
-            taps=None if stream is None else self._taps(stream, sites[0], host),
+            taps=taps,
             watch=self.watch,
             checkpoint=checkpoint,
             shard=shard,

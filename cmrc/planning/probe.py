@@ -38,11 +38,13 @@ WORK = 4 * 10**12  # multiply-accumulates of all runs together: minutes
 LEAST_ROWS = 8
 COPIES = 16  # of the outputs, in float64 and at a time
 BYTES = 2**29  # of values that are held at a time
+HEAT = 0.25  # of the rows, after which a candidate may be given up
+BEHIND = 1.3  # times the least loss: such a candidate does not catch up
 TINY = 1e-12  # the least probability whose logarithm is taken
 SQUARED = ("logit", "squared-error")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LossProbe:
     """Measures what plans do to the output, on rows of the first batches."""
 
@@ -53,6 +55,11 @@ class LossProbe:
     known: dict[tuple[Any, ...], list[list[float]]] = field(default_factory=dict)  # what was measured before
     costs: dict[tuple[str, ...], Costs] = field(default_factory=dict)
     progress: Progress | None = None
+    sites: dict[str, Site] = field(default_factory=dict)  # at which the model is cut
+    interpreter: Interpreter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.interpreter = Interpreter(self.program)
 
     def costs_of(self, of: str, sites: Sequence[Site]) -> Costs:
         """What choices cost. Kept as well: several budgets share what was lowered for the first."""
@@ -84,8 +91,11 @@ class LossProbe:
         return self.known[asked]
 
     def together(self, ranked: Sequence[Ranked], candidates: Sequence[Sequence[int]]) -> list[float]:
-        """For each candidate the mean loss with so many units of each site replaced, all at once, each fitted by itself."""
-        return self._losses([self._planned(ranked, counts) for counts in candidates])
+        """For each candidate the mean loss with so many units of each site replaced, all at once, each fitted by itself.
+
+        One that is clearly behind after the first rows is not run on the others; its loss is estimated by those.
+        """
+        return self._losses([self._planned(ranked, counts) for counts in candidates], race=True)
 
     def _planned(self, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
         plan = Plan(self.program)
@@ -93,50 +103,48 @@ class LossProbe:
             plan = replace_units(self.program, r, count, plan, {})
         return plan
 
-    def _losses(self, plans: Sequence[Plan]) -> list[float]:
+    def _losses(self, plans: Sequence[Plan], *, race: bool = False) -> list[float]:
         """What each plan does to the output; measured once, also if the run was interrupted since."""
         losses = None if self.progress is None else self.progress.load_losses(plans)
         if losses is None:
-            losses = self._measured(plans)
+            losses = self._measured(plans, race)
             if self.progress is not None:
                 self.progress.save_losses(plans, losses)
         return losses
 
-    def _measured(self, plans: Sequence[Plan]) -> list[float]:
+    def _measured(self, plans: Sequence[Plan], race: bool) -> list[float]:
         if self.data is None:
             raise StatsError(
                 "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",
                 fix="give data= beside the statistics (some batches suffice), or keep= instead of a budget",
             )
-        places = {
-            entry.value: self.program.site_of(entry.value, entry.axis) for plan in plans for entry in plan.entries
-        }
-        sites, interpreter = list(places.values()), Interpreter(self.program)
-        parts = list(self._parts(interpreter, sites, len(plans)))
-        sums, weight = [0.0] * len(plans), 0.0
-        runs = self._runs(interpreter, sites, parts, plans)
-        for place, loss, answers in self.watch(runs, len(parts) * len(plans)):
-            sums[place] += loss
-            weight += answers / len(plans)
-        return [total / max(weight, 1.0) for total in sums]
-
-    def _runs(
-        self, interpreter: Interpreter, sites: Sequence[Site], parts: Sequence[Batch], plans: Sequence[Plan]
-    ) -> Iterator[tuple[int, float, float]]:
-        """For each part and plan: the plan's place, its loss summed over the answers that count, and how many do."""
-        for part in parts:
-            run = interpreter.hold(part.inputs, sites)
+        self.sites |= {e.value: self.program.site_of(e.value, e.axis) for plan in plans for e in plan.entries}
+        sites = list(self.sites.values())
+        parts = list(self._parts(sites, len(plans)))
+        losses, weight, behind = np.zeros(len(plans)), 0.0, dict[int, float]()
+        for number, part in enumerate(self.watch(parts, len(parts)), 1):
+            run = self.interpreter.hold(part.inputs, sites)
             plain = run.intervene()
             counted = self._counted(part, plain[0])
-            for place, plan in enumerate(plans):
-                yield place, self._loss(plain, run.intervene(interventions=[plan]), counted), float(counted.sum())
+            for place in [place for place in range(len(plans)) if place not in behind]:
+                losses[place] += self._loss(plain, run.intervene(interventions=[plans[place]]), counted)
+            weight += float(counted.sum())
+            if race and number >= HEAT * len(parts):
+                best = min(loss for place, loss in enumerate(losses) if place not in behind)
+                behind |= {
+                    i: loss / best for i, loss in enumerate(losses) if i not in behind and loss > BEHIND * best > 0
+                }
+        ahead = min(loss for place, loss in enumerate(losses) if place not in behind)
+        for place, times in behind.items():
+            losses[place] = times * ahead
+        return [float(loss) / max(weight, 1.0) for loss in losses]
 
-    def _parts(self, interpreter: Interpreter, sites: Sequence[Site], plans: int) -> Iterator[Batch]:
+    def _parts(self, sites: Sequence[Site], plans: int) -> Iterator[Batch]:
         """Rows of the first batches, in parts whose values fit. A plan runs half of the model, on average."""
         wanted = at_once = 0
         for batch in batches(self.data, self.program.host.inputs, size=self.recipe.batch):
             if not at_once:
-                one = interpreter.hold(_rows(batch, slice(0, 1)).inputs, sites)
+                one = self.interpreter.hold(_rows(batch, slice(0, 1)).inputs, sites)
                 outputs = one.intervene()
                 bytes_of_one = sum(array.nbytes for array in one.plain.values())
                 answers = max(1, math.prod(outputs[0].shape[1:-1]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from cmrc.errors import OutOfReachError, RecipeError, ResidueError
 from cmrc.hosts.onnx.bench import size_of
-from cmrc.planning.planner import plan_sizes
+from cmrc.planning.planner import SizePlanner
 from cmrc.program.lower import Lowered, lower
 from cmrc.program.plan import Plan
 from cmrc.reduction.goals import Goals, Measures, Quality
@@ -29,6 +30,8 @@ from cmrc.statistics.stats import Stats
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 LARGER = (0.98, 0.95)  # tried where none of the others is good enough
 FEWEST = 5  # sizes, where fewer can be reached
+NOTE = 1024  # bytes that a reduced file says about itself
+TINY = 1e-6
 DROPS = 5  # how many times sites that do not fold together are left out of one plan
 
 
@@ -44,7 +47,7 @@ def wanted_shares(shares: Sequence[float], goals: Goals) -> list[float]:
     return sorted({round(float(share), 3) for share in (*shares, *named)}, reverse=True)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Frontier:
     """The sizes of one subject in the making. `of` is what a size is a part of."""
 
@@ -57,18 +60,45 @@ class Frontier:
     conditions: str  # under which quality was measured
     clock: Clock
     remarks: list[str]
+    floor: float = 0.0  # the least part that can be reached, where that is known
 
     def measure(self, wanted: Sequence[float]) -> list[Size]:
         """A plan, a model and its measures for every size that can be reached."""
         self.clock.stage("sizes", f"{len(wanted)} sizes: plan, fold, judge on {len(self.judge)} held-out samples")
-        known = self.work.load("reach", self.work.asked)
-        if known is None:
+        known = self.work.load(f"reach-{self.of}", self.work.asked)
+        if known is None and not all(self.work.plan(share).is_file() for share in wanted):
             try:
-                return self._all(wanted)
+                self.planner.require([self._amount(share) for share in wanted])
             except OutOfReachError as error:
-                known = {"least": error.least}
-                self.work.save("reach", self.work.asked, known)
-        return self._all(self._within(wanted, math.ceil(1000 * known["least"]) / 1000))
+                known = {"least": self._share(error.least)}
+                self.work.save(f"reach-{self.of}", self.work.asked, known)
+        self.floor = 0.0 if known is None else math.ceil(1000 * known["least"]) / 1000
+        return self._all(wanted if min(wanted) >= self.floor else self._within(wanted, self.floor))
+
+    @cached_property
+    def planner(self) -> SizePlanner:
+        """Of all sizes: units are ranked, and losses measured, once."""
+        return SizePlanner(self.subject.sized, self.stats, self.subject.rows.calibration, self.asked)
+
+    def _amount(self, share: float) -> dict[str, Any]:
+        """What the planner is asked for. Of the bytes of a file it plans those of the numbers: the rest of the file stays."""
+        if self.of == "units":
+            return {"keep": share}
+        if self.of == "bytes":
+            numbers, whole = self.subject.sized.cost().bytes, self._bytes
+            share = max((share * whole - (whole - numbers) - NOTE) / numbers, TINY)
+        return {"budget": {"of": self.of, "amount": share}}
+
+    def _share(self, amount: float) -> float:
+        """The part of the original that an amount of the planner is."""
+        if self.of != "bytes":
+            return amount
+        numbers, whole = self.subject.sized.cost().bytes, self._bytes
+        return (amount * numbers + (whole - numbers) + NOTE) / whole
+
+    @cached_property
+    def _bytes(self) -> int:
+        return size_of(self.subject.file(self.work))
 
     def measure_larger(self) -> list[Size]:
         """Sizes that are larger than the usual ones, for a model of which little can go."""
@@ -77,6 +107,8 @@ class Frontier:
 
     def _within(self, wanted: Sequence[float], floor: float) -> list[float]:
         within = [share for share in wanted if share >= floor]
+        if min(wanted) < min(SHARES) and floor < min(within, default=1.0):
+            within.append(floor)  # somebody asked for less than there is: this is what there is
         if len(within) < FEWEST and floor < 1:  # spread over what there is
             spread = np.linspace(1.0, floor, FEWEST + 1)[1:]
             within = sorted({*within, *(round(float(share), 3) for share in spread)}, reverse=True)
@@ -107,7 +139,7 @@ class Frontier:
             lowered = self._lower(plan, self.work.plan(share))
             plan = lowered.plan
             lowered.save(path, overwrite=True)
-        noted = self.work.load(f"{share:.3f}", self.conditions)
+        noted = self.work.load(self.work.name(share), self.conditions)
         if noted is None:
             lowered = lowered or lower(self.subject.program, plan)
             noted = {
@@ -115,22 +147,22 @@ class Frontier:
                 "macs": self.subject.macs_of(lowered.host),
                 "quality": self.judge.quality(lowered).to_json(),
             }
-            self.work.save(f"{share:.3f}", self.conditions, noted)
+            self.work.save(self.work.name(share), self.conditions, noted)
         quality = Quality.from_json(noted["quality"])
         return Size(share, plan, path, Measures(noted["parameters"], noted["macs"], size_of(path), quality, None))
 
     def _plans(self, wanted: Sequence[float]) -> Iterator[Plan]:
-        """The plan of every size: from the work folder, or new. Units are ranked once for all."""
+        """The plan of every size: from the work folder, or new."""
         program = self.subject.program
-        missing = [share for share in wanted if not self.work.plan(share).is_file()]
-        amounts = [{"keep": s} if self.of == "units" else {"budget": {"of": self.of, "amount": s}} for s in missing]
-        fresh = plan_sizes(self.subject.sized, self.stats, amounts, data=self.subject.rows.calibration, **self.asked)
+        done = {share: Plan.load(self.work.plan(share)) for share in wanted if self.work.plan(share).is_file()}
         for share in wanted:
-            if share not in missing:
-                plan = Plan.load(self.work.plan(share))
+            if share in done:
+                plan = done[share]
                 program.require(plan)
+                if len(done) < len(wanted):
+                    self.planner.remember(self._amount(share), plan)
             else:
-                sized = next(fresh)
+                sized = self.planner.plan(self._amount(share))
                 plan = Plan(program, sized.entries, made=sized.made, scores=sized.scores)
                 plan.save(self.work.plan(share))
             yield plan

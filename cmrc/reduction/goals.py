@@ -130,7 +130,7 @@ class Goals:
         if self.drop is not None and not 0 <= self.drop < 1:
             raise RecipeError(f"drop={self.drop} is not a loss of the metric", fix="give a number from 0 on: drop=0.01")
         if self.pick is not None and self.keep is not None:
-            raise RecipeError("pick and keep both name a size", fix="leave out one of keep= and pick=")
+            raise RecipeError("keep= and pick= both name a size", fix="leave out one of keep= and pick=")
 
     @property
     def of_quality(self) -> bool:

@@ -29,6 +29,7 @@ Metric = Callable[..., Any]
 NEAR = 0.1  # of the spread of the outputs: values that lie apart by less agree, where nothing else is said
 TINY = 1e-12  # the least probability whose logarithm is taken
 EMBEDDING = "embedding"
+READ_AS = ("classes", "binary", "values", EMBEDDING)
 ANCHORS = 512  # samples of the calibration data among which the nearest is looked for
 SCALE = 20.0  # of cosines as logits, the usual one of sentence encoders
 
@@ -55,6 +56,8 @@ class Judge:
         class_axis: int = -1,
         tolerance: float | None = None,
     ) -> None:
+        if reads not in (None, *READ_AS):
+            raise VerifyError(f"outputs cannot be read as {reads!r}", fix=f"say reads= one of {', '.join(READ_AS)}")
         self.program, self.metric, self.delta, self.rows = program, metric, delta, rows
         everything = rows.all()
         self.labels = everything.pop("labels", None)

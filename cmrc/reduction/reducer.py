@@ -226,8 +226,9 @@ class _Run:
         if positions := subject.masked(folding):
             self.asked["positions"] = positions
         recipe = make_recipe(**self.asked)
-        digested = {**self.asked, "of": self.of, "sites": [site.value for site in folding]}
-        work = WorkFolder.open(folder, digest_of_run(subject.program.fingerprint, (rows.calibration,), digested))
+        digested = {**self.asked, "sites": [site.value for site in folding]}
+        asked = digest_of_run(subject.program.fingerprint, (rows.calibration,), digested)
+        work = WorkFolder.open(folder, asked, self.of)
         if work.emptied:
             self.remarks.append(
                 "the work folder held another model, data or recipe, or is of another version of cmrc: everything was done anew"
@@ -258,7 +259,7 @@ class _Run:
         result = Reduction(
             subject.program, sizes, chosen, self.goals, whole, self.of, lowered, check, verification, data, reached,
             declined, list(dict.fromkeys(self.remarks)), recipe.to_json(), self.clock.seconds,
-            judge.evidence(after), self._risks(stats, recipe, lowered.plan), final,
+            judge.evidence(after), self._risks(stats, recipe, lowered.plan), sizes[-1].share == frontier.floor, final,
         )  # fmt: skip
         write_whole(work.account, json.dumps(account_of(result, subject.name)).encode())
         return result

@@ -67,6 +67,7 @@ class Reduction:
     risks: Mapping[
         str, tuple[list[float], int]
     ]  # by site: what each removal adds to the risk, in order; how many are gone
+    is_least: bool  # the smallest size is what stays with all units gone that may go
     measures: Measures  # of the chosen size; after recovery, where it was trained
 
     def __repr__(self) -> str:
@@ -168,7 +169,9 @@ class Reduction:
         end = self.sizes[-1 if cost else 0]
         value = same[-1 if cost else 0].value
         why = (
-            f"units that can be replaced reach {_percent(self.reach.share_of_macs)} of the multiply-adds; try smaller sizes, "
+            "that is with all units gone that may go"
+            if cost and self.is_least
+            else f"units that can be replaced reach {_percent(self.reach.share_of_macs)} of the multiply-adds; try smaller sizes, "
             f"frontier={end.share * 2 / 3:.2g},{end.share / 3:.2g}"
             if cost
             else f"{'try larger sizes, frontier=0.98,0.95, or' if end.share < LARGE else 'give'} more data, or ask for less"

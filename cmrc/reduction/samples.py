@@ -35,6 +35,9 @@ LIMIT = 2048  # rows, unless more are asked for or cost little
 MOST = 8192  # rows of a model that is light
 WORK = 10**11  # multiply-adds of one pass over more than `LIMIT` rows: seconds
 RANDOM = 256  # random rows
+HELD = (
+    2**30
+)  # bytes of pictures and sounds that stay in memory once they are read: every layer is fitted by a pass over the rows
 Take = Callable[[Array], dict[str, Array]]
 
 
@@ -60,6 +63,20 @@ class Samples:
 
     def __len__(self) -> int:
         return self.count
+
+    def finite(self, numbers: Array) -> dict[str, Array]:
+        """Rows by number. What is NaN or infinite is named by its place in the user's data."""
+        rows = self.take(numbers)
+        for value in self.inputs:
+            array = rows[value.name]
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.argwhere(~np.isfinite(array))[0][0])
+                raise InputError(
+                    f"sample {numbers[row]} has a NaN or infinite number in input {value.name!r}",
+                    at=self.what,
+                    fix="leave out samples that are not finite",
+                )
+        return rows
 
     def split(self, share: float, seed: int, limit: int | None) -> tuple[Rows, Rows]:
         """Calibration rows and held-out rows, at random; of at most `limit` rows."""
@@ -91,7 +108,7 @@ class Rows:
     def __iter__(self) -> Iterator[dict[str, Array]]:
         numbers = self._numbers()
         for start in range(0, len(numbers), self.batch):
-            yield self.samples.take(numbers[start : start + self.batch])
+            yield self.samples.finite(numbers[start : start + self.batch])
 
     @property
     def batch(self) -> int:
@@ -103,7 +120,7 @@ class Rows:
 
     def all(self) -> dict[str, Array]:
         """Every row at once."""
-        return self.samples.take(self.numbers)
+        return self.samples.finite(self.numbers)
 
     def _numbers(self) -> Array:
         """A model of a fixed batch gets whole batches: what is left over is not run, a few rows are repeated."""
@@ -133,14 +150,34 @@ def read_samples(data: Any, inputs: Sequence[Value], reading: Reading | None = N
     if data is None:
         return _random(values, how.seed, how.limit)
     if isinstance(data, str) and ".py:" in data:
-        loader = load_function(data)
-        rows: Any = loader() if callable(loader) else loader
-        return _collected(rows, values, how.limit, data)
+        return _collected(_given_by(load_function(data), data), values, how.limit, data)
     if isinstance(data, (str, Path)):
         return _from_path(Path(data), values, how)
     if isinstance(data, Mapping) or hasattr(data, "shape"):
         data = [data]
     return _collected(data, values, how.limit, "batches")
+
+
+def held(take: Take, budget: int = HELD) -> Take:
+    """The same rows, each read once, as long as they fit into the budget."""
+    known: dict[int, dict[str, Array]] = {}
+    left = budget
+
+    def taken(numbers: Array) -> dict[str, Array]:
+        nonlocal left
+        rows = {number: known[number] for number in numbers.tolist() if number in known}
+        missing = [number for number in numbers.tolist() if number not in rows]
+        if missing:
+            read = take(np.array(missing))
+            for i, number in enumerate(missing):
+                rows[number] = row = {name: array[i].copy() for name, array in read.items()}
+                size = sum(array.nbytes for array in row.values())
+                if size <= left:
+                    known[number], left = row, left - size
+        names = rows[int(numbers[0])]
+        return {name: np.stack([rows[number][name] for number in numbers.tolist()]) for name in names}
+
+    return taken
 
 
 def load_function(text: str) -> Any:
@@ -161,15 +198,27 @@ def load_function(text: str) -> Any:
     return names[name]
 
 
+def _given_by(loader: Any, what: str) -> Iterator[Any]:
+    """What a loader of the user's own gives, or why it does not."""
+    try:
+        yield from loader() if callable(loader) else loader
+    except Exception as error:
+        raise InputError(
+            f"the loader failed: {type(error).__name__}: {error}",
+            at=what,
+            fix="it is a function without arguments that returns batches, or a thing to iterate over: run it by itself",
+        ) from error
+
+
 def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
     if not path.exists():
         raise InputError("there is no such file or folder", at=str(path), fix=FILES)
     if is_picture_folder(path):
         reader = picture_reader(path, inputs, how.pictures)
-        return Samples(inputs, len(reader), reader.take, reader.what, reader.remarks)
+        return Samples(inputs, len(reader), held(reader.take), reader.what, reader.remarks)
     if is_sound_folder(path):
         heard = sound_reader(path, inputs, how.sounds)
-        return Samples(inputs, len(heard), heard.take, heard.what, heard.remarks)
+        return Samples(inputs, len(heard), held(heard.take), heard.what, heard.remarks)
     if is_text(path):
         texts = read_texts(path, inputs, how.texts)
         return replace(_of_arrays([texts.arrays], inputs, texts.what, texts.remarks), mask=texts.mask)

@@ -2,8 +2,8 @@
 
     asked.json              what the files were made for: a digest of the model, the data, the recipe and cmrc's own code
     stats.safetensors       the calibration; `calibration` is its checkpoint while it runs
-    plan-0.600.json         the plan of each size, and model-0.600.onnx
-    measures-0.600.json     what was measured of it, and under which conditions
+    plan-macs-0.600.json    the plan of each size, a part of the multiply-adds here, and model-macs-0.600.onnx
+    measures-macs-0.600.json  what was measured of it, and under which conditions
     account.json            what a report shows of the last choice
 
 Files of another run are removed, and the run begins anew.
@@ -50,11 +50,12 @@ class WorkFolder:
 
     folder: Path
     asked: str
+    of: str  # what sizes are parts of
     resumed: bool
     emptied: bool  # it held the work of another run
 
     @classmethod
-    def open(cls, folder: Path, asked: str) -> WorkFolder:
+    def open(cls, folder: Path, asked: str, of: str) -> WorkFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -68,7 +69,7 @@ class WorkFolder:
                 for path in folder.glob(pattern):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_whole(note, json.dumps({"asked": asked, "cmrc": __version__}, indent=1).encode())
-        return cls(folder, asked, known == asked, known not in (None, asked))
+        return cls(folder, asked, of, known == asked, known not in (None, asked))
 
     @property
     def stats(self) -> Path:
@@ -86,14 +87,17 @@ class WorkFolder:
     def account(self) -> Path:
         return self.folder / ACCOUNT
 
+    def name(self, share: float) -> str:
+        return f"{self.of}-{share:.3f}"
+
     def plan(self, share: float) -> Path:
-        return self.folder / f"plan-{share:.3f}.json"
+        return self.folder / f"plan-{self.name(share)}.json"
 
     def model(self, share: float) -> Path:
-        return self.folder / f"model-{share:.3f}.onnx"
+        return self.folder / f"model-{self.name(share)}.onnx"
 
     def recovery(self, share: float) -> Path:
-        return self.folder / f"recovery-{share:.3f}"
+        return self.folder / f"recovery-{self.name(share)}"
 
     def load(self, name: str, judged: str) -> dict[str, Any] | None:
         """What was noted under a name in the same conditions."""

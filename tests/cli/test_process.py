@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cmrc.cli.process import spell_in_ascii
+from cmrc.cli.process import accept_every_character, spell_in_ascii
 
 ROOT = Path(__file__).parent.parent.parent
 DIGITS = ROOT / "examples" / "digits.onnx"
@@ -99,3 +99,12 @@ def test_streams_that_lack_characters_get_a_spelling(encoding: str, arguments: t
 def test_spellings() -> None:
     assert spell_in_ascii("‖W‖² ≤ ε, 3 → 2 … é") == "||W||^2 <= eps, 3 -> 2 ... e"
     assert spell_in_ascii("漢") == "?"
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "E||Deltaz||^2"), ("cp1252", "E||Deltaz||²")])
+def test_columns_stay_in_line_where_characters_are_spelled(encoding: str, shown: str) -> None:
+    accept_every_character()
+    lines = "E‖Δz‖²             1.0  é\nagreement          2.0\n"
+    written = lines.encode(encoding, "cmrc.ascii").decode(encoding).splitlines()
+    assert written[0].startswith(shown)
+    assert written[0].index("1.0") == written[1].index("2.0")

@@ -8,8 +8,10 @@ import torch
 from nets import Net, Tokens, data, exported, seeded, traced
 
 import cmrc
+from cmrc.errors import OutOfReachError
 from cmrc.planning.allocate import Costs
 from cmrc.planning.planner import plan_sizes
+from cmrc.planning.probe import LossProbe
 from cmrc.program.reach import passed_by
 from cmrc.statistics.calibrate import choose
 
@@ -36,6 +38,33 @@ def test_several_budgets_share_what_was_lowered(monkeypatch: pytest.MonkeyPatch)
         small = cmrc.lower(program, plan).report
         assert small.after.macs <= asked["budget"]["amount"] * small.before.macs
     assert len(lowered) <= 6 + 6 * len(amounts)  # candidates, for their cost and for what they store
+
+
+def test_a_smaller_size_is_also_tried_as_one_within_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, (x, _) = traced(seeded(Net((5, 16, 12, 10, 4))), 5), data(60, 5)
+    stats = cmrc.calibrate(program, [x], need=["scatter"])
+    tried: list[list[list[int]]] = []
+    real = LossProbe.together
+
+    def together(self: LossProbe, ranked: list, candidates: list[list[int]]) -> list[float]:
+        tried.append(candidates)
+        return real(self, ranked, candidates)
+
+    monkeypatch.setattr(LossProbe, "together", together)
+    amounts = [{"budget": {"of": "macs", "amount": amount}} for amount in (0.8, 0.5)]
+    first, second = plan_sizes(program, stats, amounts, data=[x])
+    gone = [site["units"] - site["kept"] for site in first.made["sites"].values()]
+    assert any(all(more >= less for more, less in zip(counts, gone, strict=True)) for counts in tried[1])
+    assert [site["units"] - site["kept"] for site in second.made["sites"].values()] in tried[1]
+
+
+def test_what_cannot_be_reached_is_found_before_any_loss_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, (x, _) = traced(seeded(Net((5, 16, 12, 10, 4))), 5), data(60, 5)
+    stats = cmrc.calibrate(program, [x], need=["scatter"])
+    monkeypatch.setattr(LossProbe, "of_sites", lambda *_: pytest.fail("a loss was measured"))
+    amounts = [{"budget": {"of": "macs", "amount": amount}} for amount in (0.8, 0.001)]
+    with pytest.raises(OutOfReachError, match="cannot be met: with all that may go it is"):
+        next(plan_sizes(program, stats, amounts, data=[x]))
 
 
 def faint(model: Tokens, part: str) -> Tokens:

@@ -152,6 +152,27 @@ def test_the_candidate_that_is_best_together_is_taken(program: cmrc.Program, mon
     assert [site["units"] - site["kept"] for site in plan.made["sites"].values()] == candidates[int(np.argmin(losses))]
 
 
+def test_a_candidate_that_is_clearly_behind_is_given_up(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ahead is measured on every row, to the same number as alone; what is behind stays behind."""
+    x, _ = data(64, 5)
+    stats = cmrc.calibrate(program, [x], sites=SITES, need=["scatter"])
+    recipe = make_recipe(preset="joint", sites=SITES)
+    ranked = [rank(program, program.find(name)[0], stats[name], recipe, ()) for name in SITES]
+    most = [r.site.units - 1 for r in ranked]
+    candidates = [[1, 0, 0], most, [1, 1, 0]]
+    probe = LossProbe(program, recipe, [x[i : i + 16] for i in range(0, 64, 16)], unwatched)
+    runs: list[int] = []
+    real = LossProbe._loss
+    monkeypatch.setattr(LossProbe, "_loss", lambda self, *given: runs.append(1) or real(self, *given))
+    losses = probe.together(ranked, candidates)
+    assert len(runs) < 4 * len(candidates)
+    alone = [LossProbe(program, recipe, [x], unwatched).together(ranked, [counts])[0] for counts in candidates]
+    best = int(np.argmin(alone))
+    assert int(np.argmin(losses)) == best
+    assert np.isclose(losses[best], alone[best], rtol=1e-5)
+    assert losses[1] > 1.3 * losses[best]
+
+
 class Tokens(nn.Module):
     """A large map of every token, and a larger one of their mean: which of them costs more depends on the number of tokens."""
 

@@ -187,9 +187,9 @@ def test_an_interrupted_budget_is_not_probed_again(when: str, tmp_path: Path, mo
     measured: list[int] = []
     measure = probe.LossProbe._measured
 
-    def counted(self: probe.LossProbe, plans: Any) -> list[float]:
+    def counted(self: probe.LossProbe, plans: Any, race: bool) -> list[float]:
         measured.append(len(plans))
-        return measure(self, plans)
+        return measure(self, plans, race)
 
     monkeypatch.setattr(probe.LossProbe, "_measured", counted)
     expected = content(cmrc.plan(program, **asked), tmp_path, "whole")

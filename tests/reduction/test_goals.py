@@ -78,7 +78,10 @@ def test_without_times_no_goal_of_speed_is_met() -> None:
         ({"speedup": 0.9}, "recipe: speedup=0.9 is not above 1\n  fix: give a larger number: speedup="),
         ({"latency": 0.0}, "recipe: latency=0.0 is not above 0\n  fix: give a larger number: latency="),
         ({"drop": -0.1}, "recipe: drop=-0.1 is not a loss of the metric\n  fix: give a number from 0 on: drop=0.01"),
-        ({"keep": 0.5, "pick": 0.5}, "recipe: pick and keep both name a size\n  fix: leave out one of keep= and pick="),
+        (
+            {"keep": 0.5, "pick": 0.5},
+            "recipe: keep= and pick= both name a size\n  fix: leave out one of keep= and pick=",
+        ),
     ],
 )
 def test_goals_that_make_no_sense(options: dict[str, float], text: str) -> None:

@@ -77,11 +77,26 @@ def test_a_second_call_continues_and_another_choice_costs_no_planning(tmp_path: 
     assert json.loads(account.read_text())["chosen"] == 0.8
     assert again.size.share == 0.8
     assert again.ready
-    (work / "plan-0.500.json").unlink()
-    (work / "model-0.500.onnx").unlink()
+    (work / "plan-macs-0.500.json").unlink()
+    (work / "model-macs-0.500.onnx").unlink()
     third = cmrc.reduce(MODEL, TRAIN, work=work, pick=0.5, **QUICK)
     assert third.size.share == 0.5
-    assert (work / "model-0.800.onnx").stat().st_mtime_ns == written["model-0.800.onnx"]
+    assert (work / "model-macs-0.800.onnx").stat().st_mtime_ns == written["model-macs-0.800.onnx"]
+
+
+def test_a_goal_of_size_is_met_by_the_file_and_shares_the_calibration(tmp_path: Path) -> None:
+    work, watching = tmp_path / "w", Watching()
+    cmrc.reduce(MODEL, TRAIN, work=work, **{**QUICK, "frontier": [0.8]})
+    small = cmrc.reduce(MODEL, TRAIN, work=work, size=0.3, observer=watching, **{**QUICK, "frontier": [0.6]})
+    assert ("calibration", "done before") in watching.stages
+    assert (work / "plan-macs-0.800.json").exists()
+    small.save(tmp_path / "small.onnx")
+    assert 0.28 < (tmp_path / "small.onnx").stat().st_size / MODEL.stat().st_size <= 0.3
+    assert small.ready
+    none = cmrc.reduce(MODEL, TRAIN, work=work, size=0.01, **{**QUICK, "frontier": [0.6]})
+    least = none.measures.bytes / MODEL.stat().st_size
+    assert none.verdict.startswith("not ready: size 0.01 is out of reach: the smallest size tried, ")
+    assert none.verdict.endswith(f" of the bytes, has {least:.3f} of the file; that is with all units gone that may go")
 
 
 def test_a_work_folder_of_other_data_is_begun_anew(tmp_path: Path) -> None:
@@ -121,10 +136,10 @@ def test_larger_sizes_are_tried_where_the_usual_ones_are_not_good_enough() -> No
 
 
 def test_goals_that_cannot_be_met_say_what_is_reachable() -> None:
-    far = cmrc.reduce(MODEL, TRAIN, size=0.1, **{**QUICK, "frontier": [0.5]})
+    far = cmrc.reduce(MODEL, TRAIN, size=0.02, **{**QUICK, "frontier": [0.5]})
     assert not far.ready
     assert far.size.share == min(size.share for size in far.sizes)
-    assert far.verdict.startswith("not ready: size 0.1 is ")
+    assert far.verdict.startswith("not ready: size 0.02 is ")
     strict = cmrc.reduce(MODEL, TRAIN, agreement=0.9999, measured=True, macs=0.3, **QUICK)
     assert not strict.ready
     assert "is not met together with the other goals" in strict.verdict or "is out of reach" in strict.verdict

@@ -18,6 +18,7 @@ from cmrc.reduction.samples import (
     Reading,
     Rows,
     affordable_rows,
+    held,
     load_function,
     read_samples,
 )
@@ -208,3 +209,41 @@ def test_pictures_for_a_model_that_takes_none(tmp_path: Path) -> None:
 def test_a_light_model_uses_more_rows() -> None:
     assert [affordable_rows(IMAGE, macs) for macs in (0, 1000, WORK // 3000, WORK)] == [MOST, MOST, 3000, LIMIT]
     assert affordable_rows(TOKENS, 1000) == LIMIT  # what a row costs is not known before it is read
+
+
+def test_a_loader_that_fails_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(
+        "import numpy as np\ndef loader():\n    yield np.zeros((2, 1, 2, 2), 'f')\n    raise OSError('no disk')\n"
+    )
+    with pytest.raises(InputError) as caught:
+        read_samples(f"{tmp_path / 's.py'}:loader", IMAGE)
+    assert str(caught.value).startswith(
+        f"input: the loader failed: OSError: no disk\n  at {tmp_path / 's.py'}:loader\n"
+    )
+
+
+def test_a_sample_that_is_not_finite_is_named_by_its_place(tmp_path: Path) -> None:
+    drawn = DRAWN.copy()
+    drawn[7, 0, 1, 1] = np.nan
+    np.save(tmp_path / "a.npy", drawn)
+    rows = Rows(read_samples(tmp_path / "a.npy", IMAGE), np.array([2, 7, 9]), size=2)
+    with pytest.raises(InputError) as caught:
+        list(rows)
+    assert str(caught.value) == (
+        "input: sample 7 has a NaN or infinite number in input 'image'\n  at a.npy\n  fix: leave out samples that are not finite"
+    )
+
+
+def test_what_was_read_is_held_as_far_as_it_fits() -> None:
+    asked: list[int] = []
+
+    def take(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        asked.extend(numbers.tolist())
+        return {"image": DRAWN[numbers], "labels": numbers}
+
+    taken = held(take, budget=4 * (16 + 8))
+    for numbers in ([3, 1, 2], [1, 4, 5], [5, 3, 4, 1]):
+        rows = taken(np.array(numbers))
+        assert np.array_equal(rows["image"], DRAWN[numbers])
+        assert np.array_equal(rows["labels"], numbers)
+    assert asked == [3, 1, 2, 4, 5, 5]

@@ -63,6 +63,9 @@ class Bench:
     threads: int
     clock: str
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def ratio(self, file: Timed) -> tuple[float, float, float]:
         """How the first file's time compares with this one's, from low to high: above 1 the file is faster than the first."""
         return median_ratio(np.stack([self.files[0].seconds, file.seconds], axis=-1))
@@ -149,6 +152,11 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
         import onnxruntime
     except ImportError as error:
         raise HostError("onnxruntime is not installed", fix="pip install 'cmrc[cpu]' or 'cmrc[gpu]'") from error
+    if provider not in onnxruntime.get_all_providers():
+        raise HostError(
+            f"onnxruntime knows no provider {provider!r}",
+            fix=f"use {', '.join(PROVIDERS)}, or a name of onnxruntime's own, such as {PROVIDERS['cuda']}",
+        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = FATAL  # errors are raised, and reported in our own words
