@@ -2,7 +2,7 @@
 
 python -m benchmarks.invariance [--quick] [--json OUT] [--threads N]
 
-interface     hidden units of ConvNets, last channels of a ResNet-56: times s, the head's columns over s; half are kept
+interface     hidden units of ConvNets, last channels of a ResNet-56 and of an untrained ResNet-20: times s, the head's columns over s; half are kept
 inner layers  hidden layers of the whole networks, weights before and weights behind: every other layer, then all at once
 """
 
@@ -22,7 +22,19 @@ from benchmarks import rescaling
 from benchmarks.data import cifar10
 from benchmarks.measure import Resumed, arguments, progress, use_threads, write_record
 from benchmarks.models import randomise
-from benchmarks.reductions import BATCH, CONVNETS, METHODS, SWAPS, Case, convnet, kept, resnet56, small, spread
+from benchmarks.reductions import (
+    BATCH,
+    CONVNETS,
+    METHODS,
+    SWAPS,
+    Case,
+    convnet,
+    kept,
+    resnet56,
+    small,
+    spread,
+    untrained,
+)
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.trained import TRAININGS, Classifier, ResNet, accuracy, logits
 from cmrc.verification.bounds import bootstrap
@@ -164,7 +176,7 @@ def summary(rows: list[Mapping[str, Any]], name: str) -> dict[str, Any]:
         for method, some in found.items():
             methods[method] = {
                 "jaccard": spread(r["jaccard"] for r in some),
-                "paper": PAPER[name].get(str(factor), {}).get(method),
+                "paper": PAPER.get(name, {}).get(str(factor), {}).get(method),
             }
             if "iia" in some[0]:
                 methods[method] |= {number: spread(r[number] for r in some) for number in ("iia", "kl")}
@@ -302,7 +314,7 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], "invariance.json")
     use_threads(options.threads)
     quick, resumed = options.quick, Resumed(options.json)
-    checkpoints = {"ConvNet": (convnet, CONVNETS), "ResNet-56": (resnet56, 1)}
+    checkpoints = {"ConvNet": (convnet, CONVNETS), "ResNet-56": (resnet56, 1), "untrained ResNet-20": (untrained, 1)}
     networks, accuracies = {}, {}
     for name, (make, seeds) in checkpoints.items():
         rows: list[Mapping[str, Any]] = []

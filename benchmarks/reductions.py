@@ -19,6 +19,7 @@ from torch import nn
 import cmrc
 from benchmarks.data import Images, cache, digits
 from benchmarks.models import MLP
+from benchmarks.section import claim
 from benchmarks.trained import TRAININGS, Classifier, ResNet, Training, accuracy, logits
 from cmrc.statistics.readers import outgoing
 from cmrc.verification.bounds import Estimate, bootstrap
@@ -52,6 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {  # as the paper names them; ours follow
     "joint, learned on swaps": {"preset": "joint-learned"},
 }
 OURS = tuple(METHODS)[tuple(METHODS).index("random") + 1 :]
+LEARNED = OURS[-1]
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -147,11 +149,21 @@ def convnet(seed: int, samples: int = 2000) -> Case:
 
 
 def resnet56(seed: int, samples: int = 2000) -> Case:
-    """The 64 channels behind the mean of a ResNet-56 on CIFAR-10 and its classifier, one checkpoint for all seeds.
+    """The last channels of a ResNet-56 on CIFAR-10, one checkpoint for all seeds."""
+    return _last_channels("resnet56", seed, samples)
+
+
+def untrained(seed: int, samples: int = 2000) -> Case:
+    """The same of a ResNet-20 that has learned nothing, which the paper's figures have as a control."""
+    return _last_channels("resnet20", seed, samples)
+
+
+def _last_channels(name: str, seed: int, samples: int) -> Case:
+    """The 64 channels behind the mean of a residual network and its classifier.
 
     They are means of what a ReLU gave, so the ReLU that names them here changes nothing.
     """
-    training = TRAININGS["resnet56"]
+    training = TRAININGS[name]
     model = training.model()
     assert isinstance(model, ResNet)
     tail = nn.Sequential(OrderedDict(act=nn.ReLU(), head=model.head))
@@ -203,3 +215,18 @@ def spread(values: Iterable[float]) -> list[float]:
 def difference(better: Sequence[Mapping[str, Any]], worse: Sequence[Mapping[str, Any]], number: str) -> Estimate:
     """The mean of a number's differences, seed by seed, with its bootstrap interval."""
     return bootstrap([a[number] - b[number] for a, b in zip(better, worse, strict=True)])
+
+
+def beside_the_best(found: Mapping[str, Sequence[Mapping[str, Any]]], at: str) -> list[dict[str, Any]]:
+    """Maps learned on swaps less the best of the paper's methods, in IIA and in KL: the mean, and the interval's end nearest 0."""
+    made, theirs = [], {name: seeds for name, seeds in found.items() if name not in OURS}
+    for number, sign in (("iia", 1), ("kl", -1)):
+        best = max(theirs, key=lambda name: sign * float(np.mean([v[number] for v in theirs[name]])))
+        estimate = difference(found[LEARNED], theirs[best], number)
+        relation, end = (">", estimate.low) if sign > 0 else ("<", estimate.high)
+        what = f"{at}: {LEARNED} − {best} (the paper's best), {number}"
+        made.append(claim(f"{what}, mean", estimate.value, relation, 0.0))
+        made.append(
+            {**claim(f"{what}, the interval's end nearest 0", end, relation, 0.0), "difference": estimate.to_json()}
+        )
+    return made

@@ -238,6 +238,10 @@ TRAININGS = {
         "resnet56-cifar10-long", lambda: ResNet(blocks=9), cifar10, ("mean",),
         epochs=14, rate=3e-3, decay=1e-2, augment=True, small=11,
     ),
+    # The control of the paper's figures: no training.
+    "resnet20": Training(
+        "resnet20-untrained", lambda: ResNet(blocks=3), cifar10, ("mean",), epochs=0, rate=1e-3, decay=0.0, cycle=False
+    ),
     # The paper names neither optimiser nor epochs: plain Adam, for as long as it takes to its test accuracy of 0.981.
     **{
         f"mlp-{seed}": Training(

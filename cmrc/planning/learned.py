@@ -10,6 +10,9 @@ original is sure as where it hesitates, and what cannot be known of a_S is left 
 is convex in (M, v), so its minimum is found by gradient: L-BFGS on sampled swaps of the calibrated rows, from the least-squares fit, in
 coordinates in which the kept units are uncorrelated. A quarter of the rows is held out. Of all steps the one with the least KL on swaps
 of those is taken, the start included, so that a fit that only follows the sample is never taken.
+
+Which units stay is decided for the same risk, to second order: KL ≈ ½ eᵀ(diag p − ppᵀ)e with e = z' − z. `hesitant` has its
+moments under swaps, so that an error counts for little where the original is sure.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ EACH = 64  # swaps of a row at most: more of few rows say nothing new
 HELD_OUT = 4  # one row in so many
 STEPS = 60
 RIDGE = 1e-3  # of the coordinates, relative to the kept units' own variance
+SELECTED = 16_384  # swaps that moments are taken from, in parts of
+PART = 4096
+UNSURE = 1e-12  # of a swap at least: below it every answer is certain, and least squares decide
 RANK = 1e-9  # of the largest singular value of W_S: what lies below is not there
 
 
@@ -107,6 +113,32 @@ def learned(
     slope = scipy.linalg.solve_triangular(factor, fitted[:, :-1].T, lower=True, trans=1).T
     back = scipy.linalg.pinv(weight[:, replaced])
     return fits.Fit(back @ (fitted[:, -1] - slope @ centre), start.parents, back @ slope, start.ridge)
+
+
+def hesitant(
+    stats: SiteStats, weight: Array, bias: Array, *, interchange: float, seed: int = 0
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    """Wᵀ E[diag p − ppᵀ] W, and Cov(ã, ã), Cov(ã, a), Cov(a, a) where a swap counts by its 1 − Σp², the trace of its diag p − ppᵀ.
+
+    All units are candidates to stay, so all are swapped here.
+    """
+    rows = stats.wanted("rows", "rows")
+    rng = np.random.default_rng([seed, *stats.columns.value.encode()])
+    d, total = rows.shape[1], 0.0
+    fisher, mean, second = np.zeros((len(weight),) * 2), np.zeros(2 * d), np.zeros((2 * d, 2 * d))
+    for start in range(0, SELECTED, PART):
+        base, source = np.arange(start, start + PART) % len(rows), rng.integers(len(rows), size=PART)
+        mixed = np.where(rng.random((PART, d)) < interchange, rows[source], rows[base])
+        p = np.exp(log_softmax(mixed @ weight.T + bias))
+        share = 1.0 - (p**2).sum(axis=1)
+        both = np.hstack([mixed, rows[base]])
+        fisher += np.diag(p.sum(axis=0)) - p.T @ p
+        total, mean, second = total + share.sum(), mean + share @ both, second + (both * share[:, None]).T @ both
+    if total < UNSURE * SELECTED:
+        covariance = stats.covariance
+        return weight.T @ weight, (*fits.swapped(covariance, covariance, interchange), covariance)
+    second = second / total - np.outer(mean, mean) / total**2
+    return weight.T @ fisher @ weight / SELECTED, (second[:d, :d], second[:d, d:], second[d:, d:])
 
 
 def _whitening(kept: Array, interchange: float) -> Array:

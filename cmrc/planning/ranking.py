@@ -9,6 +9,8 @@ import numpy as np
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
+from cmrc.planning.fits import swapped
+from cmrc.planning.learned import hesitant, learnable
 from cmrc.planning.objectives import Context, Scores, gram, score
 from cmrc.planning.recipe import AUTO, CONSTANT, Recipe
 from cmrc.planning.selection import Order, bottom, eliminate, eliminate_for_interchange, eliminate_groups, greedy
@@ -61,10 +63,25 @@ def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: S
     if columns.features > 1:
         order = eliminate_groups(weight, covariance, columns.features, ridge=ridge, first=gone)
     elif method.interchange:
-        order = eliminate_for_interchange(weight, covariance, method.interchange, ridge=ridge, first=gone)
+        weight, moments = _under_swaps(program, stats, recipe, weight)
+        order = eliminate_for_interchange(weight, *moments, ridge=ridge, first=gone)
     else:
         order = eliminate(weight, covariance, ridge=ridge, first=gone)
     return Ranked(site, stats, scores, order, _fit_gram(context, recipe), recipe, place)
+
+
+def _under_swaps(
+    program: Program, stats: SiteStats, recipe: Recipe, weight: Array
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    """By what errors are weighed, and the moments under swaps; for maps of least KL both are those of the KL."""
+    method = recipe.method
+    swap, logits = method.interchange or 0.0, None
+    if method.replace == "learned" and method.objective == "logit":
+        logits = learnable(program, stats)
+    if logits is not None:
+        return hesitant(stats, *logits, interchange=swap, seed=recipe.seed)
+    covariance = stats.covariance
+    return weight, (*swapped(covariance, covariance, swap), covariance)
 
 
 def _for_site(program: Program, site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> Recipe:

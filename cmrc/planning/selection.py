@@ -226,44 +226,47 @@ def _part(matrix: Array, keep: Array) -> Array:
 
 
 def eliminate_for_interchange(
-    gram: Array, covariance: Array, p: float, *, ridge: float = 1e-6, first: Sequence[int] = ()
+    gram: Array, among: Array, cross: Array, own: Array, *, ridge: float = 1e-6, first: Sequence[int] = ()
 ) -> Order:
-    """Backward elimination where the units that stay are swapped with probability p: see `fits.swapped`.
+    """Backward elimination where the units that stay are swapped and those that go are not.
 
-    risk(S) = tr(G_SS C_SS) − (1−p)² tr(G_SS C_SK P C_KS), P = C̃_KK⁻¹. A unit that goes is no longer swapped, so its moments
-    change, and no Schur complement of one matrix gives the risk: `_Explained` follows the second term. O(d²) per step;
-    p = 0 is `eliminate`.
+    With ã the units of an input some of which are another's: among = Cov(ã, ã), cross = Cov(ã, a), own = Cov(a, a), as
+    `fits.swapped` gives them or measured on swaps.
+
+    risk(S) = tr(G_SS own_SS) − tr(G_SS cross_KSᵀ P cross_KS), P = among_KK⁻¹. A unit that goes is no longer swapped, so its moments
+    change, and no Schur complement of one matrix gives the risk: `_Explained` follows the second term. O(d²) per step; where
+    nothing is swapped it is `eliminate`.
     """
-    d = len(covariance)
-    c, deviation = _correlations(covariance)
-    g = gram * np.outer(deviation, deviation)
-    explained = _Explained(c, g, p, ridge)
-    left, cross, own = np.ones(d, dtype=bool), np.zeros(d), g.diagonal() * c.diagonal()
+    d = len(own)
+    c, deviation = _correlations(own)
+    apart = np.outer(deviation, deviation)
+    g, among = gram * apart, among / apart
+    among[np.diag_indices(d)] += ridge + (among.diagonal() <= 0)
+    explained = _Explained(among, cross / apart, g)
+    left, shared, alone = np.ones(d, dtype=bool), np.zeros(d), g.diagonal() * c.diagonal()
     units, added = np.empty(d, dtype=np.int64), np.empty(d)
     for step in range(d):
-        cost = own + 2 * cross - (1 - p) ** 2 * explained.gain(left)
+        cost = alone + 2 * shared - explained.gain(left)
         j = _next(cost, left, first)
         units[step], added[step], left[j] = j, cost[j], False
-        cross += g[j] * c[j]
+        shared += g[j] * c[j]
         explained.remove(j)
     return Order(units, added)
 
 
 class _Explained:
-    """tr(XᵀPX) with X = C_KS w_Sᵀ: what the units that stay explain of those that went, weighed by the output.
+    """tr(XᵀPX) with X = cross_KS w_Sᵀ: what the units that stay explain of those that went, weighed by the output.
 
-    Removing j makes X into X + c_j w_jᵀ and P into P − P_:j P_j:/P_jj, so the trace changes by
+    With c_j a column of cross, removing j makes X into X + c_j w_jᵀ and P into P − P_:j P_j:/P_jj, so the trace changes by
         2 w_j·(XᵀP c_j) + ‖w_j‖² c_jᵀP c_j − ‖P_j:X + (P_j:c_j) w_j‖² / P_jj.
-    PX, PC, CPC and CPX follow by rank-one updates.
+    PX, PC, CᵀPC and CᵀPX follow by rank-one updates.
     """
 
-    def __init__(self, c: Array, g: Array, p: float, ridge: float) -> None:
+    def __init__(self, among: Array, cross: Array, g: Array) -> None:
         self.w, self.norms = root_of(g), g.diagonal()  # w wᵀ = G: row j is the output column of unit j
-        among = ((1 - p) ** 2 + p**2) * c
-        among[np.diag_indices(len(c))] = c.diagonal() + ridge + (c.diagonal() <= 0)
-        self.p = scipy.linalg.cho_solve(scipy.linalg.cho_factor(among, lower=True), np.eye(len(c)))
-        self.pc = self.p @ c
-        self.cpc = c @ self.pc
+        self.p = scipy.linalg.cho_solve(scipy.linalg.cho_factor(among, lower=True), np.eye(len(g)))
+        self.pc = self.p @ cross
+        self.cpc = cross.T @ self.pc
         self.px, self.cpx = np.zeros_like(self.w), np.zeros_like(self.w)
 
     def gain(self, left: Array) -> Array:

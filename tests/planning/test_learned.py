@@ -12,12 +12,13 @@ from tolerances import EXACT_F64, distance
 import cmrc
 from cmrc.planning import fits
 from cmrc.planning import learned as module
-from cmrc.planning.learned import learnable, learned
+from cmrc.planning.learned import hesitant, learnable, learned
 from cmrc.statistics.columns import Columns
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.verification.evidence import log_softmax
 
 NEED = ("scatter", "rows")
+SAMPLED = 0.05  # between moments of 7,680 swaps and of 420,000
 
 
 def site(rows: np.ndarray) -> SiteStats:
@@ -56,6 +57,39 @@ def test_the_map_has_the_least_divergence_under_swaps(monkeypatch: pytest.Monkey
     assert again.weight is not None
     assert found.weight is not None
     assert np.array_equal(found.weight, again.weight)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_swap_counts_by_how_unsure_its_answer_is(monkeypatch: pytest.MonkeyPatch, p: float) -> None:
+    """The moments against those of swaps drawn here; without swaps every row comes equally often, so they are exact."""
+    monkeypatch.setattr(module, "SELECTED", 60 * 128)
+    monkeypatch.setattr(module, "PART", 60 * 4)
+    rng = np.random.default_rng(3)
+    rows = np.maximum(rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)) + 0.3, 0)
+    weight, bias = 3 * rng.normal(size=(3, 5)), rng.normal(size=3)
+    gram, (among, cross, own) = hesitant(site(rows), weight, bias, interchange=p)
+    base, source = np.arange(420_000) % 60, rng.integers(60, size=420_000)
+    mixed = np.where(rng.random((len(base), 5)) < p, rows[source], rows[base])
+    q = np.exp(log_softmax(mixed @ weight.T + bias))
+    expected = np.cov(np.hstack([mixed, rows[base]]).T, aweights=1 - (q**2).sum(1), ddof=0)
+    fisher = np.einsum("ni,ij->ij", q, np.eye(3)) / len(q) - q.T @ q / len(q)
+    allowed = EXACT_F64 if p == 0 else SAMPLED
+    assert distance(gram, weight.T @ fisher @ weight) < allowed
+    assert distance(among, expected[:5, :5]) < allowed
+    assert distance(cross, expected[:5, 5:]) < allowed
+    assert distance(own, expected[5:, 5:]) < allowed
+
+
+def test_where_every_answer_is_certain_plain_moments_decide() -> None:
+    rng = np.random.default_rng(4)
+    rows, weight = rng.normal(size=(60, 4)), rng.normal(size=(3, 4))
+    gram, (among, cross, own) = hesitant(site(rows), weight, np.array([1e6, 0.0, 0.0]), interchange=0.5)
+    covariance = site(rows).covariance
+    assert distance(gram, weight.T @ weight) == 0.0
+    for found, wanted in zip(
+        (among, cross, own), (*fits.swapped(covariance, covariance, 0.5), covariance), strict=True
+    ):
+        assert distance(found, wanted) == 0.0
 
 
 def test_units_that_reach_nothing_keep_the_first_fit() -> None:

@@ -463,7 +463,8 @@ def test_every_step_removes_the_unit_that_adds_the_least(
     elif rule == "eliminate":
         order = eliminate(weights, covariance, ridge=0.0, first=first)
     else:
-        order = eliminate_for_interchange(weights, covariance, p, ridge=0.0, first=first)
+        moments = replace.swapped(covariance, covariance, p)
+        order = eliminate_for_interchange(weights, *moments, covariance, ridge=0.0, first=first)
     assert sorted(order.units) == list(range(8))
     gone: list[int] = []
     before = 0.0
@@ -497,7 +498,7 @@ def test_dead_units_go_first_and_break_nothing() -> None:
     stats, weights = stats_of(a), np.eye(6)
     for order in (
         eliminate(weights, stats.covariance),
-        eliminate_for_interchange(weights, stats.covariance, 0.5),
+        eliminate_for_interchange(weights, *replace.swapped(*[stats.covariance] * 2, 0.5), stats.covariance),
         greedy(weights, stats.covariance),
     ):
         assert order.units[0] == 2
