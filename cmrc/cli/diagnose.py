@@ -14,6 +14,7 @@ from cmrc.cli.options import (
     CalibrationData,
     Model,
     Quiet,
+    ReportFile,
     Seed,
     SiteNames,
     Verbose,
@@ -25,6 +26,7 @@ from cmrc.hosts.protocols import LOSSES
 from cmrc.planning.advice import examine
 from cmrc.planning.recipe import make_recipe
 from cmrc.program.program import trace
+from cmrc.reduction.page import page_of_diagnosis, require_report, write_page
 
 app = new_app()
 
@@ -33,6 +35,7 @@ app = new_app()
     "diagnose",
     epilog=examples(
         "cmrc diagnose model.onnx --data train.npz",
+        "cmrc diagnose model.onnx --data train.npz --report page.html",
         "cmrc diagnose model.onnx --data train.npz --sites act3 --preset cmr-logit --loss cross-entropy",
     ),
 )
@@ -50,6 +53,7 @@ def diagnose_command(
     ] = 16,
     batch: BatchSize = 64,
     seed: Seed = 0,
+    report: ReportFile = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -60,12 +64,18 @@ def diagnose_command(
     remainder does not hold. Sensitivity: how much of the kept set half of the data would change.
     """
     with reported(as_json):
+        if report is not None:
+            require_report(report)
         recipe = make_recipe(preset=preset, loss=loss, batch=batch, seed=seed)
         findings = examine(trace(model), data, recipe, sites=sites or "*", count=count, watch=progress)
+        document = {"model": str(model), "findings": [f.to_json() for f in findings]}
+        files = [] if report is None else write_page(page_of_diagnosis(model.name, findings), document, report)
         if as_json:
-            print(json.dumps({"model": str(model), "findings": [f.to_json() for f in findings]}, indent=1))
+            print(json.dumps(document, indent=1))
             return
         table = columns("site", "what", "value", "advice")
         for f in findings:
             table.add_row(f.site, f.what, "" if f.value is None else f"{f.value:.3f}", f.advice)
         terminal.out.print(table)
+        if files:
+            terminal.out.print(f"wrote {', '.join(map(str, files[:-1]))} and {files[-1]}")

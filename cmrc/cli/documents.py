@@ -113,6 +113,7 @@ class FindingDocument(Document):
     value: float | None
     good: bool | None
     advice: str
+    points: list[list[float]] = Field(description="predictions: predicted, measured; sensitivity: samples, overlap")
 
 
 class DiagnoseDocument(Document):

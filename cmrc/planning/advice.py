@@ -25,7 +25,7 @@ from cmrc.statistics.calibrate import Watch, calibrate, choose, unwatched
 
 NEED = ("curvature", "range", "coupling", "rows")
 BLOCK = 32  # units of a block
-HALF = 0.5
+PARTS = (0.1, 0.25, 0.5)  # of the data, that the kept set is compared with; the last is judged
 # From where on a number is good news: ρ_off at most, rank correlation at least, crossings at most, overlap at least.
 ADDS_UP, PREDICTS, RARE, STEADY = 0.3, 0.9, 0.0, 0.9
 
@@ -39,9 +39,11 @@ class Finding:
     value: float | None
     good: bool | None  # None where there is no number
     advice: str
+    points: tuple[tuple[float, float], ...] = ()  # predictions: predicted, measured; sensitivity: samples, overlap
 
     def to_json(self) -> dict[str, Any]:
-        return {"site": self.site, "what": self.what, "value": self.value, "good": self.good, "advice": self.advice}
+        told = {"site": self.site, "what": self.what, "value": self.value, "good": self.good, "advice": self.advice}
+        return {**told, "points": [list(point) for point in self.points]}
 
 
 def examine(
@@ -80,13 +82,12 @@ def _at(program: Program, parts: list[Any], recipe: Recipe, site: Site, count: i
             measured = diagnose.predictions(
                 program, stats, site.value, parts, count=count, loss=recipe.loss, seed=recipe.seed
             )
-            yield _predictions(site.name, measured.correlation)
+            yield _predictions(site.name, measured)
             constants, _ = optimal_constant(known)
             crossed = diagnose.kinks(program, known, constants, parts, count=count, seed=recipe.seed)
             yield _kinks(site.name, float(crossed.share.mean()))
     if len(parts) > 1:
-        half, _ = diagnose.sensitivity(program, parts, site.value, recipe, parts=(HALF,))
-        yield _sensitivity(site.name, half)
+        yield _sensitivity(site.name, diagnose.sensitivity(program, parts, site.value, recipe, parts=PARTS))
 
 
 def _coupling(site: str, ratio: float) -> Finding:
@@ -99,14 +100,15 @@ def _coupling(site: str, ratio: float) -> Finding:
     return Finding(site, "coupling", ratio, good, advice)
 
 
-def _predictions(site: str, correlation: float) -> Finding:
-    good = correlation >= PREDICTS
+def _predictions(site: str, measured: diagnose.Predictions) -> Finding:
+    good = measured.correlation >= PREDICTS
     advice = (
         "The scores rank units as clamping them does."
         if good
         else "The scores rank units unlike clamping does: judge plans by `cmrc verify`, not by predicted risk."
     )
-    return Finding(site, "predictions", correlation, good, advice)
+    points = tuple(zip(measured.predicted.tolist(), measured.measured.tolist(), strict=True))
+    return Finding(site, "predictions", measured.correlation, good, advice, points)
 
 
 def _kinks(site: str, share: float) -> Finding:
@@ -119,11 +121,13 @@ def _kinks(site: str, share: float) -> Finding:
     return Finding(site, "kinks", share, good, advice)
 
 
-def _sensitivity(site: str, half: diagnose.Sensitivity) -> Finding:
+def _sensitivity(site: str, parts: Sequence[diagnose.Sensitivity]) -> Finding:
+    half = parts[-2]
     good = half.jaccard >= STEADY
     advice = (
         f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough."
         if good
         else f"Half of the data ({half.samples} samples) would keep other units: calibrate on more."
     )
-    return Finding(site, "sensitivity", half.jaccard, good, advice)
+    points = tuple((float(part.samples), part.jaccard) for part in parts)
+    return Finding(site, "sensitivity", half.jaccard, good, advice, points)

@@ -302,8 +302,7 @@ def sensitivity(
 
     whole, samples = kept(parts_of_data)
     results = []
-    for part in parts:
-        size = max(1, round(part * len(parts_of_data)))
+    for size in dict.fromkeys(max(1, round(part * len(parts_of_data))) for part in parts):
         overlaps, counts = [], []
         for start in range(0, len(parts_of_data) - size + 1, size):
             other, count = kept(parts_of_data[start : start + size])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cmrc.planning.advice import ADDS_UP, Finding
 from cmrc.reduction.account import Account
 
 STATES = ("replaced", "folded into", "removed", "does not fold", "unchanged")
@@ -222,4 +224,69 @@ def _bars(values: Sequence[Mapping[str, Any]], kinds: Sequence[str], title: str)
         "color": {"field": "which", "type": "nominal", "title": None, "legend": {"orient": "top"},
                   "scale": {"domain": list(kinds), "range": [COLOURS[0], COLOURS[1], COLOURS[4]][: len(kinds)]}},
         "tooltip": [{"field": "layer"}, {"field": "which"}, {"field": "units"}],
+    })  # fmt: skip
+
+
+# ---------------------------------------------------------------- a diagnosis
+
+NEAR = 1e-3  # of the largest change: what counts as close to 0
+LEGEND = {"symbolLimit": 12, "orient": "bottom", "columns": 3}
+
+
+def predictions_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """Predicted against measured change of the loss, a point for every unit that was clamped alone."""
+    values = [
+        {"site": f.site, "predicted": a, "measured": b}
+        for f in findings
+        if f.what == "predictions"
+        for a, b in f.points
+    ]
+    if not values:
+        return None
+    ends = [end for f in findings if f.what == "predictions" for point in f.points for end in point]
+    # Units differ by orders of magnitude, and some lower the loss: logarithmic on both sides of 0, linear close to it.
+    top = max(max(map(abs, ends)), LEAST)
+    decades = [10.0**e for e in range(math.ceil(math.log10(top * NEAR)), math.floor(math.log10(top)) + 1)]
+    ticks = [0.0, *(sign * decade for decade in decades for sign in (-1, 1) if min(ends) <= sign * decade <= max(ends))]
+    scale = {"type": "symlog", "constant": top * NEAR, "nice": False}
+    told = {"type": "quantitative", "scale": scale, "axis": {"format": ".0e", "values": ticks}}
+    x = {**told, "field": "predicted", "title": "predicted change of the loss"}
+    y = {**told, "field": "measured", "title": "measured change of the loss"}
+    line = {"data": {"values": [{"a": end} for end in (min(ends), max(ends))]},
+            "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888"},
+            "encoding": {"x": {**x, "field": "a"}, "y": {**y, "field": "a"}}}  # fmt: skip
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 40},
+        "encoding": {"x": x, "y": y, "color": {"field": "site", "type": "nominal", "sort": None, "legend": LEGEND},
+                     "tooltip": [{"field": "site"}, *({"field": f, "format": ".3g"} for f in ("predicted", "measured"))]},
+    }  # fmt: skip
+    return _chart(values, height=300, layer=[points, line])
+
+
+def coupling_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """ρ_off of every site, and where adding up single scores ends."""
+    values = [{"site": f.site, "ratio": f.value} for f in findings if f.what == "coupling"]
+    if not values:
+        return None
+    x = {"field": "ratio", "type": "quantitative", "title": "ρ_off", "scale": {"domain": [0, 1]}}
+    y = {"field": "site", "type": "nominal", "sort": None, "title": None}
+    rule = {"data": {"values": [{"end": ADDS_UP}]}, "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888"},
+            "encoding": {"x": {"field": "end", "type": "quantitative"}}}  # fmt: skip
+    bars = {"mark": {"type": "bar", "color": COLOURS[4]},
+            "encoding": {"x": x, "y": y, "tooltip": [{"field": "site"}, {"field": "ratio", "format": ".3f"}]}}  # fmt: skip
+    return _chart(values, height=NARROW * len(values) + 20, layer=[bars, rule])
+
+
+def sensitivity_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """Overlap with what all the data would keep, by the number of samples; a line for every site."""
+    values = [
+        {"site": f.site, "samples": a, "overlap": b} for f in findings if f.what == "sensitivity" for a, b in f.points
+    ]
+    if not values:
+        return None
+    return _chart(values, height=260, mark={"type": "line", "point": True}, encoding={
+        "x": {"field": "samples", "type": "quantitative", "title": "samples"},
+        "y": {"field": "overlap", "type": "quantitative", "title": "overlap of what is kept", "scale": {"domain": [0, 1]}},
+        "color": {"field": "site", "type": "nominal", "sort": None, "legend": LEGEND},
+        "tooltip": [{"field": "site"}, {"field": "samples"}, {"field": "overlap", "format": ".3f"}],
     })  # fmt: skip

@@ -3,6 +3,7 @@
     a reduction               `cmrc reduce --report`, and again from its work folder by `cmrc report`
     two reductions            `cmrc compare A B --report`
     two plans                 `cmrc plan diff A B --report`
+    a diagnosis               `cmrc diagnose --report`
 
 Vega-Lite draws the pictures; its script comes from the package vl-convert and stands in the page, so that it opens without a
 network. The page follows the reader's light or dark setting, and prints in light.
@@ -21,6 +22,7 @@ from typing import Any
 from cmrc._version import __version__
 from cmrc.errors import FileError
 from cmrc.files import require_writable, write_whole
+from cmrc.planning.advice import ADDS_UP, Finding
 from cmrc.reduction import charts
 from cmrc.reduction.account import Account
 from cmrc.reduction.comparison import SideBySide
@@ -176,6 +178,27 @@ def page_of_difference(rows: Sequence[Mapping[str, Any]], names: tuple[str, str]
         Section("sites", "Sites", table=table),
     ]
     return Page(" and ".join(names), badge, not rows, words, (), "", sections if rows else [])
+
+
+# ---------------------------------------------------------------- a diagnosis
+
+
+def page_of_diagnosis(name: str, findings: Sequence[Finding]) -> Page:
+    """How far scores can be trusted: every number of every site, with its advice."""
+    bad, known = sum(f.good is False for f in findings), sum(f.good is not None for f in findings)
+    table = [(f.site, f.what, "" if f.value is None else f"{f.value:.3f}", f.advice) for f in findings]
+    sections = [
+        Section("predictions", "Predicted against measured", "Each point is a unit that was replaced alone: what its score predicts of the "
+                "loss, and what was measured. On the line both are equal.", charts.predictions_chart(findings)),
+        Section("coupling", "Coupling (ρ_off)", "The part of the curvature that lies between units. Up to "
+                f"{ADDS_UP:g} single scores may be added up.", charts.coupling_chart(findings)),
+        Section("sensitivity", "Sensitivity to the number of samples", "How much of what all the data would keep a part of them would keep (Jaccard).",
+                charts.sensitivity_chart(findings)),
+        Section("advice", "Every number", table=[("site", "what", "value", "advice"), *table]),
+    ]  # fmt: skip
+    words = f"{known - bad} of {known} numbers say that scores can be trusted; the table below says what to do about the others."
+    shown = [each for each in sections if each.chart is not None or each.table]
+    return Page(name, "trust" if not bad else "with care", not bad, words, (), "", shown)
 
 
 # ---------------------------------------------------------------- text

@@ -175,6 +175,8 @@ def test_every_finding_has_a_number_and_a_sentence_of_advice() -> None:
     ]
     assert all(f.value is not None and f.advice.endswith(".") for f in found)
     by_name = {(f.site, f.what): f for f in found}
+    assert len(by_name["acts.0", "predictions"].points) == 4
+    assert [samples for samples, _ in by_name["acts.0", "sensitivity"].points] == [50.0, 100.0, 200.0]
     assert by_name["acts.1", "kinks"].good
     assert not by_name["acts.0", "kinks"].good
 

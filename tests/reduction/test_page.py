@@ -15,6 +15,7 @@ from command import cli
 
 import cmrc
 from cmrc.errors import FileError
+from cmrc.planning.advice import Finding
 from cmrc.reduction import account, charts, page
 from cmrc.reduction.account import Account, account_of
 
@@ -173,6 +174,63 @@ def test_the_page_is_made_again_from_the_work_folder(tmp_path: Path, monkeypatch
     assert missing.stderr == (
         "file: there is no nowhere.work\n  fix: name the work folder that `cmrc reduce` made, or its report (.json)\n"
     )
+
+
+FINDINGS = [
+    Finding("a", "coupling", 0.5, False, "Choose them together."),
+    Finding("a", "predictions", 0.9, True, "As clamping does.", ((1e-4, 2e-4), (-3e-6, -2e-6), (0.0, 1e-5))),
+    Finding("a", "sensitivity", 0.8, False, "Calibrate on more.", ((10.0, 0.6), (20.0, 0.8), (40.0, 1.0))),
+    Finding("b", "curvature", None, None, "Not known here."),
+]
+
+
+def test_a_diagnosis_has_its_pictures_and_every_number() -> None:
+    found = page.page_of_diagnosis("m.onnx", FINDINGS)
+    assert not found.is_good
+    assert found.words.startswith("1 of 3 numbers")
+    drawn = {section.key: section.chart for section in found.sections if section.chart is not None}
+    assert list(drawn) == ["predictions", "coupling", "sensitivity"]
+    points = drawn["predictions"]["data"]["values"]
+    assert [(p["site"], p["predicted"], p["measured"]) for p in points] == [("a", *p) for p in FINDINGS[1].points]
+    ticks = drawn["predictions"]["layer"][1]["encoding"]["x"]["axis"]["values"]
+    assert ticks == pytest.approx([0.0, -1e-6, 1e-6, 1e-5, 1e-4])
+    assert [p["overlap"] for p in drawn["sensitivity"]["data"]["values"]] == [0.6, 0.8, 1.0]
+    assert len(found.sections[-1].table) == 1 + len(FINDINGS)
+    assert [s.key for s in page.page_of_diagnosis("m.onnx", FINDINGS[3:]).sections] == ["advice"]
+
+
+@needs_vega
+def test_diagnose_writes_page_markdown_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = f"diagnose {EXAMPLES / 'digits.onnx'} --data {EXAMPLES / 'digits_test.npz'} --sites act4 --units 2"
+    assert cli(*given.split(), "--report", "page.html").exit_code == 0
+    findings = json.loads(Path("page.json").read_text())["findings"]
+    assert [f["what"] for f in findings] == ["coupling", "predictions", "kinks", "sensitivity"]
+    assert len(findings[1]["points"]) == 2
+    assert Path("page.md").read_text().startswith("# digits.onnx: ")
+    assert cli(*given.split(), "--report", "page.txt").exit_code != 0
+
+
+@needs_vega
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: cmrc[browser]")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_diagnosis_opens_in_a_browser(tmp_path: Path, width: int) -> None:
+    from playwright.sync_api import sync_playwright
+
+    page.write_page(page.page_of_diagnosis("m.onnx", FINDINGS), {}, tmp_path / "page.html")
+    said: list[str] = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_context(viewport={"width": width, "height": 900}, offline=True).new_page()
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(f"file://{tmp_path / 'page.html'}")
+        tab.wait_for_function("document.documentElement.dataset.drawn === 'yes'", timeout=60_000)
+        assert tab.locator(".chart svg").count() == 3
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+    assert not said
 
 
 @needs_vega
