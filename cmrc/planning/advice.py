@@ -2,7 +2,7 @@
 
 coupling       the mean ρ_off of random blocks: can single scores be added up?
 predictions    rank correlation of predicted and measured loss: do the scores say what clamping does?
-kinks          share of samples on which a replacement crosses a ReLU's kink: does the remainder's bound hold?
+kinks          share of samples on which a replacement crosses a ReLU's kink: is there a bound on the remainder, and does it hold?
 sensitivity    overlap of the kept set with that of half of the data: is there enough calibration data?
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.errors import CmrcError
+from cmrc.errors import CmrcError, StatsError
+from cmrc.ir.graph import Array
 from cmrc.planning import diagnose
 from cmrc.planning.objectives import optimal_constant
 from cmrc.planning.recipe import Recipe
@@ -22,6 +23,7 @@ from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import Batch, batches, in_batches_of_model
 from cmrc.statistics.calibrate import Watch, calibrate, choose, unwatched
+from cmrc.statistics.site_stats import SiteStats
 
 NEED = ("curvature", "range", "coupling", "rows")
 BLOCK = 32  # units of a block
@@ -85,7 +87,7 @@ def _at(program: Program, parts: list[Any], recipe: Recipe, site: Site, count: i
             yield _predictions(site.name, measured)
             constants, _ = optimal_constant(known)
             crossed = diagnose.kinks(program, known, constants, parts, count=count, seed=recipe.seed)
-            yield _kinks(site.name, float(crossed.share.mean()))
+            yield _kinks(site.name, float(crossed.share.mean()), _unbounded(program, known, constants, recipe.loss))
     if len(parts) > 1:
         yield _sensitivity(site.name, diagnose.sensitivity(program, parts, site.value, recipe, parts=PARTS))
 
@@ -111,10 +113,21 @@ def _predictions(site: str, measured: diagnose.Predictions) -> Finding:
     return Finding(site, "predictions", measured.correlation, good, advice, points)
 
 
-def _kinks(site: str, share: float) -> Finding:
-    good = share <= RARE
+def _unbounded(program: Program, stats: SiteStats, constants: Array, loss: str) -> str | None:
+    """Why the remainder has no bound at this site."""
+    try:
+        diagnose.remainder(program, stats, constants, loss=loss)
+    except StatsError as error:
+        return error.reason
+    return None
+
+
+def _kinks(site: str, share: float, unbounded: str | None) -> Finding:
+    good = share <= RARE and unbounded is None
     advice = (
-        "No replacement crosses a kink of a ReLU: the bound on the remainder holds on these data."
+        f"The remainder has no bound here ({unbounded}): trust measured loss."
+        if unbounded is not None
+        else "No replacement crosses a kink of a ReLU: the bound on the remainder holds on these data."
         if good
         else "Replacements cross kinks of ReLUs: the bound on the remainder does not hold there, so trust measured loss."
     )

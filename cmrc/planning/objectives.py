@@ -8,6 +8,7 @@ An objective says what g and H are; the rest follows (paper section 4.1 and tabl
     variance        0, 1                      ā          Var a                  VBP, mean replacement
     logit           0, 2‖W_:,j‖²              ā          Var a · ‖W_:,j‖²       CMR-Logit
     task            of the loss, per sample   c*         Δ(c*)                  CMR-Const; without gradient also CMR-Affine
+    block           of the loss, H whole      argmin     min ΣΔ(c)              a group with the curvature between its columns
     removal         of the loss, per sample   0          Δ(0)                   head removal (eq. head-removal-score)
     norm            0, 2                      0          E‖a‖²                  head removal without gradients (eq. head-variance-score)
     taylor          of the loss               0          E|g a|                 first order, for comparison
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.linalg
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
@@ -70,6 +72,26 @@ def task(c: Context) -> Scores:
     return Scores(_by_unit(c.stats, constant_risk(c.stats, constant, gradient=c.gradient)), constant, fell_back)
 
 
+def block(c: Context) -> Scores:
+    """s_J = min over c_J of E[g·δ + ½ δᵀHδ] with all of a group's block of H (Gauss-Newton); of single numbers it is `task`.
+
+    H_JJ has as few dimensions as there are logits, so the least change from the means is taken.
+    """
+    stats = c.stats
+    h, ha, aha = (stats.wanted(name, "coupling") for name in ("H", "HA", "AHA"))
+    g, ga = (stats.wanted(name, "curvature") if c.gradient else np.zeros(len(h)) for name in ("g", "ga"))
+    constant, score = stats.mean.copy(), np.empty(stats.columns.units)
+    for unit in range(stats.columns.units):
+        own = stats.columns.of_units([unit])
+        within = np.ix_(own, own)
+        wanted = ha[within].sum(1) - g[own]
+        moved = scipy.linalg.pinvh(h[within], rtol=FLAT) @ (wanted - h[within] @ constant[own])
+        constant[own] += moved
+        best = constant[own]
+        score[unit] = 0.5 * (best @ h[within] @ best + aha[within].sum()) - best @ wanted - ga[own].sum()
+    return Scores(score / stats.samples, constant, np.zeros(len(constant), dtype=bool))
+
+
 def removal(c: Context) -> Scores:
     """s_h = Δ_h(0) = −1/n Σga + 1/2n Σha² (eq. head-removal-score)."""
     zero = np.zeros_like(c.stats.mean)
@@ -106,6 +128,7 @@ OBJECTIVES: dict[str, Callable[[Context], Scores]] = {
     "variance": variance,
     "logit": logit,
     "task": task,
+    "block": block,
     "removal": removal,
     "norm": norm,
     "taylor": taylor,
@@ -114,6 +137,7 @@ OBJECTIVES: dict[str, Callable[[Context], Scores]] = {
 }
 NEEDED: dict[str, tuple[str, ...]] = {
     "task": ("curvature", "range"),
+    "block": ("curvature", "coupling"),
     "removal": ("curvature",),
     "taylor": ("curvature",),
 }

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from cmrc.errors import RecipeError
 from cmrc.planning.recipe_file import check_recipe, read_recipe
 
-ObjectiveName = Literal["variance", "logit", "task", "removal", "norm", "taylor", "magnitude", "random"]
+ObjectiveName = Literal["variance", "logit", "task", "block", "removal", "norm", "taylor", "magnitude", "random"]
 SelectName = Literal["bottom", "joint"]
 ReplaceName = Literal["zero", "mean", "optimal", "refit", "affine", "learned", "wls", "merge"]
 ParentRule = Literal["pearson", "output-pearson", "random", "all"]
@@ -77,6 +77,7 @@ PRESETS: dict[str, Method] = {
     "heads-remove": Method("removal", "bottom", "zero"),
     "heads-norm": Method("norm", "bottom", "zero"),
     "heads-constant": Method("task", "bottom", "optimal"),
+    "heads-block": Method("block", "bottom", "refit"),
 }
 
 
@@ -210,11 +211,15 @@ class Recipe:
         """What calibration must bring."""
         method = self.method
         needs = {"moments"}
-        if method.objective in ("task", "removal", "taylor") or method.replace in ("optimal", "refit", "wls"):
+        if method.objective in ("task", "block", "removal", "taylor") or method.replace in ("optimal", "refit", "wls"):
             needs |= {"curvature"}
         if method.objective == "task" or method.replace in ("optimal", "refit"):
             needs |= {"range"}
-        if method.replace == "refit" or (method.select == "joint" and method.objective == "task"):
+        if (
+            method.replace == "refit"
+            or method.objective == "block"
+            or (method.select == "joint" and method.objective == "task")
+        ):
             needs |= {"coupling"}
         if method.select == "joint" or method.replace in ("affine", "learned", "wls", "merge"):
             needs |= {"scatter"}

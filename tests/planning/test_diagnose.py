@@ -181,6 +181,17 @@ def test_every_finding_has_a_number_and_a_sentence_of_advice() -> None:
     assert not by_name["acts.0", "kinks"].good
 
 
+def test_where_the_remainder_has_no_bound_the_advice_says_why() -> None:
+    program, (x, y) = mlp(act=nn.GELU), data(60, 5)
+    found = examine(program, [(x, y)], make_recipe(loss="kl"), sites="acts.0", count=2)
+    (kinks,) = (f for f in found if f.what == "kinks")
+    assert (
+        kinks.advice
+        == "The remainder has no bound here (the bound is for ReLU networks without branches): trust measured loss."
+    )
+    assert not kinks.good
+
+
 def test_where_curvature_is_not_known_the_reason_stands_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object, **options: object) -> None:
         if "curvature" in options["need"]:  # type: ignore[operator]

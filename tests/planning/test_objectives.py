@@ -153,6 +153,31 @@ def test_heads_are_scored_for_removal_and_for_their_best_constant() -> None:
     assert (scores[1] <= scores[0] + EXACT_F64).all()
 
 
+def test_a_block_is_scored_by_all_curvature_between_its_columns() -> None:
+    """Against a minimiser of the quadratic itself, with factors B of H = BᵀB for every sample; and of single units it is the task's."""
+    rng = np.random.default_rng(0)
+    rows, factors, g = rng.normal(size=(50, 6)) + 1.0, rng.normal(size=(50, 4, 6)), rng.normal(size=(50, 6))
+    h = (factors**2).sum(1)
+    found = {}
+    for features in (1, 3):
+        stats = SiteStats(Columns("site", "site", 1, 6 // features, features), frozenset(EVERYTHING))
+        stats.add(rows, gradient=g, curvature=h, factors=factors)
+        found[features] = {name: score(name, Context(None, stats)) for name in ("task", "block")}  # type: ignore[arg-type]
+    assert distance(found[1]["block"].score, found[1]["task"].score) < EXACT_F64
+    assert distance(found[1]["block"].constant, found[1]["task"].constant) < EXACT_F64
+    for unit, own in enumerate((slice(0, 3), slice(3, 6))):
+
+        def risk(c: np.ndarray, own: slice = own) -> float:
+            delta = c - rows[:, own]
+            moved = np.einsum("nkj,nj->nk", factors[:, :, own], delta)
+            return float(((g[:, own] * delta).sum(1) + 0.5 * (moved**2).sum(1)).mean())
+
+        least = minimize(risk, np.zeros(3), options={"gtol": 1e-10})
+        assert found[3]["block"].score[unit] == pytest.approx(least.fun, abs=1e-8)
+        assert found[3]["block"].constant[own] == pytest.approx(least.x, abs=1e-4)
+        assert abs(found[3]["task"].score[unit] - least.fun) > 1e-3
+
+
 # ---------------------------------------------------------------- who reads
 
 
