@@ -6,7 +6,7 @@ What stands in the work folder is not done again. Sizes that cannot be reached a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ LARGER = (0.98, 0.95)  # tried where none of the others is good enough
 FEWEST = 5  # sizes, where fewer can be reached
 NOTE = 1024  # bytes that a reduced file says about itself
 TINY = 1e-6
+MISSED = 3  # sizes in a row that are not good enough, after which smaller ones are not tried
 DROPS = 5  # how many times sites that do not fold together are left out of one plan
 
 
@@ -62,8 +63,13 @@ class Frontier:
     remarks: list[str]
     floor: float = 0.0  # the least part that can be reached, where that is known
 
-    def measure(self, wanted: Sequence[float]) -> list[Size]:
-        """A plan, a model and its measures for every size that can be reached."""
+    def measure(
+        self, wanted: Sequence[float], is_good: Callable[[Measures], bool] | None = None, fewest: int = FEWEST
+    ) -> list[Size]:
+        """A plan, a model and its measures for every size that can be reached.
+
+        With `is_good`, smaller sizes are left out once several in a row are not: none of them could be chosen. At least `fewest` are tried.
+        """
         self.clock.stage("sizes", f"{len(wanted)} sizes: plan, fold, judge on {len(self.judge)} held-out samples")
         known = self.work.load(f"reach-{self.of}", self.work.asked)
         if known is None and not all(self.work.plan(share).is_file() for share in wanted):
@@ -73,7 +79,7 @@ class Frontier:
                 known = {"least": self._share(error.least)}
                 self.work.save(f"reach-{self.of}", self.work.asked, known)
         self.floor = 0.0 if known is None else math.ceil(1000 * known["least"]) / 1000
-        return self._all(wanted if min(wanted) >= self.floor else self._within(wanted, self.floor))
+        return self._all(wanted if min(wanted) >= self.floor else self._within(wanted, self.floor), is_good, fewest)
 
     @cached_property
     def planner(self) -> SizePlanner:
@@ -121,8 +127,11 @@ class Frontier:
             )
         return within
 
-    def _all(self, wanted: Sequence[float]) -> list[Size]:
+    def _all(
+        self, wanted: Sequence[float], is_good: Callable[[Measures], bool] | None = None, fewest: int = FEWEST
+    ) -> list[Size]:
         sizes: list[Size] = []
+        missed = 0
         plans = self._plans(wanted)
         for share in self.clock.track(wanted, len(wanted), "sizes"):
             size = self._one(share, next(plans))
@@ -131,6 +140,15 @@ class Frontier:
             sizes.append(size)
             for site, reason in size.plan.made.get("left_out", {}).items():
                 self.remarks.append(f"left out: {site}: {reason}")
+            m = size.measures
+            kept = f"{m.parameters / max(self.subject.sized.cost().parameters, 1):.3f} of the parameters"
+            self.clock.say(f"  {share:g}", f"{kept}, agrees on {m.quality.agreement.value:.4f}")
+            missed = 0 if is_good is None or is_good(m) else missed + 1
+            if missed >= MISSED and share != wanted[-1] and len(sizes) >= (fewest if missed == len(sizes) else FEWEST):
+                self.remarks.append(
+                    f"sizes below {share:g} were not tried, since {missed} in a row are not good enough: frontier= names sizes to try"
+                )
+                break
         return sizes
 
     def _one(self, share: float, plan: Plan) -> Size:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """Who watches a run: stages by name, and work with its length."""
+    """Who watches a run: stages and first results by name, and work with its length."""
 
     def stage(self, name: str, detail: str) -> None: ...
 
@@ -38,6 +38,10 @@ class Clock:
     def stage(self, name: str, detail: str = "") -> None:
         self.stop()
         self.current, self.begin = name, time.perf_counter()
+        self.observer.stage(name, detail)
+
+    def say(self, name: str, detail: str) -> None:
+        """A result within a stage."""
         self.observer.stage(name, detail)
 
     def stop(self) -> None:

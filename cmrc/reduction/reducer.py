@@ -31,8 +31,8 @@ from cmrc.program.reach import reach
 from cmrc.program.sites import Site
 from cmrc.recovery.recover import recover as train_towards_original
 from cmrc.reduction.account import account_of
-from cmrc.reduction.frontier import SHARES, Frontier, wanted_shares
-from cmrc.reduction.goals import Goals, Whole
+from cmrc.reduction.frontier import FEWEST, LARGER, SHARES, Frontier, wanted_shares
+from cmrc.reduction.goals import Goals, Measures, Whole
 from cmrc.reduction.images import Pictures
 from cmrc.reduction.measuring import EMBEDDING, Judge, Metric
 from cmrc.reduction.observer import Clock, Observer, Unobserved
@@ -240,8 +240,9 @@ class _Run:
             **self.judging.reading, "delta": self.goals.delta, "metric": self.judging.name, "rows": judged_rows,
         })  # fmt: skip
         frontier = Frontier(subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks)
-        measured = frontier.measure(wanted)
-        if self._may_try_larger(wanted, measured):
+        larger = len(LARGER) if self._may_try_larger(wanted) else 0
+        measured = frontier.measure(wanted, self._is_good if self._may_stop(wanted) else None, FEWEST - larger)
+        if larger and measured[0].share == SHARES[0] and not self._is_good(measured[0].measures):
             measured = [*frontier.measure_larger(), *measured]
         whole, sizes = self._time(work, measured)
         chosen = self._choose(sizes, whole)
@@ -264,15 +265,20 @@ class _Run:
         write_whole(work.account, json.dumps(account_of(result, subject.name)).encode())
         return result
 
-    def _may_try_larger(self, wanted: Sequence[float], measured: Sequence[Size]) -> bool:
-        """Whether not even the largest size is good enough, and nobody said which sizes to try.
+    def _is_good(self, measures: Measures) -> bool:
+        return all(judgement.met for judgement in self.goals.judge_quality(measures))
+
+    def _may_stop(self, wanted: Sequence[float]) -> bool:
+        """Whether smaller sizes need not be tried once some are not good enough: nobody named sizes, or asked what is fast."""
+        return tuple(wanted) == SHARES and not self.goals.of_cost and not self.goals.by_hand
+
+    def _may_try_larger(self, wanted: Sequence[float]) -> bool:
+        """Whether larger sizes may be tried if not even the largest is good enough: nobody said which sizes to try.
 
         Not for a certificate: the order in which sizes are tested must not depend on how they turned out.
         """
         certified = self.goals.agreement is not None and not self.goals.measured
-        usual = tuple(wanted) == SHARES and measured[0].share == SHARES[0]
-        missed = not all(j.met for j in self.goals.judge_quality(measured[0].measures))
-        return usual and missed and not certified and not self.goals.by_hand
+        return tuple(wanted) == SHARES and not certified and not self.goals.by_hand
 
     def _sites(self) -> tuple[list[Site], dict[str, str]]:
         """The sites whose units can be replaced, and what stops the others."""

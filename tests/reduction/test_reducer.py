@@ -99,6 +99,18 @@ def test_a_goal_of_size_is_met_by_the_file_and_shares_the_calibration(tmp_path: 
     assert none.verdict.endswith(f" of the bytes, has {least:.3f} of the file; that is with all units gone that may go")
 
 
+def test_sizes_that_could_not_be_chosen_are_not_tried() -> None:
+    def is_large(outputs: np.ndarray) -> float:
+        return float(np.square(outputs).sum())  # moves with every replacement
+
+    quick = {key: value for key, value in QUICK.items() if key != "frontier"}
+    result = cmrc.reduce(MODEL, TRAIN, metric=is_large, drop=0, agreement=0.5, **quick)
+    good = [size.measures.quality.drop.value <= 0 for size in result.sizes if size.measures.quality.drop]
+    assert good == [False] * 5  # with a certificate no larger sizes are added
+    said = f"sizes below {result.sizes[-1].share:g} were not tried, since 5 in a row are not good enough: frontier= names sizes to try"
+    assert said in result.remarks
+
+
 def test_a_work_folder_of_other_data_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "mine.txt").write_text("stays")
