@@ -130,6 +130,12 @@ class ResidueError(CmrcError):
     kind = "residue"
 
 
+class GrowthError(CmrcError):
+    """A result that would hold more numbers than the model, while the caller did not allow it."""
+
+    kind = "growth"
+
+
 class HostError(CmrcError):
     """Something that this host cannot do."""
 

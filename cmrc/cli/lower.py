@@ -48,6 +48,13 @@ def lower_command(
             metavar="error|keep", help="What to do where a replacement cannot be folded: stop, or keep it at run time."
         ),
     ] = "error",
+    growth: Annotated[
+        str,
+        typer.Option(
+            metavar="error|allow",
+            help="What to do where the result would hold more numbers than the model: stop, or write it.",
+        ),
+    ] = "error",
     print_passes: Annotated[bool, typer.Option("--print-passes", help="Print the IR after every pass.")] = False,
     force: Force = False,
     as_json: AsJson = False,
@@ -64,6 +71,8 @@ def lower_command(
     with reported(as_json), ExitStack() as outputs:
         if residue not in ("error", "keep"):
             raise CmrcError(f"--residue is {residue!r}", fix="write --residue error or --residue keep")
+        if growth not in ("error", "allow"):
+            raise CmrcError(f"--growth is {growth!r}", fix="write --growth error or --growth allow")
         path = output
         if model.is_dir() and not output.suffix and str(output) != STREAM:
             require_new_folder(output)
@@ -76,7 +85,7 @@ def lower_command(
             if print_passes:
                 terminal.err.print(f"; {name}\n{to_text(graph)}", soft_wrap=True)
 
-        lowered = lower(model, plan, residue=residue, watch=show)  # type: ignore[arg-type]
+        lowered = lower(model, plan, residue=residue, growth=growth, watch=show)  # type: ignore[arg-type]
         lowered.save(path, overwrite=force)
         if as_json:
             print(json.dumps({"output": str(output), "report": lowered.report.to_json()}, indent=1))

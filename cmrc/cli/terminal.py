@@ -17,7 +17,7 @@ from rich.table import Table
 
 from cmrc.cli.process import leave_if_interrupted
 from cmrc.cli.wording import on_the_command_line
-from cmrc.errors import CheckError, CmrcError, ResidueError, message
+from cmrc.errors import CheckError, CmrcError, GrowthError, ResidueError, message
 
 WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
 # Names come from files: `[/x]` and `:smile:` in them are not markup.
@@ -54,7 +54,7 @@ def reported(as_json: bool) -> Iterator[None]:
             err.print(message(**parts), soft_wrap=True)
         if verbose:
             traceback.print_exception(error)
-        raise typer.Exit(1 if isinstance(error, (ResidueError, CheckError)) else 2) from error
+        raise typer.Exit(1 if isinstance(error, (ResidueError, GrowthError, CheckError)) else 2) from error
 
 
 def columns(*names: str) -> Table:

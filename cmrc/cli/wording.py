@@ -16,7 +16,7 @@ from cmrc.errors import CmrcError
 
 # Keywords whose flag is the same word; then those that are called otherwise.
 SAME = (
-    "about", "agreement", "answer", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "drop", "frontier", "held_out", "keep", "latency", "length", "loss",
+    "about", "agreement", "answer", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "drop", "frontier", "growth", "held_out", "keep", "latency", "length", "loss",
     "macs", "metric", "minutes", "need", "normalise", "output", "pick",
     "plot", "positions", "preset", "protect", "provider", "rate", "reads", "recipe", "recover", "residue", "rounds", "samples", "seconds", "seed", "sessions", "side", "site", "sites",
     "size", "speedup", "steps",

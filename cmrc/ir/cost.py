@@ -49,22 +49,31 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
     """
     sizes = sizes or {}
     shapes = {name: value.shape for name, value in graph.values().items()}
+    once = computed_once(graph)
+    total = sum(macs(node, shapes, sizes) for node in graph.nodes if node.name not in once)
+    tensors = [stored for of_node in stored_by_node(graph, since=since).values() for stored in of_node]
+    count = sum(math.prod(tensor.shape) for tensor, _ in tensors)
+    return Cost(count, sum(stored_bytes(tensor.shape, dtype) for tensor, dtype in tensors), total)
+
+
+def stored_by_node(graph: Graph, *, since: Graph | None = None) -> dict[str, list[tuple[Tensor, str]]]:
+    """What is stored for each node, with the dtype of each in a file: a tensor that several nodes share, for the first of them."""
     there = since.nodes if since is not None else ()
     own = {(node.name, operand) for node in there for operand in node.inputs if isinstance(operand, Apply)}
-    stored: dict[Tensor, str] = {}  # and the dtype of each in a file
-    leaves: dict[str, Leaf] = {}
-    once = computed_once(graph)
-    total = 0
+    seen: set[Tensor | str] = set()
+    by_node: dict[str, list[tuple[Tensor, str]]] = {}
     for node in graph.nodes:
-        total += macs(node, shapes, sizes) if node.name not in once else 0
+        mine = by_node.setdefault(node.name, [])
         for operand in node.inputs:
             if isinstance(operand, Leaf) or (isinstance(operand, Apply) and (node.name, operand) in own):
-                leaves.update((part.name, part) for leaf in leaves_of(operand) for part in leaf.parts or (leaf,))
+                parts = {part.name: part for leaf in leaves_of(operand) for part in leaf.parts or (leaf,)}
+                mine += [(part, part.dtype) for name, part in parts.items() if name not in seen]
+                seen.update(parts)
             elif isinstance(operand, Tensor) and operand.shape:
-                stored.update((part, _stored_as(part, node)) for part in stored_parts(operand))
-    tensors = [*((leaf, leaf.dtype) for leaf in leaves.values()), *stored.items()]
-    count = sum(math.prod(t.shape) for t, _ in tensors)
-    return Cost(count, sum(stored_bytes(t.shape, dtype) for t, dtype in tensors), total)
+                fresh = [part for part in dict.fromkeys(stored_parts(operand)) if part not in seen]
+                mine += [(part, _stored_as(part, node)) for part in fresh]
+                seen.update(fresh)
+    return by_node
 
 
 def _stored_as(tensor: Tensor, node: Node) -> str:

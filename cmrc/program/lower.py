@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -15,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cmrc._version import __version__
-from cmrc.errors import HostError, InputError, PlanError, ResidueError
+from cmrc.errors import GrowthError, HostError, InputError, PlanError, ResidueError
 from cmrc.hosts.protocols import Host, ReportsUntied, Stored, Trainable
-from cmrc.ir.cost import cost
-from cmrc.ir.graph import Graph
+from cmrc.ir.cost import cost, stored_by_node
+from cmrc.ir.graph import Graph, Leaf, Tensor
 from cmrc.passes import pipeline as passes
 from cmrc.program.check import (
     Check,
@@ -254,6 +256,7 @@ def lower(
     *,
     args: tuple[Any, ...] | None = None,
     residue: Literal["error", "keep"] = "error",
+    growth: Literal["error", "allow"] = "error",
     watch: Callable[[str, Graph], None] = passes.unwatched,
     **options: Any,
 ) -> Lowered:
@@ -261,7 +264,8 @@ def lower(
 
     `model` is anything `cmrc.trace` takes; for an nn.Module give `args` (example inputs) unless the plan was made for a
     traced program, whose inputs are used again. Without a plan, the one that is annotated on the model is used.
-    A replacement that cannot be folded is an error by default; `residue="keep"` leaves it in as a clamp or a gather.
+    A replacement that cannot be folded is an error by default; `residue="keep"` leaves it in as a clamp or a gather. So is a
+    result that folds and would hold more numbers than the model; `growth="allow"` takes it.
     """
     if isinstance(plan, (str, Path)):
         plan = Plan.load(plan)
@@ -278,6 +282,8 @@ def lower(
         result = passes.run(program.with_dos(plan), since=program.graph, watch=watch)
         if result.residue and residue == "error":
             raise _residue_error(result, plan)
+        if not result.residue and growth == "error":
+            _require_no_growth(program, result)
         after = time.perf_counter()
         host = program.host.build(result.graph)
     seconds = {**result.seconds, "patch": time.perf_counter() - after, "total": time.perf_counter() - start}
@@ -308,3 +314,34 @@ def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
         at="" if entry is None else f"{plan.source}: do[{entry}] ({plan.entries[entry].site})",
         fix='leave that site out, choose another, or allow what stays at run time with residue="keep"',
     )
+
+
+def _require_no_growth(program: Program, result: passes.Result) -> None:
+    """Constants by position, and uses of a shared weight that become different, may need more numbers than the units had."""
+    if _holds_less(result.graph, program.graph):
+        return
+    more = cost(result.graph, since=program.graph).parameters - program.cost().parameters
+    if more <= 0:
+        return
+    origins = {node.name: node.origin for graph in (program.graph, result.graph) for node in graph.nodes}
+    before, after = Counter[str](), Counter[str]()
+    for held, graph in ((before, program.graph), (after, result.graph)):
+        for name, stored in stored_by_node(graph, since=program.graph).items():
+            held[origins[name] or name] += sum(math.prod(tensor.shape) for tensor, _ in stored)
+    node = max(result.graph.nodes, key=lambda node: (after - before)[node.origin or node.name])
+    here = node.origin or node.name
+    instead = f" instead of {before[here]:,}" if before[here] else ""
+    raise GrowthError(
+        f"the result would hold {more:,} more numbers than the model: {after[here]:,} would stand here{instead}",
+        node=node.label,
+        op=node.kind,
+        fix="give each unit one constant for all positions, replace the same units wherever a weight is shared, "
+        'leave that site out, or take the larger result with growth="allow"',
+    )
+
+
+def _holds_less(graph: Graph, original: Graph) -> bool:
+    """Whether a graph surely holds no more numbers: what its nodes read, each by itself, beside the parameters that were read."""
+    now = {id(o): math.prod(o.shape) for node in graph.nodes for o in node.inputs if isinstance(o, Tensor)}
+    was = {o.name: math.prod(o.shape) for node in original.nodes for o in node.inputs if isinstance(o, Leaf)}
+    return sum(now.values()) <= sum(was.values())

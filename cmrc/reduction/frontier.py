@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.errors import OutOfReachError, RecipeError, ResidueError
+from cmrc.errors import GrowthError, OutOfReachError, RecipeError, ResidueError
 from cmrc.hosts.onnx.bench import size_of
 from cmrc.planning.planner import SizePlanner
 from cmrc.program.lower import Lowered, lower
@@ -131,10 +131,15 @@ class Frontier:
         self, wanted: Sequence[float], is_good: Callable[[Measures], bool] | None = None, fewest: int = FEWEST
     ) -> list[Size]:
         sizes: list[Size] = []
-        missed = 0
+        missed, grown = 0, None
         plans = self._plans(wanted)
         for share in self.clock.track(wanted, len(wanted), "sizes"):
-            size = self._one(share, next(plans))
+            try:
+                size = self._one(share, next(plans))
+            except GrowthError as error:  # a shared weight that becomes several
+                grown = error
+                self.remarks.append(f"the size {share:g} is left out: {error.reason}")
+                continue
             if sizes and _same(sizes[-1].plan, size.plan):
                 sizes.pop()  # widths come in steps: the same plan, under its smaller name
             sizes.append(size)
@@ -149,6 +154,8 @@ class Frontier:
                     f"sizes below {share:g} were not tried, since {missed} in a row are not good enough: frontier= names sizes to try"
                 )
                 break
+        if not sizes and grown is not None:
+            raise grown
         return sizes
 
     def _one(self, share: float, plan: Plan) -> Size:

@@ -96,7 +96,7 @@ class Record:
         self.path = path
         self.data: dict[str, Any] = {
             "first": first, "next": first, "seconds": 0.0, "graphs": 0, "folded": 0, "folded_and_seen": 0, "kept": 0,
-            "refused": 0, "undecided": 0, "without_site": 0, "no_graph": 0, "grown": 0, "plans_refused": 0, "second_look": 0, "worst": 0.0, "reasons": {},
+            "refused": 0, "undecided": 0, "without_site": 0, "no_graph": 0, "grown": 0, "plans_refused": 0, "second_look": 0, "worst": 0.0, "in_float64": 0, "worst_in_float64": 0.0, "reasons": {},
             "opsets": {}, "ops": {}, "failures": [], "mended": [], "code": [],
         }  # fmt: skip
         if path is not None and path.is_file():
@@ -130,6 +130,9 @@ class Record:
             data["folded"] += 1
             data["folded_and_seen"] += outcome.moved
             data["grown"] += outcome.grown
+            if outcome.apart is not None:
+                data["in_float64"] += 1
+                data["worst_in_float64"] = max(data["worst_in_float64"], float(f"{outcome.apart:.1e}"))
             data["worst"] = max(data["worst"], round(outcome.error, 3))
         elif outcome.kind == "no site":
             data["without_site"] += 1

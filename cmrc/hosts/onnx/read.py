@@ -308,22 +308,22 @@ class _Reader:
 
     def _opaque(self, view: View, origin: str, path: str, marks: Marks = NO_MARKS) -> None:
         captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
+        recurrent = view.node.op_type in RECURRENT and not view.node.domain
+        operands, like = view.operands, "unknown"
+        if recurrent:  # a bias that is left out may come
+            operands += (None,) * (4 - len(operands))
+            like = self.dtypes.get(operands[0], like) if isinstance(operands[0], str) else like
+            marks = replace(marks, why=marks.why or HIDDEN_UNITS, weighed=((1, 3),))
         known = OPAQUE.get(row_name(view.node))
-        described = [(shape, "unknown") for shape in view.inferred] if known is None else known(view)
+        described = [(shape, like) for shape in view.inferred] if known is None else known(view)
         outputs = [
             self._value(value.name, shape, dtype)
             for value, (shape, dtype) in zip(view.node.outputs, described, strict=False)
             if value.name
         ]
-        recurrent = view.node.op_type in RECURRENT and not view.node.domain
-        operands = view.operands
-        if recurrent:  # a bias that is left out may come
-            operands += (None,) * (4 - len(operands))
         self.slots[outputs[0].name] = tuple(range(len(operands)))
         inputs = (*operands, *captured)
-        marks = replace(marks, host_op=view.node.op_type, weighed=((1, 3),) if recurrent else ())
-        if recurrent:
-            marks = replace(marks, why=marks.why or HIDDEN_UNITS)
+        marks = replace(marks, host_op=view.node.op_type)
         self.nodes.append(Node("opaque", inputs, tuple(outputs), {}, origin, path, marks))
 
     def _constant_output(self, value: onnx_ir.Value) -> None:

@@ -96,6 +96,7 @@ def _separated(before: ReadAs, now: ReadAs) -> dict[str, onnx_ir.Node]:
 
 def _write_apart(patch: ModelPatch, node: Node, onnx_node: onnx_ir.Node) -> None:
     patch.reason = f"{node.kind} of {node.label}"
+    patch.retire(onnx_node)
     if node.name in patch.reading.inside:
         INSERTED[node.op](patch, node)
         return
@@ -106,7 +107,6 @@ def _write_apart(patch: ModelPatch, node: Node, onnx_node: onnx_ir.Node) -> None
     new = patch.values.pop(alone.name)
     patch.values[node.name] = old
     patch.replace_value(node.name, new)
-    patch.retire(onnx_node)
 
 
 def finish(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
