@@ -109,7 +109,10 @@ class Frontier:
     def measure_larger(self) -> list[Size]:
         """Sizes that are larger than the usual ones, for a model of which little can go."""
         self.clock.stage("sizes", f"{SHARES[0]:g} is not good enough: {len(LARGER)} larger sizes")
-        return self._all(LARGER)
+        try:
+            return self._all(LARGER)
+        except GrowthError:  # the remarks say so
+            return []
 
     def _within(self, wanted: Sequence[float], floor: float) -> list[float]:
         within = [share for share in wanted if share >= floor]

@@ -51,3 +51,30 @@ def test_the_chosen_size_is_trained_and_judged_again(tmp_path: Path) -> None:
     )  # what it began with stays to see
     assert trained.to_json()["recovery"]["before"]["quality"]["kl"] == before
     assert "recovery" in {row[0] for row in trained.summary()}
+
+
+class Repeated(torch.nn.Module):
+    """One block, twice: uses of a weight that lose different units need several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b, self.head = (
+            torch.nn.Linear(6, 48), torch.nn.ReLU(), torch.nn.Linear(48, 6), torch.nn.Linear(6, 4)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x + self.b(self.act(self.a(x)))
+        return self.head(x)
+
+
+def test_a_size_that_would_hold_more_numbers_is_left_out() -> None:
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
+    result = cmrc.reduce(
+        seeded(Repeated()).float().eval(), [x[:200], x[200:]], args=(x[:2],), dynamic_shapes=({0: torch.export.Dim("n")},),
+        frontier=[0.8, 0.3], pick=0.3, refit=False, timed=False,
+    )  # fmt: skip
+    assert [size.share for size in result.sizes] == [0.3]
+    (remark,) = [remark for remark in result.remarks if remark.startswith("the size 0.8 is left out: ")]
+    assert "more numbers than the model" in remark
+    assert result.measures.parameters < result.whole.parameters
