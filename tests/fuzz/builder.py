@@ -160,7 +160,7 @@ class Builder:
     ) -> list[Held]:
         """Add a node if onnxruntime runs it and its results are tame."""
         names = [self.fresh(f"{op.lower()}_") + ("" if i == 0 else f"_{i}") for i in range(outputs)]
-        if op.startswith("Conv") and any(o is not None and not o.array.size for o in operands):
+        if "Conv" in op and any(o is not None and not o.array.size for o in operands):
             raise Unfit("onnxruntime hangs in a convolution without elements")
         if op == "MatMul" and any(o is not None and o.shape == (0,) for o in operands):
             raise Unfit("onnxruntime leaves the product with a vector of no elements unset")
