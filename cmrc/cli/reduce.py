@@ -174,7 +174,8 @@ def reduce_command(
     recover: Annotated[
         float | None,
         typer.Option(
-            metavar="MINUTES", help="Train the chosen size towards the original, without labels (needs torch)."
+            metavar="MINUTES",
+            help="Train sizes towards the original, without labels: with a goal of quality a smaller one holds it then (needs torch).",
         ),
     ] = None,
     timed: Annotated[bool, typer.Option(help="Time every size under onnxruntime.")] = True,

@@ -109,7 +109,8 @@ def reduce(
     Pictures are normalised (`normalise`) and resized (`side`, for a model of any size). Texts need the folder of a `tokenizer` (a model in a
     Hugging Face folder has its own) and are cut at `length` tokens. Audio is read at `rate` in windows of `seconds`.
 
-    `recover` trains the chosen size towards the original, for so many minutes and without labels; it is judged again afterwards.
+    `recover` trains a size towards the original, for so many minutes and without labels, and judges it again: the chosen one, or with a goal of
+    quality the next smaller ones, one after the other, as long as they are good enough then.
 
     `frontier` are the parts of the multiply-adds (of the bytes, with a goal of `size`) that are tried. `refit=False` saves a pass over the data
     for each size, at some loss. `work` is a folder in which everything is kept for the next call.
@@ -138,7 +139,7 @@ def reduce(
             most, seed, Pictures.of(normalise, side), Texts(tokenizer, length), Sounds(rate, seconds)
         )  # fmt: skip
         rows = split_data(program, data, held_out, reading, batch=batch)
-        goals.require_enough(len(rows.judged.numbers))
+        replace(goals, delta=_level(goals, recover)).require_enough(len(rows.judged.numbers))
         subject = Subject(program, rows, model, seed, samples is None)
         asked = {"preset": preset, "seed": seed, "batch": subject.rows.calibration.batch, "protect": list(protect)}
         if refit:
@@ -158,6 +159,12 @@ def _of_folder(model: Any, tokenizer: str | Path | None, reads: str | None) -> t
         return (None if tokenizer is None else Path(tokenizer)), reads
     kinds = json.loads(config.read_text()).get("architectures") or [""]
     return Path(tokenizer or model), reads or (EMBEDDING if kinds[0].endswith("Model") else None)
+
+
+def _level(goals: Goals, recover: float | None) -> float:
+    """How often a bound may fail. Where sizes are tested as they are, and again after training, each series has half of it."""
+    both = recover is not None and goals.agreement is not None and not (goals.measured or goals.by_hand)
+    return goals.delta / 2 if both else goals.delta
 
 
 @contextmanager
@@ -218,7 +225,7 @@ class _Run:
             rows.judged,
             others=rows.calibration,
             metric=self.judging.metric,
-            delta=self.goals.delta,
+            delta=_level(self.goals, self.minutes),
             **self.judging.reading,
         )
         if judge.anchors is not None:
@@ -246,11 +253,8 @@ class _Run:
             measured = [*frontier.measure_larger(), *measured]
         whole, sizes = self._time(work, measured)
         chosen = self._choose(sizes, whole)
-        lowered, check, verification = self._finish(sizes[chosen], judge, work)
-        final = sizes[chosen].measures
-        if lowered.recovery is not None:
-            final = replace(final, quality=judge.quality(lowered))
-            self.remarks.append(str(lowered.recovery))
+        chosen, lowered, final = self._recovered(sizes, chosen, whole, judge, work)
+        check, verification = self._finish(sizes[chosen], lowered, judge)
         after = judge.run(lowered)
         if remark := judge.about_embeddings(after):
             self.remarks.append(remark)
@@ -344,19 +348,48 @@ class _Run:
             return int(np.argmin([abs(size.share - self.goals.pick) for size in sizes]))
         return self.goals.choose([size.measures for size in sizes], whole)
 
-    def _finish(self, size: Size, judge: Judge, work: WorkFolder) -> tuple[Lowered, Any, Verification | None]:
-        """The chosen size against the clamped model; then, if asked, trained, and under interventions."""
+    def _recovered(
+        self, sizes: Sequence[Size], chosen: int, whole: Whole, judge: Judge, work: WorkFolder
+    ) -> tuple[int, Lowered, Measures]:
+        """The chosen size; if asked, trained. With a goal of quality that is a smaller one, as long as it is good enough after training."""
+        size = sizes[chosen]
+        as_it_is = chosen, lower(self.subject.program, size.plan), size.measures
+        if self.minutes is None or not len(size.plan):
+            return as_it_is
+        is_good = self._is_good(size.measures)
+        is_cheap = all(judgement.met for judgement in self.goals.judge_cost(size.measures, whole))
+        if not self.goals.of_quality or self.goals.by_hand or (self.goals.of_cost and is_good and is_cheap):
+            lowered, measures = self._trained(size, judge, work)
+            return (chosen, lowered, measures) if self._is_good(measures) or not is_good else as_it_is
+        best = as_it_is if is_good else None
+        for index in range(chosen + is_good, len(sizes)):
+            lowered, measures = self._trained(sizes[index], judge, work)
+            if not self._is_good(measures):
+                return best or (index, lowered, measures)
+            best = index, lowered, measures
+            if self.goals.of_cost and all(judgement.met for judgement in self.goals.judge_cost(measures, whole)):
+                break
+        return best or as_it_is
+
+    def _trained(self, size: Size, judge: Judge, work: WorkFolder) -> tuple[Lowered, Measures]:
+        """A size after training towards the original, judged again."""
+        self.clock.stage("recovery", f"{size.share:g}: {self.minutes:g} minutes of training towards the original")
+        lowered = train_towards_original(
+            self.subject.program, lower(self.subject.program, size.plan), self.subject.rows.calibration,
+            minutes=self.minutes or 0.0, labels=0.0, seed=self.asked["seed"], checkpoint=work.recovery(size.share),
+        )  # fmt: skip
+        measures = replace(size.measures, quality=judge.quality(lowered))
+        agreed = f"{size.measures.quality.agreement.value:.4f} -> {measures.quality.agreement.value:.4f}"
+        self.clock.say(f"  {size.share:g}", f"agrees on {agreed}")
+        self.remarks.append(f"{size.share:g} {lowered.recovery}; agreement {agreed}")
+        return lowered, measures
+
+    def _finish(self, size: Size, lowered: Lowered, judge: Judge) -> tuple[Any, Verification | None]:
+        """The chosen size against the clamped model, as it was before any training; then, if asked, under interventions."""
         self.clock.stage("check", f"the chosen size, {size.share:g}")
-        lowered = lower(self.subject.program, size.plan)
-        check = lowered.check(*self.subject.batches(CHECKED))
-        if self.minutes is not None and len(lowered.plan):
-            self.clock.stage("recovery", f"{self.minutes:g} minutes of training towards the original")
-            lowered = train_towards_original(
-                self.subject.program, lowered, self.subject.rows.calibration, minutes=self.minutes,
-                seed=self.asked["seed"], checkpoint=work.recovery(size.share),
-            )  # fmt: skip
+        check = lower(self.subject.program, size.plan).check(*self.subject.batches(CHECKED))
         if not self.swaps or not len(lowered.plan):
-            return lowered, check, None
+            return check, None
         self.clock.stage("verify", f"{self.swaps} swaps")
         data = HeldOut(judge.inputs, judge.labels if judge.truth is not None else None, judge.counted)
         result = verify(
@@ -365,7 +398,7 @@ class _Run:
             reads="values" if judge.anchors is not None else judge.readout.kind,
             tolerance=judge.near if judge.anchors is not None else judge.readout.tolerance or None,
         )  # fmt: skip
-        return lowered, check, result
+        return check, result
 
     def _risks(self, stats: Stats, recipe: Recipe, plan: Plan) -> dict[str, tuple[list[float], int]]:
         """What the selection went by: the risk that each removal adds, given those before it."""
