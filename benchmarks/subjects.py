@@ -96,25 +96,26 @@ def in_parts(run: Run, arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
 # ---------------------------------------------------------------- EfficientNet-Lite0
 
 
-def efficientnet(images: int = 160, tests: int = 300) -> Subject:
+def efficientnet(images: int = 240, crops: int = 160, tests: int = 300) -> Subject:
     """Half of the inner channels of every inverted residual block."""
     model, rng = weights.efficientnet(), np.random.default_rng(0)
     held = data.cifar10_pictures()
     train = enlarge(held["train"][rng.permutation(len(held["train"]))[:images]])
-    pictures = np.concatenate([train, photo_crops(rng, images // 2)])
+    pictures = np.concatenate([train, photo_crops(rng, crops)])
+    pictures = pictures[rng.permutation(len(pictures))]
     test = enlarge(held["test"][rng.permutation(len(held["test"]))[:tests]])
     labelled = data.photos()
     photos = np.stack([normalise(picture.transpose(2, 0, 1)) for picture, _ in labelled])
     labels = np.array([label for _, label in labelled])
-    crops = crops_of(np.random.default_rng(2), [picture for picture, _ in labelled], CROPS)
-    plain, plain_crops = (in_parts(torch_run(model), [part], 20) for part in (test, crops))
+    judged = crops_of(np.random.default_rng(2), [picture for picture, _ in labelled], CROPS)
+    plain, plain_crops = (in_parts(torch_run(model), [part], 20) for part in (test, judged))
     batches = [{"inputs": pictures[i : i + 20]} for i in range(0, len(pictures), 20)]
 
     def judge(run: Run) -> dict[str, float]:
         found = in_parts(run, [test], 20)
         right = float((in_parts(run, [photos], 20).argmax(1) == labels).sum())
         return {"KL": divergence(plain, found), "agreement": float((found.argmax(1) == plain.argmax(1)).mean()),
-                "KL, crops": divergence(plain_crops, in_parts(run, [crops], 20)), "photos right": right}  # fmt: skip
+                "KL, crops": divergence(plain_crops, in_parts(run, [judged], 20)), "photos right": right}  # fmt: skip
 
     def losses(module: nn.Module) -> Iterator[torch.Tensor]:
         for batch in batches:
@@ -127,8 +128,8 @@ def efficientnet(images: int = 160, tests: int = 300) -> Subject:
     return Subject(
         "EfficientNet-Lite0",
         f"half of the inner channels of 15 blocks; calibrated on {len(pictures)} pictures (CIFAR-10 training pictures "
-        f"enlarged, crops of two photos); judged on {tests} test pictures of CIFAR-10, enlarged, and on 20 labelled photos and {CROPS} "
-        "crops of them, which are of none of the two",
+        f"enlarged, and crops of {sum(map(len, data.PHOTOS.values())) + 2} photos); judged on {tests} test pictures of CIFAR-10, enlarged, "
+        f"and on 20 other photos, which are labelled, and {CROPS} crops of them",
         model,
         tuple(f"_blocks.{i}._project_conv" for i in blocks),
         batches,
@@ -149,10 +150,10 @@ def enlarge(pictures: np.ndarray, size: int = 224) -> np.ndarray:
 
 
 def photo_crops(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Random windows of scikit-learn's two photos: there are no others here but those that are judged on."""
-    from sklearn.datasets import load_sample_images
-
-    return crops_of(rng, [np.asarray(picture) for picture in load_sample_images().images], count)
+    """Random windows of photos that are not judged on, every other one mirrored."""
+    found = crops_of(rng, data.other_photos(), count)
+    found[1::2] = found[1::2, :, :, ::-1]
+    return found
 
 
 def crops_of(rng: np.random.Generator, sources: Sequence[np.ndarray], count: int) -> np.ndarray:
