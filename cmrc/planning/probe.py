@@ -33,8 +33,8 @@ from cmrc.verification.interpreter import Interpreter
 
 KEPT = (0.8, 0.55, 0.3)  # the parts of a site at which it is measured
 PREDICTIONS = 1024  # answers of the model that are compared
-FEWEST = 256  # answers, where running more would take too long
-WORK = 4 * 10**12  # multiply-accumulates of all runs together: minutes
+FEWEST = 96  # answers, where running more would take too long
+WORK = 10**12  # multiply-accumulates of all runs together: half a minute
 LEAST_ROWS = 8
 COPIES = 16  # of the outputs, in float64 and at a time
 BYTES = 2**29  # of values that are held at a time
