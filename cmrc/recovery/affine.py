@@ -151,13 +151,13 @@ def _behind(consumers: Mapping[str, Sequence[Node]], node: Node) -> _Behind:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     outs = node.output.shape[attributes(node, AxisAttrs)["axis"]]
     found = _Behind(node, bias if isinstance(bias, Leaf) and bias.shape == (outs,) else None)
-    added = _only(consumers, node)
+    name, added = _only(consumers, node.name)
     if bias is None and added is not None and attributes(added, PointwiseAttrs)["fn"] == "add":
         known = [operand for operand in added.inputs if isinstance(operand, Leaf)]
         last = attributes(node, AxisAttrs)["axis"] == len(node.output.shape) - 1
         if last and len(known) == 1 and known[0].shape == (outs,) and "align" not in attributes(added, PointwiseAttrs):
             return _Behind(added, known[0])
-    if added is not None and attributes(added, PointwiseAttrs)["fn"] == "batch_norm" and added.inputs[0] == node.name:
+    if added is not None and attributes(added, PointwiseAttrs)["fn"] == "batch_norm" and added.inputs[0] == name:
         weight, shift, variance = added.inputs[1], added.inputs[2], added.inputs[4]
         if isinstance(variance, Leaf) and (weight is None or isinstance(weight, Leaf)):
             scale = 1.0 / np.sqrt(variance.load().astype(np.float64) + attributes(added, PointwiseAttrs)["eps"])
@@ -167,22 +167,26 @@ def _behind(consumers: Mapping[str, Sequence[Node]], node: Node) -> _Behind:
     return found
 
 
-def _only(consumers: Mapping[str, Sequence[Node]], node: Node) -> Node | None:
-    """The one pointwise op that reads a result."""
-    reading = consumers.get(node.name, ())
-    return reading[0] if len(reading) == 1 and reading[0].op == "pointwise" else None
+def _only(consumers: Mapping[str, Sequence[Node]], name: str) -> tuple[str, Node | None]:
+    """The pointwise op that alone reads a value, and what it reads it as: idle dropout gives values another name."""
+    reading = consumers.get(name, ())
+    if len(reading) != 1 or reading[0].op != "pointwise":
+        return name, None
+    if attributes(reading[0], PointwiseAttrs)["fn"] == "identity":
+        return _only(consumers, reading[0].name)
+    return name, reading[0]
 
 
 def _stream(original: Graph, small: Graph, node: Node) -> AddedTo | None:
     """The sum that takes a result in, if both models have it and what is added there."""
-    added = _only(small.consumers(), node)
+    name, added = _only(small.consumers(), node.name)
     if added is None or attributes(added, PointwiseAttrs)["fn"] != "add":
         return None
-    others = [name for name in added.values() if name != node.name]
+    others = [other for other in added.values() if other != name]
     theirs, mine = original.values(), small.values()
-    if len(others) != 1 or any(name not in theirs for name in (added.name, others[0])):
+    if len(others) != 1 or any(value not in theirs for value in (added.name, others[0])):
         return None
-    shapes = {graph[name].shape for graph in (theirs, mine) for name in (added.name, others[0])} | {node.output.shape}
+    shapes = {graph[value].shape for graph in (theirs, mine) for value in (added.name, others[0])} | {node.output.shape}
     return AddedTo(added.name, others[0]) if len(shapes) == 1 else None
 
 

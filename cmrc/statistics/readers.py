@@ -122,7 +122,7 @@ def outgoing(program: Sites, columns: Columns) -> Array:
 def beside(program: Sites, columns: Columns) -> Columns | None:
     """In a residual block, the value that the result of the next op is added to; None elsewhere.
 
-    That op is linear, or a convolution of single positions; batch norm may stand between it and the sum.
+    That op is linear, or a convolution of single positions; a bias, batch norm and idle dropout may stand between it and the sum.
     """
     place = elements(program, columns)
     reading = [] if place is None else program.consumers[place.value]
@@ -133,16 +133,17 @@ def beside(program: Sites, columns: Columns) -> Columns | None:
         or not _reads_each_position(reading[0])
     ):
         return None
-    norm = _norm_behind(program, reading[0])
-    result = (norm or reading[0]).output
-    added = program.consumers[result.name]
-    if len(added) != 1 or added[0].op != "pointwise" or attributes(added[0], PointwiseAttrs)["fn"] != "add":
+    result = _norm_behind(program, reading[0]) or reading[0]
+    name, added = _only_reader(program, result.name)
+    if added is None or attributes(added, PointwiseAttrs)["fn"] != "add":
         return None
-    others = [name for name in added[0].values() if name != result.name]
-    if len(others) != 1 or program.values[others[0]].shape != result.shape:
+    others = [other for other in added.values() if other != name]
+    if len(others) != 1 or program.values[others[0]].shape != result.output.shape:
         return None
     axis = attributes(reading[0], AxisAttrs)["axis"]
-    return Columns(program.title(others[0]), others[0], axis, int(result.shape[axis]), positions=columns.positions)
+    return Columns(
+        program.title(others[0]), others[0], axis, int(result.output.shape[axis]), positions=columns.positions
+    )
 
 
 def joining(program: Sites, columns: Columns) -> Array:
@@ -167,12 +168,22 @@ def _reads_each_position(node: Node) -> bool:
 
 def _norm_behind(program: Sites, node: Node) -> Node | None:
     """The batch norm that alone reads a result, if its numbers are known."""
-    reading = program.consumers[node.name]
-    if len(reading) != 1 or reading[0].op != "pointwise" or reading[0].inputs[0] != node.name:
+    name, norm = _only_reader(program, node.name)
+    if norm is None or norm.inputs[0] != name:
         return None
-    norm = reading[0]
     known = not any(isinstance(operand, str) for operand in norm.inputs[1:])
     return norm if known and attributes(norm, PointwiseAttrs)["fn"] == "batch_norm" else None
+
+
+def _only_reader(program: Sites, name: str) -> tuple[str, Node | None]:
+    """The pointwise op that alone reads a value, and what it reads it as: behind idle dropout and a bias it has another name."""
+    reading = program.consumers[name]
+    if len(reading) != 1 or reading[0].op != "pointwise":
+        return name, None
+    fn = attributes(reading[0], PointwiseAttrs)["fn"]
+    if fn == "identity" or (fn == "add" and reading[0].values() == [name]):
+        return _only_reader(program, reading[0].name)
+    return name, reading[0]
 
 
 def _norm_scale(norm: Node) -> Array:

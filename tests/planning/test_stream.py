@@ -95,6 +95,34 @@ def test_fits_make_up_for_what_the_stream_of_a_residual_block_has_lost(
     assert with_stream < 0.97 * error()
 
 
+class Dropping(torch.nn.Module):
+    """norm(x + drop(down(act(up(x))))) of tokens, twice, as BERT is built: exported, a product and a sum make `down`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups = torch.nn.ModuleList(torch.nn.Linear(5, 12) for _ in range(2))
+        self.acts = torch.nn.ModuleList(torch.nn.GELU() for _ in range(2))
+        self.downs = torch.nn.ModuleList(torch.nn.Linear(12, 5) for _ in range(2))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(5) for _ in range(2))
+        self.drop, self.head = torch.nn.Dropout(0.1), torch.nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, act, down, norm in zip(self.ups, self.acts, self.downs, self.norms, strict=True):
+            x = norm(x + self.drop(down(act(up(x)))))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("host", ["fx", "onnx"])
+def test_idle_dropout_and_a_bias_may_stand_before_the_sum(host: str) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 7, 5)).astype(np.float32)
+    model, shapes = seeded(Dropping(), 1).float().eval(), ({0: torch.export.Dim("batch")},)
+    made = cmrc.trace(model, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
+    program = made if host == "fx" else exported(made)
+    sites = [program.find(f"acts.{i}")[0].value for i in range(2)]
+    found = Stream(program, sites).beside
+    assert [found[site].value for site in sites] == [program.graph.inputs[0].name, program.find("norms.0")[0].value]
+
+
 class Bottlenecks(torch.nn.Module):
     """x + norm(down(act(norm(up(x))))), a few times, as mobile networks are built."""
 
