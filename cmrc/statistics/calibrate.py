@@ -110,7 +110,7 @@ def calibrate(
         number = shard[0] + i * shard[1]
         with np.errstate(invalid="ignore", over="ignore"):  # `_require_finite` reports it with the place
             calibration.add(batch, number)
-        _require_finite(stats.sites.values(), batch, number)
+        _require_finite(stats.sites.values(), batch, number, None if shard[1] > 1 else stats.samples - len(batch))
         if saved is not None:
             saved.save_if_due(stats, seen)
     if saved is not None:
@@ -134,8 +134,11 @@ def _of_shard(path: Path, shard: tuple[int, int]) -> Path:
     return path if shard[1] == 1 else path.with_name(f"{path.name}.{shard[0]}-of-{shard[1]}")
 
 
-def _require_finite(sites: Iterable[SiteStats], batch: Batch, number: int) -> None:
-    """One NaN or infinity makes the sums of its column NaN or infinite, so the rows are searched only if there is one."""
+def _require_finite(sites: Iterable[SiteStats], batch: Batch, number: int, first: int | None) -> None:
+    """One NaN or infinity makes the sums of its column NaN or infinite, so the rows are searched only if there is one.
+
+    `first` is how many samples came before the batch, where that is known.
+    """
     for site in sites:
         if not site.count:
             continue
@@ -145,8 +148,10 @@ def _require_finite(sites: Iterable[SiteStats], batch: Batch, number: int) -> No
         for name, given in batch.inputs.items():
             array = as_array(given)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.argwhere(~np.isfinite(array))[0][0])
+                place = "" if first is None else f", sample {first + row} of the data"
                 raise StatsError(
-                    f"input {name!r} is NaN or infinite in row {np.argwhere(~np.isfinite(array))[0][0]} of batch {number}",
+                    f"input {name!r} is NaN or infinite in row {row} of batch {number}{place}",
                     fix="leave out samples that are not finite",
                 )
         raise StatsError(

@@ -236,7 +236,7 @@ def test_data_that_are_not_finite_are_refused_where_they_are(value: float) -> No
     with pytest.raises(StatsError) as error:
         cmrc.calibrate(mlp(), [x[:4], x[4:8], x[8:]], sites="acts.1")
     assert str(error.value) == (
-        "stats: input 'x' is NaN or infinite in row 3 of batch 1\n  fix: leave out samples that are not finite"
+        "stats: input 'x' is NaN or infinite in row 3 of batch 1, sample 7 of the data\n  fix: leave out samples that are not finite"
     )
 
 
