@@ -15,7 +15,7 @@ from benchmarks.section import Record, Section, sections
 
 PAGE = ROOT / "docs" / "results.md"
 CHAPTERS = {  # title, to the modules that measure it, in the page's order
-    "The paper": ("invariance", "transformer", "abstraction", "verification", "ablations", "stages"),
+    "The paper": ("invariance", "transformer", "abstraction", "verification", "mechanisms", "ablations", "stages"),
     "Quality, beside other selectors and libraries": (
         "curves",
         "selection",
