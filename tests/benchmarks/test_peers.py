@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from benchmarks import heads, pretrained, pruners, subjects, widths
-from benchmarks.trained import tuned
+from benchmarks import abstraction, heads, pretrained, pruners, subjects, widths
+from benchmarks.data import Images
+from benchmarks.trained import ResNet, tuned
 
 TOLD = {"block_size": 16, "beg_size": 4, "end_size": 3, "padding_token": 256}
 
@@ -30,6 +32,34 @@ def test_a_pruned_model_is_the_model_with_its_weakest_units_at_zero() -> None:
         assert torch.allclose(small(x), model[2](hidden), atol=1e-6)
     assert pruners.sizes_of_module(small, (x,)) == {"parameters": 4 * 6 + 4 + 3 * 4 + 3, "macs": 4 * 6 + 3 * 4}
     assert model[0].out_features == 8
+
+
+def test_the_last_stage_is_cut_in_every_layer_that_shares_it() -> None:
+    """As by hand: the channels of the last stage at zero, wherever they are written, and the head without their columns."""
+    pytest.importorskip("torch_pruning", reason="torch-pruning is not installed: pip install 'cmrc[bench]'")
+    torch.manual_seed(0)
+    model = ResNet((4, 6, 8), blocks=2).eval()
+    nn.init.normal_(model.head.weight, std=3.0)
+    nn.init.zeros_(model.head.bias)
+    x = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
+    with torch.no_grad():
+        labels = model(torch.from_numpy(x)).argmax(1).numpy()
+    images = Images(np.zeros(0), np.zeros(0), x, labels)
+    weakest = model.head.weight.norm(dim=0).argsort()
+    for row, keep in zip(abstraction.depgraph(model, images), (6, 4, 2), strict=True):
+        zeroed = copy.deepcopy(model)
+        gone = weakest[: 8 - keep]
+
+        def without(module: nn.Module, inputs: object, found: torch.Tensor, gone: torch.Tensor = gone) -> torch.Tensor:
+            return found.index_fill(1, gone, 0.0)
+
+        for block in zeroed.blocks[-2:]:
+            block.register_forward_hook(without)
+        with torch.no_grad():
+            answers = zeroed(torch.from_numpy(images.test)).argmax(1).numpy()
+        assert row["accuracy"] == (answers == images.test_labels).mean()
+        assert row["parameters"] < 1
+    assert row["accuracy"] < 1
 
 
 def test_taylor_scores_follow_the_loss() -> None:
