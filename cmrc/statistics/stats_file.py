@@ -25,7 +25,7 @@ from cmrc.program.plan_schema import ModelRecord
 from cmrc.strict_json import parse_json
 
 FORMAT = "cmrc-stats-1"
-FIX = "give a file that `Stats.save` or `cmrc calibrate` wrote, or calibrate again"
+FIX = "give a file that `Stats.save` wrote, or calibrate again"
 
 # The axes of every array: c columns of the site, r sampled rows, o units of the value that the next op's result is added to.
 AXES = {

@@ -119,8 +119,8 @@ bug(
 )
 bug(
     "shared-parameters-count-twice",
-    "leaves.update((part.name, part) for leaf",
-    "leaves.update((node.name + part.name, part) for leaf",
+    "for name, part in parts.items() if name not in seen]",
+    "for name, part in parts.items()]",
     "a tied weight counts once for every reader",
     "tests/ir/test_cost.py",
 )

@@ -249,7 +249,7 @@ bug(
 )
 bug(
     "infinite-sums",
-    "        _require_finite(stats.sites.values(), batch, number)",
+    "        _require_finite(stats.sites.values(), batch, number, None if shard[1] > 1 else stats.samples - len(batch))",
     "        pass",
     "a batch with NaN makes the statistics NaN",
     CALIBRATE,
