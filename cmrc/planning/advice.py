@@ -44,8 +44,8 @@ class Finding:
     points: tuple[tuple[float, float], ...] = ()  # predictions: predicted, measured; sensitivity: samples, overlap
 
     def to_json(self) -> dict[str, Any]:
-        told = {"site": self.site, "what": self.what, "value": self.value, "good": self.good, "advice": self.advice}
-        return {**told, "points": [list(point) for point in self.points]}
+        entry = {"site": self.site, "what": self.what, "value": self.value, "good": self.good, "advice": self.advice}
+        return {**entry, "points": [list(point) for point in self.points]}
 
 
 def examine(

@@ -419,7 +419,7 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
 def _jumping_behind_a_do(graph: Graph) -> set[str]:
     """The functions that make much of the last bit, or casts that round, that read what a replacement moved."""
     moved, dtypes = set[str](), {name: value.dtype for name, value in graph.values().items()}
-    found = set[str]()
+    jumping = set[str]()
     for node in graph.nodes:
         if node.op != "do" and not any(name in moved for name in node.values()):
             continue
@@ -427,8 +427,8 @@ def _jumping_behind_a_do(graph: Graph) -> set[str]:
         fn = attributes(node, FunctionAttrs)["fn"] if node.op in ("pointwise", "along") else ""
         rounds = fn == "cast" and node.output.dtype not in ("float64", dtypes[node.values()[0]])
         if rounds or fn in JUMPING:
-            found.add(fn)
-    return found
+            jumping.add(fn)
+    return jumping
 
 
 # ---------------------------------------------------------------- inputs

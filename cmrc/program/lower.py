@@ -325,9 +325,9 @@ def _require_no_growth(program: Program, result: passes.Result) -> None:
         return
     origins = {node.name: node.origin for graph in (program.graph, result.graph) for node in graph.nodes}
     before, after = Counter[str](), Counter[str]()
-    for held, graph in ((before, program.graph), (after, result.graph)):
+    for numbers, graph in ((before, program.graph), (after, result.graph)):
         for name, stored in stored_by_node(graph, since=program.graph).items():
-            held[origins[name] or name] += sum(math.prod(tensor.shape) for tensor, _ in stored)
+            numbers[origins[name] or name] += sum(math.prod(tensor.shape) for tensor, _ in stored)
     node = max(result.graph.nodes, key=lambda node: (after - before)[node.origin or node.name])
     here = node.origin or node.name
     instead = f" instead of {before[here]:,}" if before[here] else ""

@@ -3,8 +3,8 @@
     original   x  ─> op  ─> y
     lowered    x' ─> op' ─> y'      W', b' with the least Σ ‖W' x' + b' − y‖², from the first op to the last
 
-x' is what the ops fitted before it make. Where y is added to a stream that has lost something already, y makes up for that too:
-its target is y + (stream − stream'). What is found is a change of the weights that are there, with a ridge that half of the data
+x' is what the ops fitted before it make. Where y is added to a stream that has lost something already, y corrects for that too:
+its target is y + (stream − stream'). The result is a change of the weights that are there, with a ridge that half of the data
 choose for the other half; one of the choices is no change. Every op of either model runs once.
 """
 
@@ -65,19 +65,19 @@ def _taught(
 ) -> dict[str, TaughtRows]:
     """What the original makes of the data, at some places of every op."""
     taps = tuple(dict.fromkeys(name for op in ops for name in op.taught()))
-    run, found = original.runner(), {op.node.name: TaughtRows() for op in ops}
+    run, rows_of = original.runner(), {op.node.name: TaughtRows() for op in ops}
     for number, batch in enumerate(batches):
         outputs = run(batch, taps)
         seen = dict(zip(taps, outputs[len(outputs) - len(taps) :], strict=True))
         for i, op in enumerate(ops):
-            result, rows = seen[op.node.name], found[op.node.name]
+            result, rows = seen[op.node.name], rows_of[op.node.name]
             rng = np.random.default_rng([seed, i, number])
             places = _places(result.shape, op, batch.get(mask), -(-op.rows(ROWS, FEWEST) // len(batches)), rng)
             rows.places.append(places)
             rows.shapes.append(result.shape)
             values = [op.outputs_at(seen[name], places) for name in op.taught()]
             rows.taught.append([values[0][:, op.kept], *values[1:]])
-    return found
+    return rows_of
 
 
 def _places(shape: tuple[int, ...], op: Refit, mask: Array | None, most: int, rng: np.random.Generator) -> Array:
@@ -96,7 +96,7 @@ class _Way:
     small: Host
     ops: Sequence[Refit]
     rows: Mapping[str, TaughtRows]
-    found: dict[str, Array] = field(default_factory=dict)
+    fitted: dict[str, Array] = field(default_factory=dict)
 
     def go(self, batches: Sequence[Part]) -> dict[str, Array]:
         sites = list(dict.fromkeys(op.x for op in self.ops))
@@ -115,9 +115,9 @@ class _Way:
             for op in here:
                 self._fit(op, live)
             live = [{name: array for name, array in values.items() if name in later} for values in live]
-            if here and self.found:
-                host = self.small.with_parameters(self.found)
-        return self.found
+            if here and self.fitted:
+                host = self.small.with_parameters(self.fitted)
+        return self.fitted
 
     def _fit(self, op: Refit, live: Sequence[Mapping[str, Array]]) -> None:
         rows = self.rows[op.node.name]
@@ -138,9 +138,9 @@ class _Way:
         if change is None:
             return
         weight, shift = change
-        self.found[op.weight.name] = op.stored(matrix + weight).astype(op.weight.load().dtype)
+        self.fitted[op.weight.name] = op.stored(matrix + weight).astype(op.weight.load().dtype)
         if op.bias is not None:
-            self.found[op.bias.name] = op.shifted(start, shift).astype(op.bias.load().dtype)
+            self.fitted[op.bias.name] = op.shifted(start, shift).astype(op.bias.load().dtype)
 
 
 # ---------------------------------------------------------------- least squares

@@ -249,9 +249,9 @@ def predictions_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
     decades = [10.0**e for e in range(math.ceil(math.log10(top * NEAR)), math.floor(math.log10(top)) + 1)]
     ticks = [0.0, *(sign * decade for decade in decades for sign in (-1, 1) if min(ends) <= sign * decade <= max(ends))]
     scale = {"type": "symlog", "constant": top * NEAR, "nice": False}
-    told = {"type": "quantitative", "scale": scale, "axis": {"format": ".0e", "values": ticks}}
-    x = {**told, "field": "predicted", "title": "predicted change of the loss"}
-    y = {**told, "field": "measured", "title": "measured change of the loss"}
+    axis = {"type": "quantitative", "scale": scale, "axis": {"format": ".0e", "values": ticks}}
+    x = {**axis, "field": "predicted", "title": "predicted change of the loss"}
+    y = {**axis, "field": "measured", "title": "measured change of the loss"}
     line = {"data": {"values": [{"a": end} for end in (min(ends), max(ends))]},
             "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888"},
             "encoding": {"x": {**x, "field": "a"}, "y": {**y, "field": "a"}}}  # fmt: skip
