@@ -8,10 +8,9 @@ from collections import Counter
 from typing import Any
 
 DEEPEST = 64  # levels of lists and objects
-STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 BRACKET = re.compile(r"[][{}]")
-# What may be a number too large for a float (1e999, hundreds of digits), or half of a surrogate pair.
-QUESTIONABLE = re.compile(r"[eE]\+?\d{3}|\d{200}|\\u")
+LARGE = re.compile(r"[eE]\+?\d{3}|\d{200}")  # what may be a number too large for a float
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -22,9 +21,10 @@ def parse_json(data: bytes | str) -> Any:
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data.encode("utf-8").decode("utf-8")
-        _require_shallow(text)
+        bare = STRING.sub("", text)
+        _require_shallow(bare)
         document = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
-        if QUESTIONABLE.search(text):
+        if LARGE.search(bare) or "\\u" in text:  # perhaps infinite, or half of a surrogate pair
             json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ValueError(f"it is not UTF-8: {error.reason}") from error
@@ -55,10 +55,10 @@ def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a number of JSON")
 
 
-def _require_shallow(text: str) -> None:
-    """Counted in the text: it has far fewer brackets than numbers."""
+def _require_shallow(bare: str) -> None:
+    """Counted in the text without its strings: it has far fewer brackets than numbers."""
     depth = 0
-    for bracket in BRACKET.findall(STRING.sub("", text)):
+    for bracket in BRACKET.findall(bare):
         depth += 1 if bracket in "[{" else -1
         if depth > DEEPEST:
             raise RecursionError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cmrc.errors import GraphError
-from cmrc.ir.graph import Graph, Operand
+from cmrc.ir.graph import Graph, Node, Operand, Value
 from cmrc.ir.ops import OPS
 from cmrc.ir.spec import Op, OperandSpec, Takes
 
@@ -20,33 +20,42 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
     verified = {id(node.attrs): node for node in since.nodes} if since is not None else {}
     before = since.values() if since is not None else {}
     values = {value.name: value for value in graph.inputs}
+    changed = {name for name, value in values.items() if before.get(name) is not value}
     for node in graph.nodes:
         known = verified.get(id(node.attrs))
-        fit = known is node
+        fits = known is node
         for operand in node.inputs:
-            if isinstance(operand, str):
-                value = values.get(operand)
-                if value is None:
+            if type(operand) is str:
+                if operand not in values:
                     raise GraphError(node.label, node.kind, f"reads %{operand} before it is defined")
-                fit = fit and value is before.get(operand)
-        if not fit:
-            op = OPS.get(node.op)
-            if op is None or op.shape is None:
-                raise GraphError(node.label, node.op, "is not an op of the IR")
-            shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
-            problem = _operand_problem(op.operands, node.inputs)
-            if not problem and (known is None or known.op != node.op):
-                problem = _attribute_problem(op, node.attrs)
-            problem = problem or op.shape(node, shapes)
+                if operand in changed:
+                    fits = False
+        if not fits:
+            problem = _problem(node, values, same_attributes=known is not None and known.op == node.op)
             if problem:
                 raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:
-            if value.name in values:
-                raise GraphError(node.label, node.kind, f"defines %{value.name} a second time")
-            values[value.name] = value
+            name = value.name
+            if name in values:
+                raise GraphError(node.label, node.kind, f"defines %{name} a second time")
+            values[name] = value
+            if known is not node and before.get(name) is not value:
+                changed.add(name)
     for name in graph.outputs:
         if name not in values:
             raise GraphError("output", "output", f"%{name} is not defined")
+
+
+def _problem(node: Node, values: Mapping[str, Value], *, same_attributes: bool) -> str:
+    """What is wrong with a node that reads these values, or nothing."""
+    op = OPS.get(node.op)
+    if op is None or op.shape is None:
+        raise GraphError(node.label, node.op, "is not an op of the IR")
+    problem = _operand_problem(op.operands, node.inputs)
+    if not problem and not same_attributes:
+        problem = _attribute_problem(op, node.attrs)
+    shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
+    return problem or op.shape(node, shapes)
 
 
 def _operand_problem(declared: tuple[OperandSpec, ...], inputs: tuple[Operand, ...]) -> str:

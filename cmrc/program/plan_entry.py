@@ -24,8 +24,8 @@ from cmrc.ir.graph import Array, Do
 INLINE = 64  # numbers of an array that are written as they are
 LARGEST_AXIS = 1 << 22  # units that one number may stand for
 LAST = 10**10  # position of an axis
-RANGE = re.compile(r"([0-9]{1,11})(?::([0-9]{1,11}))?")
-ALONE = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*+")  # no ranges among them
+RANGE = re.compile(r"[0-9]{1,11}(?::[0-9]{1,11})?")
+RANGES = re.compile(rf"(?:{RANGE.pattern}(?:,{RANGE.pattern})*+)?")
 NUMBERS = {int, float}
 RANK = 16  # axes that a value can have
 Pack = Callable[[str, Array], Any]
@@ -122,17 +122,14 @@ def _runs(packed: Any) -> list[range]:
         return [range(i, i + 1) for i in packed]
     if not isinstance(packed, str):
         raise ValueError(f"{reprlib.repr(packed)} are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
-    if ALONE.fullmatch(packed):
-        return [range(i, i + 1) for i in map(int, packed.split(","))]
-    runs = []
-    for part in packed.split(",") if packed else []:
-        match = RANGE.fullmatch(part)
-        first = int(match[1]) if match else -1
-        last = int(match[2]) if match and match[2] else first + 1
-        if not 0 <= first < last <= LAST:
-            raise ValueError(f"{reprlib.repr(part)} is no range of positions, such as 7 or 0:3")
-        runs.append(range(first, last))
-    return runs
+    parts = packed.split(",") if packed else []
+    bad = (part for part in parts if not RANGE.fullmatch(part))
+    if RANGES.fullmatch(packed):
+        runs = [range(*map(int, p.split(":"))) if ":" in p else range(i := int(p), i + 1) for p in parts]
+        if all(runs) and all(run.stop <= LAST for run in runs):
+            return runs
+        bad = (part for part, run in zip(parts, runs, strict=True) if not run or run.stop > LAST)
+    raise ValueError(f"{reprlib.repr(next(bad))} is no range of positions, such as 7 or 0:3")
 
 
 # ---------------------------------------------------------------- arrays

@@ -6,13 +6,16 @@ for dynamic sizes are left out: they change when the same model is exported agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
 from cmrc.hosts.fx.lifted import LiftedProgram
+
+NUMBERS = {int, float, bool, type(None)}
 
 
 def details(program: LiftedProgram) -> dict[str, str]:
@@ -27,29 +30,38 @@ def details(program: LiftedProgram) -> dict[str, str]:
 
 
 def _call(node: fx.Node, called: Callable[[fx.Node], str]) -> str:
-    def text(argument: Any) -> str:
-        if isinstance(argument, fx.Node):
-            return called(argument)
-        if isinstance(argument, torch.device):
-            return "device"
-        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return "?"
-        return repr(argument)
-
-    named = sorted(node.kwargs.items())
-    arguments = [text(leaf) for leaf in (*_leaves(node.args), *_leaves([argument for _, argument in named]))]
-    return repr((str(node.target), arguments, [name for name, _ in named]))
+    arguments: list[str] = []
+    _write(node.args, called, arguments)
+    names = sorted(node.kwargs)
+    _write([node.kwargs[name] for name in names], called, arguments)
+    return repr((_name(node.target), arguments, names))
 
 
-def _leaves(arguments: Any) -> Iterator[Any]:
-    """What lists, tuples and dictionaries of arguments hold. A call of torch has no others; pytree takes three times as long."""
-    for argument in arguments:
-        if isinstance(argument, (tuple, list)):
-            yield from _leaves(argument)
-        elif isinstance(argument, dict):
-            yield from _leaves(argument.values())
-        else:
-            yield argument
+def _write(argument: Any, called: Callable[[fx.Node], str], texts: list[str]) -> None:
+    """Append what an argument holds, one by one. A call of torch has no other containers; pytree takes three times as long."""
+    kind = type(argument)
+    if kind is fx.Node:
+        texts.append(called(argument))
+    elif kind in NUMBERS:
+        texts.append(repr(argument))
+    elif isinstance(argument, (tuple, list)):
+        for part in argument:
+            _write(part, called, texts)
+    elif isinstance(argument, dict):
+        for part in argument.values():
+            _write(part, called, texts)
+    elif isinstance(argument, torch.device):
+        texts.append("device")
+    elif isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        texts.append("?")
+    else:
+        texts.append(repr(argument))
+
+
+@cache
+def _name(target: Any) -> str:
+    """What a call calls; torch puts the name of an overload together anew each time."""
+    return str(target)
 
 
 def _graph(module: Any) -> str:

@@ -46,11 +46,16 @@ def opname(node: fx.Node) -> str:
     return str(getattr(node.target, "_opname", "")) or getattr(node.target, "__name__", "")
 
 
+WHOLE = {int}
+
+
 def shape_of(node: Any) -> Shape:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor):
         return ()
-    sizes: list[Any] = list(value.shape)  # integers, or torch's symbols
+    sizes: tuple[Any, ...] = tuple(value.shape)  # integers, or torch's symbols
+    if WHOLE.issuperset(map(type, sizes)):
+        return sizes
     return tuple(int(n) if isinstance(n, int) or str(n).isdigit() else str(n).replace(" ", "") for n in sizes)
 
 
