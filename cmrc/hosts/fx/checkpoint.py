@@ -16,12 +16,10 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import fx
 from torch.export import Dim, ExportedProgram
 
 from cmrc.errors import HostError, TraceError
@@ -29,12 +27,12 @@ from cmrc.files import new_folder
 from cmrc.hosts.autograd.arrays import to_numpy, torch_dtype
 from cmrc.hosts.fx import modeling_cmrc
 from cmrc.hosts.fx.details import details
-from cmrc.hosts.fx.host import FxHost
+from cmrc.hosts.fx.host import FxHost, Patched
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed
 from cmrc.hosts.fx.load import Shapes, express
-from cmrc.hosts.fx.module import Kind, LoweredModule, make_template
+from cmrc.hosts.fx.module import make_template
 from cmrc.hosts.fx.read import LiftedReading
-from cmrc.hosts.fx.write import Written, write
+from cmrc.hosts.fx.write import Written
 from cmrc.ir.graph import Array, Graph, Leaf, Node, Operand, Tensor
 from cmrc.ir.tensors import fold
 
@@ -77,12 +75,14 @@ def _opened(folder: Path) -> torch.nn.Module:
     if "quantization_config" in json.loads((folder / CONFIG).read_text(encoding="utf-8")):
         raise TraceError(f"{folder} holds quantised weights", fix="reduce the model first, then quantise the result")
     try:
-        return modeling_cmrc.load(folder)
+        model: Any = modeling_cmrc.load(folder)
     except Exception as error:  # whatever transformers and safetensors say to a broken folder
         reason = str(error).strip().splitlines()[0]
         raise TraceError(
             f"{folder} cannot be opened: {reason}", fix="see that from_pretrained(folder) works"
         ) from error
+    model.config.use_cache = False  # keys and values for later calls are no output
+    return model  # type: ignore[no-any-return]
 
 
 def example_inputs(model: Any, folder: Path) -> dict[str, Any]:
@@ -90,7 +90,6 @@ def example_inputs(model: Any, folder: Path) -> dict[str, Any]:
     config, kwargs = model.config, {}
     name = str(getattr(model, "main_input_name", ""))
     if name == "input_ids":
-        config.use_cache = False
         kwargs["input_ids"] = torch.zeros((2, SEQUENCE), dtype=torch.int64)
         if not type(model).__name__.endswith("ForCausalLM"):
             kwargs["attention_mask"] = torch.ones((2, SEQUENCE), dtype=torch.int64)
@@ -125,53 +124,23 @@ class CheckpointHost(FxHost):
     """A folder's model. It computes from the mapped files; `build` folds nothing before somebody asks for a number."""
 
     def __init__(self, program: LiftedProgram, folder: Path, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        super().__init__(program, template=make_template(program))
+        super().__init__(Patched(program, make_template(program)))
         self.folder, self.args, self.options = folder, args, options
 
     def build(self, graph: Graph) -> LoweredCheckpoint:
-        return LoweredCheckpoint(self, graph)
-
-    def built_whole(self, graph: Graph) -> FxHost:
-        """With every new weight in memory: to run, train or export it."""
-        return super().build(graph)
+        """With room for the new weights, which are not computed. Nobody touches that room."""
+        return LoweredCheckpoint(self, graph, self.write(graph, fold=_room))
 
 
 class LoweredCheckpoint(FxHost):
-    """A lowered checkpoint. It is written from one tensor to the next; for anything else it becomes a torch program first."""
+    """A lowered checkpoint. It is written from one tensor to the next; whoever asks for a number gets all new weights folded."""
 
-    def __init__(self, origin: CheckpointHost, graph: Graph) -> None:
-        self._origin, self._lowered = origin, graph
-        self._stale = True
-        self._module: LoweredModule | None = None
-        self._kinds: dict[str, Kind] = {}
+    def __init__(self, origin: CheckpointHost, graph: Graph, written: Written) -> None:
+        super().__init__(lambda: origin.patched(graph), stale=True)
+        self._origin, self._written = origin, written
 
-    @cached_property
-    def _whole(self) -> FxHost:
-        return self._origin.built_whole(self._lowered)
-
-    @cached_property
-    def _program(self) -> LiftedProgram:  # type: ignore[override]
-        return self._whole._program
-
-    @cached_property
-    def _template(self) -> fx.GraphModule | None:  # type: ignore[override]
-        return self._whole._template
-
-    @cached_property
-    def _fresh(self) -> frozenset[str]:  # type: ignore[override]
-        return self._whole._fresh
-
-    @cached_property
-    def _changed(self) -> frozenset[str]:  # type: ignore[override]
-        return self._whole._changed
-
-    @cached_property
-    def _written(self) -> Written:
-        """The patched program with room for the new weights, which are not computed. Nobody touches that room."""
-        return write(self._origin._reading, self._lowered, annotated=False, fold=_room)
-
-    @cached_property
-    def untied(self) -> tuple[str, ...]:  # type: ignore[override]
+    @property
+    def untied(self) -> tuple[str, ...]:
         return self._written.untied
 
     def save(
@@ -205,7 +174,8 @@ class _Writing:
     def __init__(self, origin: CheckpointHost, written: Written) -> None:
         self.origin, self.written = origin, written
         self.source = origin.folder
-        self.tensors = modeling_cmrc.tensors(self.source)
+        self.stored = modeling_cmrc.tensors(self.source)
+        self.tensors = {name: tensor for tensors in self.stored.values() for name, tensor in tensors.items()}
         self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
         self.shapes |= {name: expression.shape for name, expression in written.expressions.items()}
         self.zeros: dict[str, tuple[torch.Size, torch.dtype]] = {}  # biases that the new config brings along
@@ -230,9 +200,7 @@ class _Writing:
 
     def _places(self) -> dict[str, str]:
         """The file of every tensor: that of the checkpoint, and for a new bias that of its weight."""
-        where: dict[str, str] = {}
-        for path in sorted(self.source.glob("*.safetensors")):
-            where |= dict.fromkeys(_names(path), path.name)
+        where = {name: file for file, tensors in self.stored.items() for name in tensors}
         for name in self.written.expressions:
             if name not in where:
                 where[name] = self._place_of_bias(name, where)
@@ -330,22 +298,13 @@ class _Writing:
 
     def _require_same_graph(self, folder: Path) -> None:
         """The folder, opened and traced like the first one, runs the lowered graph."""
-        model: Any = _opened(folder)
-        model.config.use_cache = False
-        traced = _lifted(model, folder, self.origin.args, self.origin.options)
+        traced = _lifted(_opened(folder), folder, self.origin.args, self.origin.options)
         wanted = refreshed(self.written.program)
         problem = next(_differences(wanted, traced, set(self.zeros)), "")
         if problem:
             raise HostError(
                 f"the model's own code does not compute the lowered graph: {problem}", fix="write ONNX: -o small.onnx"
             )
-
-
-def _names(path: Path) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        return list(file.keys())
 
 
 def _write_array(file: BinaryIO, array: Array) -> None:

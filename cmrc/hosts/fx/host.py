@@ -9,8 +9,8 @@ host.save(path, {})    ONNX by torch.onnx.export, which is handed the program th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from cmrc.hosts.autograd.learner import TorchLearner
 from cmrc.hosts.fx.annotations import annotate, read_annotations
 from cmrc.hosts.fx.clean import with_plain_layouts
 from cmrc.hosts.fx.details import details
+from cmrc.hosts.fx.draft import Fold, fold_now
 from cmrc.hosts.fx.lifted import LiftedProgram, lift, refreshed, to_exported
 from cmrc.hosts.fx.load import load_into
 from cmrc.hosts.fx.memory import own_all
@@ -36,41 +37,63 @@ from cmrc.hosts.fx.module import Kind, LoweredModule, argument_names, kind_of, m
 from cmrc.hosts.fx.network import FxNetwork, watch
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
-from cmrc.hosts.fx.write import write
+from cmrc.hosts.fx.write import Written, write
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Runner
 from cmrc.ir.graph import Array, Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """A program and the code of its graph, which all share that differ in parameters only, and what a patch made of them.
+
+    Of the tensors, `fresh` were made for this program, and `changed` are not those of the traced model.
+    """
+
+    program: LiftedProgram
+    template: fx.GraphModule | None = None
+    untied: tuple[str, ...] = ()
+    fresh: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
 
 
 class FxHost:
     """A lifted program, and the module that is trained with its tensors, once somebody asked for it.
 
-    `stale` says that the shapes in its nodes' meta are those from before a patch. Of the tensors, `fresh` were made for this
-    host, and `changed` are not those of the traced model.
+    A program that is given as a function is made when something of it is asked for. `stale` says that the shapes in its nodes'
+    meta are those from before a patch.
     """
 
     kind = "fx"
 
-    def __init__(
-        self,
-        program: LiftedProgram,
-        *,
-        stale: bool = False,
-        untied: tuple[str, ...] = (),
-        template: fx.GraphModule | None = None,
-        fresh: frozenset[str] = frozenset(),
-        changed: frozenset[str] = frozenset(),
-    ) -> None:
-        self.untied = untied
-        self._program, self._stale = program, stale
-        self._template = template  # the graph's code, shared by all hosts that differ in parameters only
-        self._fresh, self._changed = fresh, changed
+    def __init__(self, patched: Patched | Callable[[], Patched], *, stale: bool = False) -> None:
+        if callable(patched):
+            self._make = patched
+        else:
+            self._patched = patched
+        self._stale = stale
         self._module: LoweredModule | None = None
         self._kinds: dict[str, Kind] = {}  # what the module's tensors must be, for they may be written to in place
+
+    @cached_property
+    def _patched(self) -> Patched:
+        return self._make()
+
+    @property
+    def _program(self) -> LiftedProgram:
+        return self._patched.program
+
+    @cached_property
+    def _template(self) -> fx.GraphModule:
+        return self._patched.template or make_template(self._program)
+
+    @property
+    def untied(self) -> tuple[str, ...]:
+        return self._patched.untied
 
     @classmethod
     def from_exported(cls, exported: ExportedProgram, *, in_eval_mode: bool = False) -> FxHost:
         program = lift(exported, in_eval_mode=in_eval_mode)
-        return cls(program, template=make_template(program))
+        return cls(Patched(program, make_template(program)))
 
     # ------------------------------------------------------------ reading
 
@@ -88,7 +111,7 @@ class FxHost:
         return self._program
 
     def _hold(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._program = replace(self._program, state=tensors)
+        self._patched = replace(self._patched, program=replace(self._program, state=tensors))
         for cached in ("_read_program", "_run_program"):
             self.__dict__.pop(cached, None)
 
@@ -97,7 +120,7 @@ class FxHost:
         """The torch program, with shapes that are up to date."""
         program = self._present()
         if self._stale:
-            self._program, self._stale = refreshed(program), False
+            self._patched, self._stale = replace(self._patched, program=refreshed(program)), False
         return self._program
 
     @property
@@ -134,23 +157,28 @@ class FxHost:
     # ------------------------------------------------------------ writing
 
     def build(self, graph: Graph) -> FxHost:
-        reading = self._reading
-        written = write(reading, graph, annotated=bool(self.annotations()))
-        before = reading.program.state
+        return FxHost(self.patched(graph), stale=True)
+
+    def write(self, graph: Graph, *, fold: Fold = fold_now) -> Written:
+        """The program that computes an edited graph; `fold` makes its new tensors."""
+        return write(self._reading, graph, annotated=bool(self.annotations()), fold=fold)
+
+    def patched(self, graph: Graph) -> Patched:
+        written, before = self.write(graph), self._reading.program.state
         fresh = frozenset(name for name, tensor in written.program.state.items() if before.get(name) is not tensor)
-        return FxHost(
+        new = written.new_graph
+        return Patched(
             written.program,
-            stale=True,
-            untied=written.untied if written.new_graph else self.untied,
-            template=None if written.new_graph else self._template,
-            fresh=fresh,
-            changed=self._changed | fresh,
+            None if new else self._patched.template,
+            written.untied if new else self.untied,
+            fresh,
+            self._patched.changed | fresh,
         )
 
     def annotate(self, entries: Sequence[tuple[str, dict[str, Any]]]) -> FxHost:
         present = self._present()
         program = replace(present, graph=annotate(present.graph, entries))
-        return FxHost(program, stale=self._stale, untied=self.untied, template=self._template, changed=self._changed)
+        return FxHost(replace(self._patched, program=program, fresh=frozenset()), stale=self._stale)
 
     def annotations(self) -> list[dict[str, Any]]:
         return read_annotations(self._program.graph)
@@ -166,7 +194,7 @@ class FxHost:
         if self._module is None:
             state = self._program.state
             self._kinds = {name: kind_of(tensor) for name, tensor in state.items()}
-            kept = own_all({name: tensor for name, tensor in state.items() if name not in self._fresh})
+            kept = own_all({name: tensor for name, tensor in state.items() if name not in self._patched.fresh})
             self._hold({name: kept.get(name, tensor) for name, tensor in state.items()})
             self._module = self._assemble(self._program.state)
         return self._module
@@ -177,12 +205,10 @@ class FxHost:
         if share:
             exported = self._program.exported
             traced = {**exported.constants, **exported.state_dict}
-            state |= {name: traced[name] for name in state if name not in self._changed}
+            state |= {name: traced[name] for name in state if name not in self._patched.changed}
         return self._assemble(state)
 
     def _assemble(self, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
-        if self._template is None:
-            self._template = make_template(self._program)
         return LoweredModule.assemble(self._template, tensors)
 
     def unequal(self, other: Host) -> tuple[str, ...]:
@@ -285,11 +311,10 @@ class FxHost:
             tied = [other for other, one in state.items() if one is before]
             state |= dict.fromkeys(tied, tensor)
             written.update(tied)
-        changed = self._changed | written
+        changed = self._patched.changed | written
         program = replace(self._present(), state=state)
-        return FxHost(
-            program, stale=self._stale, untied=self.untied, template=self._template, fresh=changed, changed=changed
-        )
+        patched = replace(self._patched, program=program, fresh=changed, changed=changed)
+        return FxHost(patched, stale=self._stale)
 
     def _arguments(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """What the model's forward takes, in order, on the device of its parameters."""

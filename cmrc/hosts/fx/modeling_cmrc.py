@@ -19,8 +19,9 @@ import torch
 def load(folder: str | Path) -> torch.nn.Module:
     """The model of a folder, in eval mode."""
     model = build(folder)
-    for name, tensor in tensors(folder).items():
-        put(model, name, tensor)
+    for stored in tensors(folder).values():
+        for name, tensor in stored.items():
+            put(model, name, tensor)
     finish(model)
     return model.eval()
 
@@ -38,14 +39,14 @@ def build(folder: str | Path) -> torch.nn.Module:
     return model
 
 
-def tensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the folder's safetensors files by name, over the mapped file."""
+def tensors(folder: str | Path) -> dict[str, dict[str, torch.Tensor]]:
+    """For each safetensors file of the folder its tensors by name, over the mapped file."""
     from safetensors import safe_open
 
-    opened: dict[str, torch.Tensor] = {}
+    opened: dict[str, dict[str, torch.Tensor]] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            opened.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            opened[path.name] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return opened
 
 
