@@ -63,10 +63,10 @@ def _is_package(parts: list[str]) -> bool:
     return path is not None and path.name == "__init__.py"
 
 
-def imported(name: str) -> set[str]:
-    """The modules of cmrc that a module names in any way."""
+def imported(name: str, *, at_top: bool = False) -> set[str]:
+    """The modules of cmrc that a module names in any way; or only those that it imports as soon as it is imported itself."""
     names: set[str] = set()
-    for node in ast.walk(tree(name)):
+    for node in tree(name).body if at_top else ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -82,8 +82,8 @@ def imported(name: str) -> set[str]:
 
 
 @cache
-def imports() -> frozenset[Import]:
-    return frozenset(Import(name, target) for name in modules() for target in imported(name))
+def imports(*, at_top: bool = False) -> frozenset[Import]:
+    return frozenset(Import(name, target) for name in modules() for target in imported(name, at_top=at_top))
 
 
 def graph(edges: Iterable[Import]) -> Any:
@@ -235,6 +235,7 @@ def report(steps: Mapping[str, Trail]) -> Iterator[str]:
     yield f"imports inside a room            {len(inside)}"
     yield f"imports across rooms             {len(edges) - len(inside)}"
     yield f"longest chain of imports         {len(chain)}: {' > '.join(n.removeprefix('cmrc.') for n in chain)}"
+    yield f"    at the top of modules only   {len(longest_chain(imports(at_top=True)))}"
     found = cycles(imports())
     yield f"cycles                           {len(found)}"
     yield from (f"    {', '.join(n.removeprefix('cmrc.') for n in cycle)}" for cycle in found)

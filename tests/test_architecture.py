@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
-from architecture import FRONT, Import, cycles, imports, linear_fold, modules, mutual, report, room, tree
+from architecture import FRONT, Import, cycles, imports, linear_fold, longest_chain, modules, mutual, report, room, tree
 
 BASE = ("_version", "errors", "files", "strict_json")
 HOSTS = ("hosts", "hosts.autograd", "hosts.onnx", "hosts.fx")
@@ -184,6 +184,14 @@ def test_the_walk_stays_short() -> None:
     assert len(steps["lower"].modules) <= 17
     assert len(set[str]().union(*(trail.modules for trail in steps.values()))) <= 27
     assert len(steps["lower"].makers) <= 6
+
+
+def test_chains_of_imports_stay_short() -> None:
+    """In the flat layout they had 32 files, and 22 by imports at the top of modules alone."""
+    assert (
+        len(longest_chain(imports())) <= 25
+    )  # the public names of cmrc/__init__.py are one more than the report counts
+    assert len(longest_chain(imports(at_top=True))) <= 21
 
 
 def test_calls_go_one_way() -> None:

@@ -313,3 +313,13 @@ def narrowed(shape: Shape, axis: int, keep: Keep) -> Shape:
 
 def resized(shape: Shape, axis: int, size: int) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
+    """Put an operand's axes where they belong in a result of `rank` axes; `None` means right-aligned, as numpy does."""
+    if dims is None:
+        return array
+    shape = [1] * rank
+    for axis, dim in enumerate(dims):
+        shape[dim] = array.shape[axis]
+    return array.reshape(shape)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import HostError, ObjectiveError, StatsError
-from cmrc.planning.counts import probed_counts
-from cmrc.planning.probe import LossProbe
+from cmrc.planning.probe import LossProbe, probed_counts
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import AUTO, Recipe
 from cmrc.program.program import Program

@@ -12,7 +12,7 @@ import numpy as np
 
 from cmrc.ir.graph import Array
 from cmrc.planning.allocate import Curve, allocate, require_reach
-from cmrc.planning.probe import KEPT, LossProbe
+from cmrc.planning.probe import LossProbe, probed_counts
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import KEEP, Recipe
 from cmrc.program.program import Program
@@ -110,12 +110,6 @@ def _curves(program: Program, ranked: Sequence[Ranked], recipe: Recipe) -> list[
 def counts_of_steps(recipe: Recipe, ranked: Sequence[Ranked]) -> list[list[int]]:
     """How many units of each site are replaced after each earlier step."""
     return [[r.site.units - max(1, _part(keep, r.site.units)) for r in ranked] for keep in recipe.schedule]
-
-
-def probed_counts(site: Site, *, vanishes: bool) -> list[int]:
-    """The numbers of units whose loss is measured, each at least 1 and less than all, or all of a site that may vanish."""
-    some = {min(max(site.units - round(part * site.units), 1), site.units - 1) for part in KEPT}
-    return sorted(some | ({site.units} if vanishes else set()))
 
 
 def _may_vanish(program: Program, r: Ranked, recipe: Recipe) -> bool:

@@ -44,6 +44,12 @@ TINY = 1e-12  # the least probability whose logarithm is taken
 SQUARED = ("logit", "squared-error")
 
 
+def probed_counts(site: Site, *, vanishes: bool) -> list[int]:
+    """The numbers of units whose loss is measured, each at least 1 and less than all, or all of a site that may vanish."""
+    some = {min(max(site.units - round(part * site.units), 1), site.units - 1) for part in KEPT}
+    return sorted(some | ({site.units} if vanishes else set()))
+
+
 @dataclass(slots=True, eq=False)
 class LossProbe:
     """Measures what plans do to the output, on rows of the first batches."""

@@ -13,7 +13,8 @@ from cmrc.ir.ops.affine import ConvAttrs
 from cmrc.passes import pipeline as passes
 from cmrc.passes.pipeline import put_dos
 from cmrc.passes.rewriting.rewriter import Movement
-from cmrc.program.sites import Ending, Outcome, SiteFolding
+from cmrc.program.groups import Group, expand
+from cmrc.program.sites import Ending, GroupFolding, Outcome, SiteFolding
 
 
 def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:
@@ -49,6 +50,21 @@ def try_dos(graph: Graph, entries: Sequence[Do], *, earlier: Sequence[Do] = ()) 
     every = [*earlier, *entries]
     beside = dry_run(neighbourhood(graph, [entry.value for entry in every]), every)
     return beside if beside.folds else alone
+
+
+def try_group(graph: Graph, group: Group) -> GroupFolding:
+    """Replace one unit of the group, by a constant and by 0, in a dry run."""
+    if group.units <= len(group.probe):
+        single = Outcome(Ending.SINGLE_UNIT)
+        return GroupFolding(single, single)
+    constant = _try_constant(graph, group, 0.0 if group.products else 0.37)  # one constant has no meaning in a product
+    zero = constant if constant.folds or group.products else _try_constant(graph, group, 0.0)
+    return GroupFolding(constant, zero)
+
+
+def _try_constant(graph: Graph, group: Group, value: float) -> Outcome:
+    shares = expand(group, group.probe, value, {})
+    return try_dos(graph, [Do(w.site, w.value, w.axis, tuple(own), np.asarray(given)) for w, own, given in shares])
 
 
 def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError
-from cmrc.ir.graph import Array, Do, Graph, Node, attributes
+from cmrc.ir.graph import Array, Node, attributes
 from cmrc.ir.ops.affine import ConvAttrs
 from cmrc.ir.ops.functions import PointwiseAttrs
-from cmrc.program.dry_run import try_dos
-from cmrc.program.sites import Ending, GroupFolding, Outcome, Sites
+from cmrc.program.sites import GroupFolding, Sites
 from cmrc.program.strands import Strand, Weave, weave_strands
 
 # Functions of two values after which a unit is 0 where it is 0 in both, and c where it is c in one and 0 in the other.
@@ -233,18 +232,3 @@ def expand(
         entering.append((writer, own, [0.0 if i in given else float(values[i]) for i in which]))
         given.update(which)
     return entering
-
-
-def try_group(graph: Graph, group: Group) -> GroupFolding:
-    """Replace one unit of the group, by a constant and by 0, in a dry run."""
-    if group.units <= len(group.probe):
-        single = Outcome(Ending.SINGLE_UNIT)
-        return GroupFolding(single, single)
-    constant = _try_constant(graph, group, 0.0 if group.products else 0.37)  # one constant has no meaning in a product
-    zero = constant if constant.folds or group.products else _try_constant(graph, group, 0.0)
-    return GroupFolding(constant, zero)
-
-
-def _try_constant(graph: Graph, group: Group, value: float) -> Outcome:
-    shares = expand(group, group.probe, value, {})
-    return try_dos(graph, [Do(w.site, w.value, w.axis, tuple(own), np.asarray(given)) for w, own, given in shares])

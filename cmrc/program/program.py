@@ -20,8 +20,8 @@ from cmrc.ir.fingerprint import Fingerprint, fingerprint
 from cmrc.ir.graph import Array, Graph
 from cmrc.ir.verify import verify_graph
 from cmrc.passes.pipeline import put_dos
-from cmrc.program.dry_run import try_site
-from cmrc.program.groups import Group, find_groups, try_group
+from cmrc.program.dry_run import try_group, try_site
+from cmrc.program.groups import Group, find_groups
 from cmrc.program.plan import Plan
 from cmrc.program.plan_entry import entry_from_json, entry_to_json, pack_text, unpack_text
 from cmrc.program.sites import Site, Sites

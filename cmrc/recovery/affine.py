@@ -10,7 +10,8 @@ import numpy as np
 
 from cmrc.ir.graph import Array, Graph, Leaf, Node, Operand, Tensor, attributes, leaves_of
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, conv_pads
-from cmrc.ir.ops.functions import PointwiseAttrs, windows
+from cmrc.ir.ops.arrays import windows
+from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.ir.spec import AxisAttrs
 from cmrc.ir.tensors import constant
 
@@ -108,7 +109,7 @@ def refits(original: Graph, small: Graph, chosen: Collection[str]) -> list[Refit
     users = Counter(leaf.name for node in small.nodes for operand in node.inputs for leaf in _leaves(operand))
     free = {name for name in chosen if users[name] == 1}
     consumers = small.consumers()
-    found = []
+    refits = []
     for node in small.nodes:
         before = theirs.get(node.name)
         if before is None or before.op != node.op or not _is_plain(node):
@@ -120,8 +121,8 @@ def refits(original: Graph, small: Graph, chosen: Collection[str]) -> list[Refit
         behind = _behind(consumers, node)
         place = behind.place if behind.place is not None and behind.place.name in free else None
         stream = _stream(original, small, behind.node)
-        found.append(Refit(node, weight, bias, place, kept, behind.scale, behind.in_norm, stream))
-    return found
+        refits.append(Refit(node, weight, bias, place, kept, behind.scale, behind.in_norm, stream))
+    return refits
 
 
 def _leaves(operand: Operand) -> list[Leaf]:
@@ -150,7 +151,7 @@ class _Behind:
 def _behind(consumers: Mapping[str, Sequence[Node]], node: Node) -> _Behind:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     outs = node.output.shape[attributes(node, AxisAttrs)["axis"]]
-    found = _Behind(node, bias if isinstance(bias, Leaf) and bias.shape == (outs,) else None)
+    behind = _Behind(node, bias if isinstance(bias, Leaf) and bias.shape == (outs,) else None)
     name, added = _only(consumers, node.name)
     if bias is None and added is not None and attributes(added, PointwiseAttrs)["fn"] == "add":
         known = [operand for operand in added.inputs if isinstance(operand, Leaf)]
@@ -163,8 +164,8 @@ def _behind(consumers: Mapping[str, Sequence[Node]], node: Node) -> _Behind:
             scale = 1.0 / np.sqrt(variance.load().astype(np.float64) + attributes(added, PointwiseAttrs)["eps"])
             scale = scale if weight is None else scale * weight.load()
             in_norm = bias is None and isinstance(shift, Leaf)
-            return _Behind(added, shift if in_norm and isinstance(shift, Leaf) else found.place, scale, in_norm)
-    return found
+            return _Behind(added, shift if in_norm and isinstance(shift, Leaf) else behind.place, scale, in_norm)
+    return behind
 
 
 def _only(consumers: Mapping[str, Sequence[Node]], name: str) -> tuple[str, Node | None]:
@@ -207,8 +208,8 @@ def _kept(before: Node, node: Node) -> Array | None:
     places: dict[bytes, list[int]] = {}
     for i, row in enumerate(old):
         places.setdefault(row.tobytes(), []).append(i)
-    found = [places.get(row.tobytes(), []) for row in new]
-    return np.array([each.pop(0) for each in found]) if all(found) else None
+    matches = [places.get(row.tobytes(), []) for row in new]
+    return np.array([each.pop(0) for each in matches]) if all(matches) else None
 
 
 def _rows(node: Node, weight: Array) -> Array:

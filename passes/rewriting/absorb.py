@@ -246,6 +246,21 @@ def left_of(units: Sequence[int], size: int, mix: Mix | None) -> Keep:
     return Keep((*keep, *carriers), ordered=False) if carriers else keep
 
 
+def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
+    """The weight for the input channels that stay. In a grouped convolution every group keeps equally many."""
+    conv = attributes(node, ConvAttrs)
+    groups = conv["groups"]
+    if conv.get("transposed"):
+        return take(weight, 0, keep)
+    if groups == 1:
+        return take(weight, 1, keep)
+    per = weight.shape[1]
+    local = np.asarray(keep).reshape(groups, -1) % per
+    shape = (weight.shape[0], local.shape[1], *weight.shape[2:])
+    attrs = {"keep": tuple(map(tuple, local.tolist()))}
+    return apply("select_in_groups", (weight,), attrs, shape, weight.dtype)
+
+
 def mixed_columns(weight: Tensor, axis: int, units: Sequence[int], mix: Mix | None, **grouping: int) -> Tensor:
     """W_P += W_S · B: the columns of the parents take over what the replaced units sent."""
     if mix is None:

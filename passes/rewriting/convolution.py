@@ -29,6 +29,7 @@ from cmrc.passes.rewriting.absorb import (
     add_tensors,
     bare,
     bias_of,
+    conv_columns,
     is_better_multiplied,
     left_of,
     mixed_columns,
@@ -273,21 +274,6 @@ def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: i
     flat = apply("weigh_columns", (weight, literal(values)), attrs, (outs, *kernel), weight.dtype)
     shape = (1, outs, *kernel) if transposed else (outs, 1, *kernel)
     return apply("reshape", (flat,), {"shape": shape}, shape, weight.dtype)
-
-
-def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
-    """The weight for the input channels that stay. In a grouped convolution every group keeps equally many."""
-    conv = attributes(node, ConvAttrs)
-    groups = conv["groups"]
-    if conv.get("transposed"):
-        return take(weight, 0, keep)
-    if groups == 1:
-        return take(weight, 1, keep)
-    per = weight.shape[1]
-    local = np.asarray(keep).reshape(groups, -1) % per
-    shape = (weight.shape[0], local.shape[1], *weight.shape[2:])
-    attrs = {"keep": tuple(map(tuple, local.tolist()))}
-    return apply("select_in_groups", (weight,), attrs, shape, weight.dtype)
 
 
 def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> Rewritten:

@@ -28,8 +28,7 @@ from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, TransposeAttrs
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import constant, evaluate_op, is_computable
-from cmrc.passes.rewriting.absorb import Facts, Known, add_after, bare, sources_of
-from cmrc.passes.rewriting.convolution import conv_columns
+from cmrc.passes.rewriting.absorb import Facts, Known, add_after, bare, conv_columns, sources_of
 from cmrc.passes.rewriting.rewriter import (
     PAST,
     UNREAD,

@@ -44,6 +44,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "power": lambda: step(lambda x: x**3),
     "absolute": lambda: step(torch.abs),
     "sine": lambda: step(torch.sin),
+    "arc_tangent": lambda: step(torch.atan),
     "swish_by_hand": lambda: step(lambda x: x * torch.sigmoid(x)),
     "erf_gelu_by_hand": lambda: step(lambda x: x * 0.5 * (1.0 + torch.erf(x / 2.0**0.5))),
     "tanh_gelu_by_hand": lambda: step(

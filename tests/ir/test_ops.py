@@ -146,6 +146,7 @@ def test_pools(rank: int, sizes: list[tuple[int, ...]], ceil: bool, include_pad:
 
 ACTIVATIONS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]] = {
     "abs": ({}, torch.abs),
+    "atan": ({}, torch.atan),
     "ceil": ({}, torch.ceil),
     "celu": ({"alpha": 1.3}, lambda x: F.celu(x, 1.3)),
     "clip": ({"min": -0.5, "max": 0.8}, lambda x: torch.clamp(x, -0.5, 0.8)),

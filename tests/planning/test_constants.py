@@ -12,8 +12,7 @@ import cmrc
 from cmrc.errors import HostError
 from cmrc.hosts.fx.host import FxHost
 from cmrc.planning.constants import CURVATURE, RECONSTRUCTION, SINGLE, with_best_orders
-from cmrc.planning.counts import probed_counts
-from cmrc.planning.probe import LossProbe
+from cmrc.planning.probe import LossProbe, probed_counts
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import make_recipe
 from cmrc.statistics.calibrate import unwatched

@@ -98,6 +98,7 @@ POINTWISE: dict[str, Meaning] = {
     "square": torch.square,
     "sin": torch.sin,
     "cos": torch.cos,
+    "atan": torch.atan,
     "erf": torch.erf,
     "sign": torch.sign,
     "floor": torch.floor,

@@ -9,8 +9,9 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from cmrc.ir.axes import aligned
 from cmrc.ir.graph import Array, Index, Node, Shape, attributes
-from cmrc.ir.ops.functions import aligned, windows
+from cmrc.ir.ops.arrays import windows
 from cmrc.ir.spec import Op, Pads, Shapes, either, optional, value
 
 # No `from __future__ import annotations` here: `NotRequired` must be seen when a class is made.

@@ -4,8 +4,9 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
+from cmrc.ir.axes import aligned
 from cmrc.ir.graph import Array, Node, Shape
-from cmrc.ir.ops.functions import aligned, softmax
+from cmrc.ir.ops.arrays import softmax
 from cmrc.ir.spec import Alignment, NoAttrs, Op, Shapes, differ, either, optional
 
 # No `from __future__ import annotations` here: `NotRequired` must be seen when a class is made.

@@ -9,41 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
+from cmrc.ir.axes import aligned
 from cmrc.ir.graph import Array, Dim, Node, as_dtype, attributes
+from cmrc.ir.ops.arrays import softmax, windows
 from cmrc.ir.spec import Alignment, Extent, Function, Op, Pads, Shapes, differ, either, several
 
 # No `from __future__ import annotations` here: `NotRequired` must be seen when a class is made.
-
-
-def windows(
-    x: Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    pads: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    fill: float,
-) -> Array:
-    rank = len(kernel)
-    lead = x.ndim - rank
-    x = np.pad(x, [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in pads], constant_values=fill)
-    inner = [slice(max(-lo, 0), x.shape[lead + i] - max(-hi, 0)) for i, (lo, hi) in enumerate(pads)]
-    x = x[tuple([slice(None)] * lead + inner)]
-    reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
-    views = sliding_window_view(x, reach, axis=tuple(range(lead, x.ndim)))
-    steps = [slice(None)] * lead + [slice(None, None, s) for s in stride] + [slice(None, None, d) for d in dilation]
-    return np.asarray(views[tuple(steps)])
-
-
-def aligned(array: Array, dims: tuple[int, ...] | None, rank: int) -> Array:
-    """Put an operand's axes where they belong in a result of `rank` axes; `None` means right-aligned, as numpy does."""
-    if dims is None:
-        return array
-    shape = [1] * rank
-    for axis, dim in enumerate(dims):
-        shape[dim] = array.shape[axis]
-    return array.reshape(shape)
 
 
 Attrs = Mapping[str, Any]
@@ -137,6 +109,7 @@ POINTWISE: dict[str, Function] = {
     "square": Function(np.square),
     "sin": Function(np.sin),
     "cos": Function(np.cos),
+    "atan": Function(np.arctan),
     "erf": Function(_erf),
     "sign": Function(np.sign),
     "floor": Function(np.floor),
@@ -256,12 +229,6 @@ def _avg_pool(x: Array, attrs: Attrs) -> Array:
     over = tuple(range(-len(attrs["kernel"]), 0))
     total = _pool_windows(x, attrs, 0.0).sum(axis=over)
     return np.asarray(total / (attrs.get("divisor") or pool_counts(x.shape[x.ndim + over[0] :], attrs)))
-
-
-def softmax(x: Array, attrs: Attrs) -> Array:
-    axes = tuple(attrs["axes"])
-    shifted = np.exp(x - x.max(axis=axes, keepdims=True, initial=-np.inf))  # of no elements, too
-    return np.asarray(shifted / shifted.sum(axis=axes, keepdims=True))
 
 
 def _standardise(x: Array, attrs: Attrs, weight: Array | None, bias: Array | None, *, centre: bool) -> Array:

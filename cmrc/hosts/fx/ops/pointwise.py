@@ -16,7 +16,7 @@ def pointwise(fn: str, *args: int, **attrs: Any) -> Row:
 
 
 for _name in ("relu", "silu", "sigmoid", "tanh", "mish", "erf", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt",
-              "reciprocal", "abs", "neg", "sin", "cos", "sign", "floor", "ceil", "square", "selu"):  # fmt: skip
+              "reciprocal", "abs", "neg", "sin", "cos", "atan", "sign", "floor", "ceil", "square", "selu"):  # fmt: skip
     row(_name)(pointwise(_name))
 for _name, _fn in {"hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "round": "round",
                    "log_sigmoid": "log_sigmoid", "logical_not": "not", "bitwise_not": "not"}.items():  # fmt: skip

@@ -51,6 +51,7 @@ ROWS: dict[str, Row] = {
     "RotaryEmbedding": Row(lambda view: attention.read_rotary(view, 3, (1, 2)), write="heads"),
     # pointwise, one operand
     "Abs": pointwise("abs"),
+    "Atan": pointwise("atan"),
     "BatchNormalization": Row(read_batch_norm),
     "Cast": Row(read_cast),
     "Ceil": pointwise("ceil"),
