@@ -141,7 +141,7 @@ def follow(work: Callable[[], object]) -> Trail:
         return set()
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")) in made:
+        if event == "call" and frame.f_code.co_name == "__init__" and type(frame.f_locals.get("self")) in makers_of:
             trail.makers.update(makers(frame.f_back))
         name = module(frame.f_code.co_filename)
         if event != "call" or name is None or frame.f_code.co_name == "<module>":
@@ -154,7 +154,7 @@ def follow(work: Callable[[], object]) -> Trail:
         if source is not None and source != name:
             trail.calls.add(Import(source, name))
 
-    made = {getattr(importlib.import_module(name), each) for name, every in MADE.items() for each in every}
+    makers_of = {getattr(importlib.import_module(name), each) for name, every in MADE.items() for each in every}
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
@@ -236,9 +236,9 @@ def report(steps: Mapping[str, Trail]) -> Iterator[str]:
     yield f"imports across rooms             {len(edges) - len(inside)}"
     yield f"longest chain of imports         {len(chain)}: {' > '.join(n.removeprefix('cmrc.') for n in chain)}"
     yield f"    at the top of modules only   {len(longest_chain(imports(at_top=True)))}"
-    found = cycles(imports())
-    yield f"cycles                           {len(found)}"
-    yield from (f"    {', '.join(n.removeprefix('cmrc.') for n in cycle)}" for cycle in found)
+    loops = cycles(imports())
+    yield f"cycles                           {len(loops)}"
+    yield from (f"    {', '.join(n.removeprefix('cmrc.') for n in cycle)}" for cycle in loops)
     lowering = steps["lower"].modules
     rewriting = {name for name in lowering if room(name) in ("ir", "passes")}
     yield f"an ONNX lower runs through       {len(lowering)}: {by_room(lowering)}"

@@ -112,10 +112,10 @@ class Net:
         if transposed:
             attrs |= {"transposed": True, "output_padding": tuple(output_padding) or (0,) * rank}
         spatial: Shape = shape[axis + 1 :]
-        made = Node("conv", (x, w, b), (Value("", shape),), attrs)
+        conv_node = Node("conv", (x, w, b), (Value("", shape),), attrs)
         out: Shape
         if all(isinstance(n, int) for n in spatial):
-            out = conv_sizes(made, [int(n) for n in spatial])
+            out = conv_sizes(conv_node, [int(n) for n in spatial])
         else:
             tag = self.fresh("size")
             out = tuple(
@@ -236,22 +236,22 @@ def with_do(graph: Graph, *dos: Do) -> Graph:
     """The graph with replacements right after the values that they name, in order: a later one sees the earlier."""
     for i, do in enumerate(dos):
         value = graph.values()[do.site]
-        made = Value(f"{do.site}.do_{i}", value.shape, value.dtype)
+        replaced = Value(f"{do.site}.do_{i}", value.shape, value.dtype)
         tensors = [literal(do.value)] if do.weight is None else [literal(do.value), literal(do.weight)]
         attrs: dict[str, Any] = {"axis": do.axis, "units": tuple(do.units)}
         if do.weight is not None:
             attrs["parents"] = tuple(do.parents)
         earlier = [n.name for n in graph.nodes if n.op == "do" and n.name.startswith(f"{do.site}.do_")]
         source = earlier[-1] if earlier else do.site
-        node = Node("do", (source, *tensors), (made,), attrs, marks=Marks(sources=(i,)))
+        node = Node("do", (source, *tensors), (replaced,), attrs, marks=Marks(sources=(i,)))
         nodes: list[Node] = []
         if source in {v.name for v in graph.inputs}:
             nodes.append(node)
         for n in graph.nodes:
-            nodes.append(replace(n, inputs=tuple(made.name if o == source else o for o in n.inputs)))
+            nodes.append(replace(n, inputs=tuple(replaced.name if o == source else o for o in n.inputs)))
             if n.name == source:
                 nodes.append(node)
-        outputs = tuple(made.name if name == source else name for name in graph.outputs)
+        outputs = tuple(replaced.name if name == source else name for name in graph.outputs)
         graph = Graph(graph.inputs, tuple(nodes), outputs)
     return graph
 
@@ -259,9 +259,9 @@ def with_do(graph: Graph, *dos: Do) -> Graph:
 def batch(graph: Graph, seed: int = 0, **sizes: int) -> dict[str, Array]:
     """Inputs: normal, or small integers. Sizes known only at run time are 3, unless they are given."""
     random = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for value in graph.inputs:
         shape = [n if isinstance(n, int) else sizes.get(n, 3) for n in value.shape]
         integers = value.dtype.startswith("int")
-        found[value.name] = random.integers(0, 5, shape) if integers else random.normal(0.0, 1.0, shape)
-    return found
+        arrays[value.name] = random.integers(0, 5, shape) if integers else random.normal(0.0, 1.0, shape)
+    return arrays

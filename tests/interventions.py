@@ -160,6 +160,6 @@ def hooked(model: nn.Module, x: torch.Tensor, edits: dict[str, Callable[[torch.T
 
 
 def seen(model: nn.Module, x: torch.Tensor, name: str) -> torch.Tensor:
-    found: list[torch.Tensor] = []
-    hooked(model, x, {name: lambda out: found.append(out.clone()) or out})
-    return found[0]
+    tensors: list[torch.Tensor] = []
+    hooked(model, x, {name: lambda out: tensors.append(out.clone()) or out})
+    return tensors[0]

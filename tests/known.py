@@ -14,11 +14,11 @@ def linear(weight: list[list[float]] | np.ndarray, bias: list[float] | np.ndarra
         torch.tensor(np.asarray(weight), dtype=torch.float32),
         torch.tensor(np.asarray(bias), dtype=torch.float32),
     )
-    made = nn.Linear(weight.shape[1], weight.shape[0])
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
-        made.weight.copy_(weight)
-        made.bias.copy_(bias)
-    return made
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return layer
 
 
 class Equality(nn.Module):

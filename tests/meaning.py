@@ -37,7 +37,7 @@ def cost(graph: Graph, inputs: Mapping[str, Array]) -> Cost:
     values = evaluate(graph, inputs)
     macs = parameters = 0
     for node in graph.nodes:
-        made = values[node.name]
+        computed = values[node.name]
         if node.op in ("linear", "conv"):
             weight = node.inputs[1]
             assert isinstance(weight, Tensor)
@@ -45,13 +45,13 @@ def cost(graph: Graph, inputs: Mapping[str, Array]) -> Cost:
                 per = weight.shape[node.attrs["w_in"]]
             elif node.attrs.get("transposed"):
                 x = values[str(node.inputs[0])]
-                macs += x.size * math.prod(weight.shape[1:]) - made.size
+                macs += x.size * math.prod(weight.shape[1:]) - computed.size
                 per = 1
             else:
                 per = math.prod(weight.shape[1:])
-            macs += made.size * per
+            macs += computed.size * per
         elif node.op == "matmul":
-            macs += made.size * values[str(node.inputs[0])].shape[-1]
+            macs += computed.size * values[str(node.inputs[0])].shape[-1]
         if node.op != "do" and not node.marks.addend:
             tensors = (o for o in node.inputs if isinstance(o, Tensor) and any(leaves_of(o)))
             parameters += sum(math.prod(t.shape) for t in tensors)

@@ -379,16 +379,16 @@ def _step_heads(draw: Draw, net: Net, x: str) -> str | None:
     if kind == "fused":
         mask = net.leaf(*((1, 1) if draw(st.booleans()) else (served * each, 1, 1))) if draw(st.booleans()) else None
         inputs = (q, k, v) if mask is None else (q, k, v, mask)
-        made = net.node("attention", inputs, net.shape(q), scale=0.7, causal=draw(st.booleans()))
+        attended = net.node("attention", inputs, net.shape(q), scale=0.7, causal=draw(st.booleans()))
     elif kind == "merged":  # samples and heads in one axis, as bmm wants them
         flat = f"{served}*{n}" if isinstance(n, str) else served * n
         q, k, v = (net.reshape(h, flat, t, units) for h in (q, k, v))
         scores = net.along("softmax", net.matmul(q, net.transpose(k, 0, 2, 1)), (2,))
-        made = net.reshape(net.matmul(scores, v), n, served, t, units)
+        attended = net.reshape(net.matmul(scores, v), n, served, t, units)
     else:
         scores = net.pointwise("mul", net.matmul(q, net.transpose(k, 0, 1, 3, 2)), literal(0.7))
-        made = net.matmul(net.along("softmax", scores, (3,)), v)
-    merged = net.reshape(net.transpose(made, 0, 2, 1, 3), n, t, served * each * units)
+        attended = net.matmul(net.along("softmax", scores, (3,)), v)
+    merged = net.reshape(net.transpose(attended, 0, 2, 1, 3), n, t, served * each * units)
     return net.linear(merged, int(shape[2]))
 
 
@@ -443,9 +443,9 @@ def graphs(draw: Draw, most_steps: int = 9) -> Graph:
     for _ in range(draw(st.integers(2, most_steps))):
         usable = [name for name, value in net.values.items() if value.dtype == "float32"]
         x = latest if draw(st.integers(0, 3)) else draw(st.sampled_from(usable))
-        made = STEPS[draw(st.sampled_from(BAG))][1](draw, net, x)
-        if made is not None and _small(net.shape(made)):
-            latest = made
+        step_made = STEPS[draw(st.sampled_from(BAG))][1](draw, net, x)
+        if step_made is not None and _small(net.shape(step_made)):
+            latest = step_made
     closing = draw(st.sampled_from(["linear", "conv", "none"]))
     if closing != "none":
         latest = STEPS[closing][1](draw, net, latest) or latest
@@ -538,8 +538,10 @@ class Case:
 @st.composite
 def cases(draw: Draw, most_steps: int = 9, most_dos: int = 3) -> Case:
     plain = draw(graphs(most_steps))
-    found = [draw(dos(plain)) for _ in range(draw(st.integers(1, most_dos)))]
+    entries = [draw(dos(plain)) for _ in range(draw(st.integers(1, most_dos)))]
     sizes = {"N": 2, "T": draw(st.integers(4, 6)), "H": draw(st.integers(4, 6)), "W": draw(st.integers(4, 6))}
     return Case(
-        plain, with_do(plain, *(do for do in found if do is not None)), batch(plain, draw(st.integers(0, 99)), **sizes)
+        plain,
+        with_do(plain, *(do for do in entries if do is not None)),
+        batch(plain, draw(st.integers(0, 99)), **sizes),
     )

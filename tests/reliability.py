@@ -102,8 +102,8 @@ def mutants() -> str:
             outcomes = Counter(entry["outcome"] for entry in entries.values())
             seconds = sum(entry["seconds"] for entry in entries.values())
             commits = Counter(entry["commit"] for entry in entries.values())
-            told = ", ".join(f"{name}: {count}" for name, count in commits.items())
-            rows.append((f"{len(entries)} {what}", outcomes["caught"], outcomes["survived"], minutes(seconds), told, "`python -m tests.mutation`"))  # fmt: skip
+            listed = ", ".join(f"{name}: {count}" for name, count in commits.items())
+            rows.append((f"{len(entries)} {what}", outcomes["caught"], outcomes["survived"], minutes(seconds), listed, "`python -m tests.mutation`"))  # fmt: skip
     left = [f"`{name}`" for kind in ("seeded", "sampled") for name, entry in (record.get(kind) or {}).items() if entry["outcome"] == "survived"]  # fmt: skip
     survivors = f"\nSurvivors: {', '.join(left)}. They are not explained yet.\n" if left else ""
     drawn = record.get("sampled") or {}

@@ -54,19 +54,19 @@ def reasons(run: Pass, graph: Graph, *, moves: bool = False) -> set[str]:
 
 def declared(module: ModuleType) -> list[str]:
     """A pattern for each `Declined(...)` in a module's source whose text stands there."""
-    found: list[str] = []
+    problems: list[str] = []
     for call in ast.walk(ast.parse(inspect.getsource(module))):
         if not isinstance(call, ast.Call) or getattr(call.func, "id", "") != "Declined":
             continue
         for part in ast.walk(call.args[0]):
             if isinstance(part, ast.JoinedStr):
                 texts = [re.escape(str(v.value)) if isinstance(v, ast.Constant) else ".*" for v in part.values]
-                found.append("".join(texts))
+                problems.append("".join(texts))
             elif isinstance(part, ast.Name) and part.id.isupper():
-                found.append(re.escape(getattr(module, part.id)))
+                problems.append(re.escape(getattr(module, part.id)))
         if isinstance(call.args[0], ast.Constant):
-            found.append(re.escape(str(call.args[0].value)))
-    return sorted(set(found))
+            problems.append(re.escape(str(call.args[0].value)))
+    return sorted(set(problems))
 
 
 RISING = {

@@ -19,13 +19,13 @@ def imported(path: Path, *, top_level: bool) -> set[str]:
     """The modules that a file imports; `top_level` leaves out imports inside functions and TYPE_CHECKING blocks."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if top_level else list(ast.walk(tree))
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            names.add(node.module)
+    return names
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "passes").rglob("*.py")), ids=lambda p: p.name)

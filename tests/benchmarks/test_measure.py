@@ -54,8 +54,8 @@ def test_a_quick_run_is_refused_among_the_records(
     monkeypatch.chdir(measure.ROOT)
     with pytest.raises(SystemExit):
         measure.parser("", "latency.json").parse_args(["--quick", "--json", "benchmarks/records/latency.json"])
-    told = "error: a quick run is no record: give --json a place outside of benchmarks/records"
-    assert capsys.readouterr().err.strip().endswith(told)
+    error = "error: a quick run is no record: give --json a place outside of benchmarks/records"
+    assert capsys.readouterr().err.strip().endswith(error)
 
 
 def test_a_record_and_its_parts_are_written_into_a_folder_that_is_made(
@@ -64,11 +64,11 @@ def test_a_record_and_its_parts_are_written_into_a_folder_that_is_made(
     monkeypatch.setattr(measure, "QUICK", tmp_path / "quick")
     options = measure.parser("", "some_{part}.json")
     options.add_argument("part")
-    found = options.parse_args(["one", "--quick"])
-    assert found.json == tmp_path / "quick" / "some_one.json"
-    resumed = measure.Resumed(found.json)
-    assert [resumed("a", lambda: 1), measure.Resumed(found.json)("a", lambda: 2)] == [1, 1]
-    measure.write_record(found.json, "some", [], found, number=resumed("a", lambda: 3))
+    parsed = options.parse_args(["one", "--quick"])
+    assert parsed.json == tmp_path / "quick" / "some_one.json"
+    resumed = measure.Resumed(parsed.json)
+    assert [resumed("a", lambda: 1), measure.Resumed(parsed.json)("a", lambda: 2)] == [1, 1]
+    measure.write_record(parsed.json, "some", [], parsed, number=resumed("a", lambda: 3))
     resumed.forget()
-    assert [path.name for path in found.json.parent.iterdir()] == ["some_one.json"]
-    assert (json.loads(found.json.read_text())["quick"], json.loads(found.json.read_text())["number"]) == (True, 1)
+    assert [path.name for path in parsed.json.parent.iterdir()] == ["some_one.json"]
+    assert (json.loads(parsed.json.read_text())["quick"], json.loads(parsed.json.read_text())["number"]) == (True, 1)

@@ -30,7 +30,7 @@ def test_swaps_change_kept_units_alone(case: Case) -> None:
     """Of two inputs: a kept unit is one's or the other's, and what the replaced ones add to the logits is all one's or all the other's."""
     inside, keep = mechanisms.activations(case, case.test[0])[:2], [0, 3, 5]
     swaps = mechanisms.Swaps(case, inside, keep)
-    x, original = (found.numpy() for found in swaps.drawn(200, torch.Generator().manual_seed(0)))
+    x, original = (drawn.numpy() for drawn in swaps.drawn(200, torch.Generator().manual_seed(0)))
     assert (np.abs(x[:, None] - inside[:, keep]).min(axis=1) == 0).all()
     assert len(np.unique(x, axis=0)) > 2
     weight, others = swaps.weight.numpy(), np.delete(np.arange(case.units), keep)

@@ -74,12 +74,12 @@ def test_taylor_scores_follow_the_loss() -> None:
 
 
 def test_stored_numbers_are_counted_wherever_they_lie() -> None:
-    held = numpy_helper.from_array(np.ones((2, 3), dtype=np.float32), "held")
+    stored = numpy_helper.from_array(np.ones((2, 3), dtype=np.float32), "held")
     constant = numpy_helper.from_array(np.ones(5, dtype=np.float16), "c")
     whole = numpy_helper.from_array(np.ones(7, dtype=np.int64), "shape")
     nodes = [helper.make_node("Constant", [], ["c"], value=constant), helper.make_node("Identity", ["c"], ["y"])]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT16, [5])
-    assert pruners.stored(helper.make_model(helper.make_graph(nodes, "g", [], [output], [held, whole]))) == 11
+    assert pruners.stored(helper.make_model(helper.make_graph(nodes, "g", [], [output], [stored, whole]))) == 11
 
 
 def test_onnxsim_is_matched_in_size(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_claims_count_what_is_lost_beyond_the_whole_network() -> None:
         {"kind": kind, "method": kind, "KL": kl}
         for kind, kl in (("cmrc", 12.0), ("peer", 20.0), ("as published", 14.0))
     ]
-    told = pretrained.claims_of(rows, "KL", 10.0)
-    assert [(c["value"], c["met"]) for c in told] == [(0.2, True), (0.5, True)]
+    claims = pretrained.claims_of(rows, "KL", 10.0)
+    assert [(c["value"], c["met"]) for c in claims] == [(0.2, True), (0.5, True)]
 
 
 def test_divergence_of_a_model_from_itself_is_none_and_of_another_is_the_kl() -> None:

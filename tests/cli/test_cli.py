@@ -44,8 +44,8 @@ def test_inspect_lists_sites_and_how_they_fold(folder: Path) -> None:
     shown = cli("inspect", "model.onnx")
     assert shown.exit_code == 0
     assert "act3" in shown.stdout
-    told = json.loads(cli("inspect", "model.onnx", "--json").stdout)
-    act3 = next(site for site in told["sites"] if site["name"] == "act3")
+    listing = json.loads(cli("inspect", "model.onnx", "--json").stdout)
+    act3 = next(site for site in listing["sites"] if site["name"] == "act3")
     assert (act3["op"], act3["axis"], act3["units"], act3["consumers"], act3["folds"]) == (
         "gelu",
         1,
@@ -89,10 +89,10 @@ def test_lower_then_check_holds(folder: Path) -> None:
     assert "act3" in lowered.stdout
     assert cli("check", "model.onnx", "small.onnx", "plan.json").exit_code == 0
     np.savez("data.npz", image=np.random.default_rng(1).normal(size=(7, 1, 8, 8)).astype(np.float32))
-    told = cli("check", "model.onnx", "small.onnx", "plan.json", "--data", "data.npz", "--json")
-    assert told.exit_code == 0
-    assert json.loads(told.stdout)["holds"] is True
-    assert json.loads(told.stdout)["moved"] > 1000 * json.loads(told.stdout)["tolerance"]
+    answer = cli("check", "model.onnx", "small.onnx", "plan.json", "--data", "data.npz", "--json")
+    assert answer.exit_code == 0
+    assert json.loads(answer.stdout)["holds"] is True
+    assert json.loads(answer.stdout)["moved"] > 1000 * json.loads(answer.stdout)["tolerance"]
 
 
 def test_check_sees_a_wrong_number_that_hardly_moves_the_outputs(folder: Path) -> None:
@@ -103,38 +103,38 @@ def test_check_sees_a_wrong_number_that_hardly_moves_the_outputs(folder: Path) -
     array[0, 0] += 1e-5 * np.abs(array).max()
     weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
     onnx.save(model, "wrong.onnx")
-    told = cli("check", "model.onnx", "wrong.onnx", "plan.json", "--json")
-    found = json.loads(told.stdout)
-    assert (told.exit_code, found["holds"], found["stored"]) == (1, False, [weight.name])
-    assert found["error"] <= found["tolerance"]  # too little for the outputs
+    answer = cli("check", "model.onnx", "wrong.onnx", "plan.json", "--json")
+    document = json.loads(answer.stdout)
+    assert (answer.exit_code, document["holds"], document["stored"]) == (1, False, [weight.name])
+    assert document["error"] <= document["tolerance"]  # too little for the outputs
     shown = cli("check", "model.onnx", "wrong.onnx", "plan.json")
     assert f"the file holds other numbers than the fold of this plan gives, in {weight.name}" in shown.stdout
     assert cli("check", "model.onnx", "wrong.onnx", "plan.json", "--tolerance", "1e-4").exit_code == 0
 
 
 def test_check_fails_for_a_model_that_is_not_the_lowered_one(folder: Path) -> None:
-    told = cli("check", "model.onnx", "model.onnx", "plan.json", "--size", "batch=5")
-    assert told.exit_code == 1
-    assert "NOT equal" in told.stdout
+    answer = cli("check", "model.onnx", "model.onnx", "plan.json", "--size", "batch=5")
+    assert answer.exit_code == 1
+    assert "NOT equal" in answer.stdout
 
 
 def test_lower_as_json_and_with_the_passes_printed(folder: Path) -> None:
-    told = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx", "--json", "--print-passes")
-    assert told.exit_code == 0
-    report = json.loads(told.stdout)["report"]
+    answer = cli("lower", "model.onnx", "plan.json", "-o", "small.onnx", "--json", "--print-passes")
+    assert answer.exit_code == 0
+    report = json.loads(answer.stdout)["report"]
     assert [site["units_after"] for site in report["sites"]] == [14, 64]
-    assert told.stderr.count("; constant_fold") >= 1
-    assert told.stderr.count("; dead_subgraph") >= 1
+    assert answer.stderr.count("; constant_fold") >= 1
+    assert answer.stderr.count("; dead_subgraph") >= 1
 
 
 def test_metadata_says_where_the_result_came_from(folder: Path) -> None:
     import onnx
 
     cli("lower", "model.onnx", "plan.json", "-o", "small.onnx")
-    found = {entry.key: entry.value for entry in onnx.load("small.onnx").metadata_props}
-    assert found["cmrc.version"] == cmrc.__version__
-    assert found["cmrc.source"] == cmrc.trace("model.onnx").fingerprint.digest
-    assert len(found["cmrc.plan"]) == 16
+    metadata = {entry.key: entry.value for entry in onnx.load("small.onnx").metadata_props}
+    assert metadata["cmrc.version"] == cmrc.__version__
+    assert metadata["cmrc.source"] == cmrc.trace("model.onnx").fingerprint.digest
+    assert len(metadata["cmrc.plan"]) == 16
 
 
 def test_annotate_then_lower_gives_the_same_as_lowering(folder: Path) -> None:
@@ -143,21 +143,21 @@ def test_annotate_then_lower_gives_the_same_as_lowering(folder: Path) -> None:
     assert cli("lower", "annotated.onnx", "-o", "other.onnx").exit_code == 0
     image = np.random.default_rng(1).normal(size=(4, 1, 8, 8)).astype(np.float32)
     assert np.array_equal(cmrc.trace("small.onnx").run([image])[0], cmrc.trace("other.onnx").run([image])[0])
-    told = cli("lower", "model.onnx", "-o", "none.onnx")
-    assert told.exit_code == 2
-    assert "there is no plan: none was given, and the model is not annotated" in told.stderr
+    answer = cli("lower", "model.onnx", "-o", "none.onnx")
+    assert answer.exit_code == 2
+    assert "there is no plan: none was given, and the model is not annotated" in answer.stderr
 
 
 def test_plan_show(folder: Path) -> None:
     shown = cli("plan", "show", "plan.json")
     assert shown.exit_code == 0
     assert "act1" in shown.stdout
-    told = json.loads(cli("plan", "show", "plan.json", "--json").stdout)
-    assert [(entry["site"], entry["count"], entry["becomes"]) for entry in told["do"]] == [
+    document = json.loads(cli("plan", "show", "plan.json", "--json").stdout)
+    assert [(entry["site"], entry["count"], entry["becomes"]) for entry in document["do"]] == [
         ("act1", 2, "constant"),
         ("act3", 64, "constant"),
     ]
-    assert told["model"] == cmrc.trace("model.onnx").fingerprint.digest
+    assert document["model"] == cmrc.trace("model.onnx").fingerprint.digest
 
 
 def test_plan_show_takes_optimal_constants_apart(folder: Path) -> None:
@@ -177,9 +177,9 @@ def test_plan_show_takes_optimal_constants_apart(folder: Path) -> None:
 def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path) -> None:
     cmrc.Plan(cmrc.trace("model.onnx")).do("head", units=[0], constant=0.0).save("bad.json")
     Path("small.onnx").write_bytes(b"what was there before")
-    told = cli("lower", "model.onnx", "bad.json", "-o", "small.onnx")
-    assert told.exit_code == 1
-    assert told.stderr == (
+    answer = cli("lower", "model.onnx", "bad.json", "-o", "small.onnx")
+    assert answer.exit_code == 1
+    assert answer.stderr == (
         "residue: %output (output): a replacement cannot pass: it is an output of the model\n"
         "  at bad.json: do[0] (head)\n"
         "  fix: leave that site out, choose another, or allow what stays at run time with --residue keep\n"
@@ -217,9 +217,9 @@ def test_a_replacement_that_stays_is_exit_code_1_and_leaves_no_file(folder: Path
 )
 def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     Path("cut.onnx").write_bytes(DIGITS.read_bytes()[:1000])
-    told = cli(*arguments)
-    assert told.exit_code == 2
-    assert told.stderr == message
+    answer = cli(*arguments)
+    assert answer.exit_code == 2
+    assert answer.stderr == message
     assert not Path("x.onnx").exists()
 
 
@@ -278,9 +278,9 @@ def test_numbers_below_their_range_are_refused_by_the_command(folder: Path, argu
 
 
 def test_an_error_as_json(folder: Path) -> None:
-    told = cli("inspect", "nope.onnx", "--json")
-    assert told.exit_code == 2
-    assert json.loads(told.stdout)["error"]["reason"] == "cannot read nope.onnx: there is no such file"
+    answer = cli("inspect", "nope.onnx", "--json")
+    assert answer.exit_code == 2
+    assert json.loads(answer.stdout)["error"]["reason"] == "cannot read nope.onnx: there is no such file"
 
 
 @pytest.mark.parametrize(
@@ -488,12 +488,12 @@ def test_verify_reports_and_decides(held_out: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "600 swaps at rate 0.5 on 360 inputs: act4 (60 of 64 units retained)" in shown.stdout
     assert "accuracy, reduced" in shown.stdout
-    held = cli(*call, "--until", "iia>=0.8", "--json", "--no-controls")
-    assert held.exit_code == 0, held.output
-    told = json.loads(held.stdout)["plans"]["gentle.json"]
-    assert told["decision"]["holds"] is True
-    assert told["swaps"] <= 600
-    assert told["controls"] == {}
+    decided = cli(*call, "--until", "iia>=0.8", "--json", "--no-controls")
+    assert decided.exit_code == 0, decided.output
+    document = json.loads(decided.stdout)["plans"]["gentle.json"]
+    assert document["decision"]["holds"] is True
+    assert document["swaps"] <= 600
+    assert document["controls"] == {}
     failed = cli(*call, "--until", "iia>=0.98", "--json", "--p", "0.3", "--p", "0.7", "--site", "act4")
     assert failed.exit_code == 1
     assert set(json.loads(failed.stdout)["plans"]["gentle.json"]["by_rate"]) == {"0.3", "0.7"}

@@ -156,8 +156,8 @@ def _positions_by_head(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     table = m.b(m.table).view(1, 5, 4, 2).transpose(1, 2).reshape(4, 5, 2).repeat(n, 1, 1)
     index = m.distance.expand(heads.shape[0], -1, -1)
     scores = (heads @ table.transpose(1, 2)).gather(2, index).view(n, 4, t, t)
-    found: torch.Tensor = m.c(m.heads(scores).transpose(1, 2).flatten(2))
-    return found
+    result: torch.Tensor = m.c(m.heads(scores).transpose(1, 2).flatten(2))
+    return result
 
 
 case(

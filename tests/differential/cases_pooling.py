@@ -83,8 +83,8 @@ def _response(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Each channel times its norm over positions, relative to the mean of all channels' norms."""
     h = m.act(m.a(x))
     norm = m.norm(h)
-    found: torch.Tensor = m.b(m.mul(h, norm / (norm.mean(1, keepdim=True) + 0.1)))
-    return found
+    result: torch.Tensor = m.b(m.mul(h, norm / (norm.mean(1, keepdim=True) + 0.1)))
+    return result
 
 
 case(

@@ -189,9 +189,9 @@ def affine(site: str, units: Sequence[int], parents: Sequence[int], bias: Any = 
 @cache
 def exported(name: str, variant: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
     """The model of a case and its export, once a process."""
-    found = CASES[name]
-    module = found.module()
-    return module, torch.export.export(module, found.args(variant), dynamic_shapes=found.dynamic_shapes(variant))
+    named = CASES[name]
+    module = named.module()
+    return module, torch.export.export(module, named.args(variant), dynamic_shapes=named.dynamic_shapes(variant))
 
 
 # torch.onnx.export reads its library of some 500 functions anew each time, which takes longer than the export itself.
@@ -202,6 +202,6 @@ def to_onnx(program: torch.export.ExportedProgram) -> Any:
     """The program as torch's own exporter writes it, an onnx.ModelProto."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = torch.onnx.export(program, dynamo=True, verbose=False)
-    assert made is not None
-    return made.model_proto
+        saved = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert saved is not None
+    return saved.model_proto

@@ -57,8 +57,8 @@ def plan_for(program: cmrc.Program, case: Case) -> cmrc.Plan:
 
 
 def run(host: Any, args: tuple[torch.Tensor, ...]) -> list[Array]:
-    found: list[Array] = host.run([to_numpy(x) for x in args] if host.kind == "onnx" else args)
-    return found
+    outputs: list[Array] = host.run([to_numpy(x) for x in args] if host.kind == "onnx" else args)
+    return outputs
 
 
 @pytest.mark.parametrize(("case", "host", "variant"), RUNS)
@@ -101,8 +101,8 @@ def check_values(case: Case, lowered: cmrc.Lowered, variant: str) -> None:
     tolerance = EXACT[case.precision]
     for varied in (False, True) if variant else (False,):
         args = case.args(variant, seed=11 + varied, varied=varied)
-        expected, found, plain = run(lowered.clamped, args), run(lowered.host, args), run(program.host, args)
-        assert gap(found, expected) <= tolerance
+        expected, computed, plain = run(lowered.clamped, args), run(lowered.host, args), run(program.host, args)
+        assert gap(computed, expected) <= tolerance
         assert gap(plain, expected) >= (MOVES_HALF * tolerance if "16" in case.precision else MOVES * EXACT_F32)
         literal = overwritten(module, plan, case, args)
         assert gap(expected, literal) <= (tolerance if program.host.kind == "fx" else max(tolerance, ACROSS_F32))
@@ -118,8 +118,8 @@ def test_torch_result_saved_as_onnx(case: Case, tmp_path: Path) -> None:
     for varied in (False, True) if variant else (False,):
         args = case.args(variant, seed=11 + varied, varied=varied)
         names = [value.name for value in session.get_inputs()]
-        found = session.run(None, dict(zip(names, [to_numpy(x) for x in args], strict=True)))
-        assert gap(found, run(lowered.clamped, args)) <= ACROSS_F32
+        outputs = session.run(None, dict(zip(names, [to_numpy(x) for x in args], strict=True)))
+        assert gap(outputs, run(lowered.clamped, args)) <= ACROSS_F32
 
 
 # ---------------------------------------------------------------- the reference's own reference

@@ -89,16 +89,16 @@ def test_the_page_of_results_and_its_pictures_are_not_stale() -> None:
 
     from benchmarks import headlines, report, section
 
-    told = "run: python -m benchmarks.report"
-    assert (ROOT / "docs" / "results.md").read_text() == report.page(), told
-    assert headlines.PAGE.read_text() == headlines.page(), told
+    command = "run: python -m benchmarks.report"
+    assert (ROOT / "docs" / "results.md").read_text() == report.page(), command
+    assert headlines.PAGE.read_text() == headlines.page(), command
     shown = set()
     for modules in report.CHAPTERS.values():
         for _, each in section.sections(modules):
             record = each.read()
             if record is not None and each.draw is not None:
                 with Image.open(ROOT / "docs" / "pictures" / f"{each.record}.png") as picture:
-                    assert picture.info["Record"] == section.fingerprint(record), told
+                    assert picture.info["Record"] == section.fingerprint(record), command
                 shown.add(f"{each.record}.png")
     pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md") if path.name != "results.md")
     others = {path.name for path in (ROOT / "docs" / "pictures").glob("*.png")} - shown
@@ -109,9 +109,9 @@ def test_every_record_is_shown_and_none_is_of_a_quick_run() -> None:
     from benchmarks import report, section
     from benchmarks.measure import RECORDS
 
-    found = {each.path() for modules in report.CHAPTERS.values() for _, each in section.sections(modules)}
+    shown = {each.path() for modules in report.CHAPTERS.values() for _, each in section.sections(modules)}
     records = {path for path in RECORDS.glob("*.json") if not path.name.endswith(".part.json")}
-    assert records <= found
+    assert records <= shown
     assert not [path.name for path in records if json.loads(path.read_text())["quick"]]
 
 

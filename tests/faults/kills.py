@@ -205,14 +205,14 @@ def has(after: Files, files: Files) -> bool:
 
 def scenarios(folder: Path) -> list[Scenario]:
     """Every command that works for long, on the example's model; what they read is made here, in processes of their own."""
-    made: list[Scenario] = []
+    scenarios_of: list[Scenario] = []
     for name, prepare in SCENARIOS.items():
         place = folder / name
         for part in (place, place / "out", place / "work"):
             part.mkdir(parents=True)
         older, command = prepare(place)
-        made.append(Scenario(name, place, older, command))
-    return made
+        scenarios_of.append(Scenario(name, place, older, command))
+    return scenarios_of
 
 
 def _in_child(work: Callable[[], object]) -> None:

@@ -86,14 +86,14 @@ class Builder:
         if same is None and now is not None and least <= now.rank <= most and now.floating and self.chance(0.75):
             return now
         fitting = [
-            held
-            for held in self.values.values()
-            if held.floating
-            and least <= held.rank <= most
-            and (same is None or (held.array.dtype == same.array.dtype and held.shape == same.shape))
+            value
+            for value in self.values.values()
+            if value.floating
+            and least <= value.rank <= most
+            and (same is None or (value.array.dtype == same.array.dtype and value.shape == same.shape))
         ]
         if same is not None and len(fitting) > 1:
-            fitting = [held for held in fitting if held.name != same.name] if self.chance(0.9) else fitting
+            fitting = [value for value in fitting if value.name != same.name] if self.chance(0.9) else fitting
         return self.choose(fitting[-4:] if self.chance(0.6) else fitting)
 
     def axis(self, held: Held, *, first: int = 0) -> int:
@@ -109,9 +109,9 @@ class Builder:
         return f"{self.prefix}{hint}{len(self.values) + len(self.initializers) + len(self.nodes)}"
 
     def input(self, array: Array) -> Held:
-        held = Held(self.fresh("in"), array)
-        self.inputs[held.name] = self.values[held.name] = self.current = held
-        return held
+        value = Held(self.fresh("in"), array)
+        self.inputs[value.name] = self.values[value.name] = self.current = value
+        return value
 
     def weights(self, *shape: int, scale: float | None = None, dtype: np.dtype[Any] | None = None) -> Array:
         """Numbers of about unit size; sometimes with zeros, all alike, or whole numbers."""
@@ -135,14 +135,14 @@ class Builder:
                 if self.chance(0.6):
                     return chosen
                 array = chosen.array.copy()
-        held = Held(self.fresh("w"), array, constant=True)
-        tensor = numpy_helper.from_array(array, held.name)
+        value = Held(self.fresh("w"), array, constant=True)
+        tensor = numpy_helper.from_array(array, value.name)
         if self.chance(0.15):
-            self.nodes.append(helper.make_node("Constant", [], [held.name], value=tensor))
+            self.nodes.append(helper.make_node("Constant", [], [value.name], value=tensor))
         else:
-            self.initializers[held.name] = tensor
-        self.constants.append(held)
-        return held
+            self.initializers[value.name] = tensor
+        self.constants.append(value)
+        return value
 
     def ints(self, *numbers: int) -> Held:
         return self.const(np.array(numbers, dtype=np.int64), plain=True)
@@ -167,12 +167,12 @@ class Builder:
         attrs = {name: value for name, value in attrs.items() if value is not None}
         if any(isinstance(value, list) and not value for value in attrs.values()):
             raise Unfit("an empty list of numbers")
-        made = helper.make_node(op, [o.name if o else "" for o in operands], names, domain=domain or None, **attrs)
-        while made.input and made.input[-1] == "":
-            made.input.pop()
+        proto = helper.make_node(op, [o.name if o else "" for o in operands], names, domain=domain or None, **attrs)
+        while proto.input and proto.input[-1] == "":
+            proto.input.pop()
         if self.named:
-            made.name = f"{self.prefix}{op}_{len(self.nodes)}"
-        arrays = self._evaluate(made, [o for o in (*operands, *captured) if o is not None], names)
+            proto.name = f"{self.prefix}{op}_{len(self.nodes)}"
+        arrays = self._evaluate(proto, [o for o in (*operands, *captured) if o is not None], names)
         for array in arrays:
             if array.size > LARGEST:
                 raise Unfit("too large")
@@ -180,7 +180,7 @@ class Builder:
                 wide = array.astype(np.float64)
                 if not np.isfinite(wide).all() or (wide.size and np.abs(wide).max() > STEEPEST):
                     raise Unfit("not tame")
-        self.nodes.append(made)
+        self.nodes.append(proto)
         self.domains |= {domain} - {""}
         self.read |= {o.name for o in (*operands, *captured) if o is not None}
         results = [Held(name, array) for name, array in zip(names, arrays, strict=True)]

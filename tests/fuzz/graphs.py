@@ -72,14 +72,14 @@ def _inputs(b: Builder) -> dict[str, Feed]:
                 name = b.choose(["N", f"N{size}", f"n_{len(feeds)}_{axis}", None])
                 if name is None or symbols.setdefault(name, size) == size:  # one name, one size
                     declared[axis] = name
-        held = b.input(array)
-        feeds[held.name] = Feed(shape, b.dtype.name, tuple(declared))
+        value = b.input(array)
+        feeds[value.name] = Feed(shape, b.dtype.name, tuple(declared))
     if b.chance(0.1):
         shape = tuple(b.between(1, 4) for _ in range(b.between(1, 2)))
         last = b.current
-        held = b.input(b.rng.integers(0, 7, size=shape).astype(np.int64))
+        value = b.input(b.rng.integers(0, 7, size=shape).astype(np.int64))
         declared = ["ids" if axis == 0 and mode > 0.45 else n for axis, n in enumerate(shape)]
-        feeds[held.name] = Feed(shape, "int64", tuple(declared), below=7)
+        feeds[value.name] = Feed(shape, "int64", tuple(declared), below=7)
         b.current = last
     return feeds
 
@@ -101,9 +101,9 @@ def _grow(b: Builder) -> None:
             steps -= 1
         except Unfit:
             continue
-    for held in _leaves(b):
-        if b.chance(0.9) and held.floating:
-            b.current = held
+    for leaf in _leaves(b):
+        if b.chance(0.9) and leaf.floating:
+            b.current = leaf
             _affine(b)
 
 
@@ -122,9 +122,9 @@ def _affine(b: Builder) -> None:
 
 def _leaves(b: Builder) -> list[Held]:
     """Values that nobody reads and that are more than an input or a constant."""
-    made = {name for node in b.nodes for name in node.output if node.op_type != "Constant"}
+    results = {name for node in b.nodes for name in node.output if node.op_type != "Constant"}
     read = {name for node in b.nodes for name in node.input} | b.read
-    return [held for name, held in b.values.items() if name in made and name not in read]
+    return [value for name, value in b.values.items() if name in results and name not in read]
 
 
 def _outputs(b: Builder) -> list[Held]:
@@ -135,7 +135,7 @@ def _outputs(b: Builder) -> list[Held]:
         outputs = outputs[: b.between(1, len(outputs))]
     if b.chance(0.12):  # any value, which an input may be too
         outputs.append(b.choose([v for v in b.values.values() if not v.constant]))
-    return list({held.name: held for held in outputs}.values())
+    return list({value.name: value for value in outputs}.values())
 
 
 def _model(b: Builder, feeds: dict[str, Feed], outputs: list[Held]) -> onnx.ModelProto:
@@ -145,10 +145,10 @@ def _model(b: Builder, feeds: dict[str, Feed], outputs: list[Held]) -> onnx.Mode
         for name, feed in feeds.items()
     ]
     results = []
-    for held in outputs:
-        shape: Any = [f"o{len(results)}_{i}" for i in range(held.rank)] if dynamic else held.shape
+    for value in outputs:
+        shape: Any = [f"o{len(results)}_{i}" for i in range(value.rank)] if dynamic else value.shape
         results.append(
-            helper.make_tensor_value_info(held.name, onnx_type(held.array.dtype), None if b.chance(0.1) else shape)
+            helper.make_tensor_value_info(value.name, onnx_type(value.array.dtype), None if b.chance(0.1) else shape)
         )
     initializers = list(b.initializers.values())
     overridable = b.chance(0.05)

@@ -393,13 +393,13 @@ def numbers_in(model: onnx.ModelProto) -> tuple[int, int, int]:
 
 def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     """Initialisers and constants, those of subgraphs too."""
-    found = list(graph.initializer)
+    tensors = list(graph.initializer)
     for node in graph.node:
         for attribute in node.attribute:
-            found += [attribute.t] if attribute.type == AttributeProto.TENSOR else []
+            tensors += [attribute.t] if attribute.type == AttributeProto.TENSOR else []
             bodies = [attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs)
-            found += [tensor for body in bodies for tensor in _tensors(body)]
-    return found
+            tensors += [tensor for body in bodies for tensor in _tensors(body)]
+    return tensors
 
 
 def _needed(graph: onnx.GraphProto) -> onnx.GraphProto:

@@ -227,9 +227,9 @@ def qdq_conv(b: Builder) -> None:
     numbers, scale, point = _quantised(b, _active(b, x))
     x = b.node("DequantizeLinear", [numbers, scale, point])[0]
     pads, width = [kernel // 2 if b.chance(0.6) else 0] * 4, b.between(1, 5)
-    held, grid, zero = _stored(b, b.weights(width, channels, kernel, kernel), 0)
+    stored, grid, zero = _stored(b, b.weights(width, channels, kernel, kernel), 0)
     axis = 0 if grid.rank else None
-    operands = [x, b.node("DequantizeLinear", [held, grid, zero], axis=axis)[0]]
+    operands = [x, b.node("DequantizeLinear", [stored, grid, zero], axis=axis)[0]]
     if b.chance(0.6):
         whole = b.const(b.rng.integers(-500, 500, size=width).astype(np.int32), plain=True)
         both = np.broadcast_to(scale.array * grid.array, width if grid.rank else ()).astype(np.float32)
@@ -253,12 +253,12 @@ def q_operator(b: Builder) -> None:
     numbers, scale, point = _quantised(b, _active(b, x))
     width = b.between(1, 5)
     shape = (width, x.shape[1], 3, 3) if by_window else (x.shape[-1], width)
-    held, grid, zero = _stored(b, b.weights(*shape), 0 if by_window else 1)
+    stored, grid, zero = _stored(b, b.weights(*shape), 0 if by_window else 1)
     out, bottom = (
         b.const(np.asarray(0.05, np.float32), plain=True),
         b.const(np.asarray(0, point.array.dtype), plain=True),
     )
-    operands: list[Held | None] = [numbers, scale, point, held, grid, zero, out, bottom]
+    operands: list[Held | None] = [numbers, scale, point, stored, grid, zero, out, bottom]
     if by_window:
         if b.chance(0.6):
             operands.append(b.const(b.rng.integers(-500, 500, size=width).astype(np.int32), plain=True))

@@ -56,12 +56,12 @@ class Stepwise(nn.Module):
         for number, step in enumerate(steps):
             if "module" not in step:
                 continue
-            made = getattr(nn, step["module"])(*step["args"], **step.get("named", {})).to(dtype)
-            for name, tensor in made.state_dict().items():
+            module = getattr(nn, step["module"])(*step["args"], **step.get("named", {})).to(dtype)
+            for name, tensor in module.state_dict().items():
                 if tensor.dtype == dtype:
                     drawn = torch.randn(tensor.shape, generator=generator, dtype=dtype) * 0.6
                     tensor.copy_(drawn.abs() + 0.3 if name == "running_var" else drawn)
-            self.add_module(f"step{number}", made)
+            self.add_module(f"step{number}", module)
         read = {i for step in steps for i in step["in"]}
         self.outputs = [inputs + i for i in range(len(steps)) if inputs + i not in read]
 
@@ -113,8 +113,8 @@ def _grow(
         try:
             with torch.no_grad():
                 copies = [value.clone() for value in values]
-                made = Stepwise([*steps, step], len(values) - len(steps), 0, torch.float64).eval()
-                result = made.run_step(len(steps), copies)
+                network = Stepwise([*steps, step], len(values) - len(steps), 0, torch.float64).eval()
+                result = network.run_step(len(steps), copies)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
             continue
         if (

@@ -469,14 +469,18 @@ def pad(b: Builder) -> None:
 def resize(b: Builder) -> None:
     x = b.pick(least=3, most=4)
     scales = [1.0, 1.0, *(b.choose([1.0, 2.0, 0.5, 1.5]) for _ in range(x.rank - 2))]
-    held = b.const(np.array(scales, np.float32), plain=True)
+    scales_value = b.const(np.array(scales, np.float32), plain=True)
     mode = b.choose(["nearest", "linear"])
     if b.opset == 9:
         b.node("Upsample", [x, b.const(np.maximum(np.array(scales, np.float32), 1), plain=True)], mode=mode)
     elif b.opset == 10:
-        b.node("Resize", [x, held], mode=mode)
+        b.node("Resize", [x, scales_value], mode=mode)
     elif b.chance(0.6):
-        b.node("Resize", [x, b.const(np.zeros(0, np.float32), plain=True) if b.opset < 13 else None, held], mode=mode)
+        b.node(
+            "Resize",
+            [x, b.const(np.zeros(0, np.float32), plain=True) if b.opset < 13 else None, scales_value],
+            mode=mode,
+        )
     else:
         sizes = b.ints(*x.shape[:2], *(b.between(1, 5) for _ in range(x.rank - 2)))
         empty = b.const(np.zeros(0, np.float32), plain=True)

@@ -37,18 +37,18 @@ def test_what_failed_once_in_torch(path: Path) -> None:
 
 
 def test_a_case_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    made = worker.make(17)
-    assert made is not None
-    cases.save(made[0], tmp_path / "case.json")
+    case = worker.make(17)
+    assert case is not None
+    cases.save(case[0], tmp_path / "case.json")
     again = cases.load(tmp_path / "case.json")
-    assert again.model.SerializeToString(deterministic=True) == made[0].model.SerializeToString(deterministic=True)
-    assert again.feeds == made[0].feeds
+    assert again.model.SerializeToString(deterministic=True) == case[0].model.SerializeToString(deterministic=True)
+    assert again.feeds == case[0].feeds
 
 
 def _failures(seeds: range) -> tuple[list[str], Counter[str]]:
-    told = [worker.run(seed) for seed in seeds]
-    failed = [f"seed {t.seed}: {t.outcome.kind}: {t.outcome.detail}" for t in told if t.outcome.failed]
-    return failed, Counter(t.outcome.kind for t in told)
+    verdicts = [worker.run(seed) for seed in seeds]
+    failed = [f"seed {t.seed}: {t.outcome.kind}: {t.outcome.detail}" for t in verdicts if t.outcome.failed]
+    return failed, Counter(t.outcome.kind for t in verdicts)
 
 
 def test_fixed_seeds() -> None:

@@ -40,13 +40,13 @@ def make(seed: int) -> tuple[Case, np.random.Generator] | None:
     rng = np.random.default_rng(seed)
     try:
         model, feeds = generate(rng)
-        made = Case(model, feeds, (), seed=seed)
-        outputs = outputs_of(model, made.arrays())
+        case = Case(model, feeds, (), seed=seed)
+        outputs = outputs_of(model, case.arrays())
     except (Unfit, Refused):
         return None
     if not all(np.isfinite(array.astype(np.float64)).all() for array in outputs):
         return None
-    return made, rng
+    return case, rng
 
 
 def traced(made: Case) -> cmrc.Program | Outcome:
@@ -81,30 +81,30 @@ def run(seed: int, *, folder: Path | None = None, failures: Path | None = None, 
         return Told(seed, Outcome("no graph"))
     made, rng = fresh
     tell("judge")
-    told = Told(seed, Outcome("no site"), dict(Counter(n.op_type for n in made.model.graph.node)))
-    told.opset = made.model.opset_import[0].version
+    verdict = Told(seed, Outcome("no site"), dict(Counter(n.op_type for n in made.model.graph.node)))
+    verdict.opset = made.model.opset_import[0].version
     case, program, thorough = made, traced(made), bool(rng.random() < 0.1)
     if isinstance(program, Outcome):
-        told.outcome = program
+        verdict.outcome = program
     else:
         described: dict[str, str] = {}
         for _ in range(TRIES):
             planned = with_plan(made, program, rng, described)
             if isinstance(planned, Outcome):
-                told.outcome = planned
+                verdict.outcome = planned
             else:
                 case = planned
-                told.outcome = judge(case, program=program, folder=folder, thorough=thorough)
-            if told.outcome.kind != "refused":
+                verdict.outcome = judge(case, program=program, folder=folder, thorough=thorough)
+            if verdict.outcome.kind != "refused":
                 break
-            told.refused.append(told.outcome.detail)
-    if told.outcome.failed and failures is not None:
+            verdict.refused.append(verdict.outcome.detail)
+    if verdict.outcome.failed and failures is not None:
         tell("minimise")
-        small = minimise(case, told.outcome, seconds=15.0, thorough=thorough) if case.requests else case
-        path = failures / f"{told.outcome.kind}-{seed}.json"
-        cases.save(small, path, outcome=told.outcome.kind, detail=told.outcome.detail)
-        told.file = path.name
-    return told
+        small = minimise(case, verdict.outcome, seconds=15.0, thorough=thorough) if case.requests else case
+        path = failures / f"{verdict.outcome.kind}-{seed}.json"
+        cases.save(small, path, outcome=verdict.outcome.kind, detail=verdict.outcome.detail)
+        verdict.file = path.name
+    return verdict
 
 
 def serve(pipe: Connection, failures: Path | None, folder: Path | None) -> None:

@@ -19,12 +19,12 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 @st.composite
 def factorings(draw: Draw, size: int) -> tuple[int, ...]:
-    found = []
+    results = []
     for _ in range(draw(st.integers(0, 3))):
         factor = draw(st.sampled_from([f for f in range(1, size + 1) if size % f == 0]))
-        found.append(factor)
+        results.append(factor)
         size //= factor
-    return tuple(draw(st.permutations([*found, size])))
+    return tuple(draw(st.permutations([*results, size])))
 
 
 @st.composite
@@ -45,12 +45,12 @@ def elements(shape: tuple[int, ...], axis: int, index: tuple[int, ...]) -> set[i
 @given(reshapes())
 def test_segments_hold_the_same_elements(case: tuple[Any, ...]) -> None:
     before, after, _, _ = case
-    found = segments(before, after)
-    assert [s.before for s in found] == list(
-        zip([0, *(s.before[1] for s in found[:-1])], [s.before[1] for s in found], strict=True)
+    parts = segments(before, after)
+    assert [s.before for s in parts] == list(
+        zip([0, *(s.before[1] for s in parts[:-1])], [s.before[1] for s in parts], strict=True)
     )
-    assert (found[-1].before[1], found[-1].after[1]) == (len(before), len(after))
-    for segment in found:
+    assert (parts[-1].before[1], parts[-1].after[1]) == (len(before), len(after))
+    for segment in parts:
         assert math.prod(before[slice(*segment.before)]) == math.prod(after[slice(*segment.after)])
 
 
@@ -77,24 +77,24 @@ def test_a_slab_moves_with_its_units(case: tuple[Any, ...], data: st.DataObject)
     varies = [data.draw(st.booleans()) for _ in before]
     shape = [len(index) if i == axis else n if varies[i] else 1 for i, n in enumerate(before)]
     slab = np.random.default_rng(0).normal(0.0, 1.0, shape)
-    found = move_slab(before, after, axis, index, moved, slab)
+    slab_after = move_slab(before, after, axis, index, moved, slab)
     x = np.zeros(before)
     x[(slice(None),) * axis + (list(index),)] = slab
-    if isinstance(found, str):
-        assert found == "the constants differ along an axis that is reshaped as well"
+    if isinstance(slab_after, str):
+        assert slab_after == "the constants differ along an axis that is reshaped as well"
         return
     y = np.zeros(after)
-    y[(slice(None),) * moved.axis + (list(moved.index),)] = found
+    y[(slice(None),) * moved.axis + (list(moved.index),)] = slab_after
     assert np.array_equal(x.reshape(after), y)
 
 
 @given(reshapes())
 def test_blocks_are_the_elements_of_each_unit_in_order(case: tuple[Any, ...]) -> None:
     before, after, axis, index = case
-    found = blocks(before, after, axis, index)
-    assume(not isinstance(found, str))
-    assert not isinstance(found, str)
-    new_axis, places = found
+    runs = blocks(before, after, axis, index)
+    assume(not isinstance(runs, str))
+    assert not isinstance(runs, str)
+    new_axis, places = runs
     others = [n for i, n in enumerate(before) if i != axis]
     numbers = np.arange(math.prod(before))
     old, new = np.moveaxis(numbers.reshape(before), axis, 0), np.moveaxis(numbers.reshape(after), new_axis, 0)

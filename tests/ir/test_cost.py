@@ -74,9 +74,9 @@ def test_attention_in_onnx(nodes: str, apart: bool, opset: int) -> None:
 
 def test_packed_attention_counts_its_projections_too() -> None:
     width, tokens = HEADS * SIZE, 5
-    made = model(f"y = com.microsoft.Attention <num_heads = {HEADS}> (x, w)", {"x": (BATCH, tokens, width)}, 17)
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((width, 3 * width), np.float32), "w"))
-    assert cmrc.trace(made).cost().macs == BATCH * tokens * width * (3 * width) + 2 * BATCH * tokens * tokens * width
+    proto = model(f"y = com.microsoft.Attention <num_heads = {HEADS}> (x, w)", {"x": (BATCH, tokens, width)}, 17)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((width, 3 * width), np.float32), "w"))
+    assert cmrc.trace(proto).cost().macs == BATCH * tokens * width * (3 * width) + 2 * BATCH * tokens * tokens * width
 
 
 def test_sizes_of_run_time_count_as_given() -> None:

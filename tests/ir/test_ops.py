@@ -399,9 +399,11 @@ def test_arithmetic_runs_in_float64_and_is_cast_once() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
 def test_narrow_dtypes(dtype: str) -> None:
-    made = materialise(Apply("pointwise", (literal([1.0, 0.3]), literal(1.0)), {"fn": "mul", "rank": 1}, (2,), dtype))
-    assert made.dtype.name == dtype
-    assert constant(ArrayLiteral(made)).dtype == np.float64
+    product = materialise(
+        Apply("pointwise", (literal([1.0, 0.3]), literal(1.0)), {"fn": "mul", "rank": 1}, (2,), dtype)
+    )
+    assert product.dtype.name == dtype
+    assert constant(ArrayLiteral(product)).dtype == np.float64
 
 
 BROKEN = [

@@ -16,8 +16,8 @@ from cmrc.ir.tensors import Quantised, constant, fold
 
 
 def leaf(array: object, dtype: str = "float16") -> Leaf:
-    held = np.asarray(array, dtype)
-    return Leaf("w", held.shape, dtype, lambda: held)
+    stored = np.asarray(array, dtype)
+    return Leaf("w", stored.shape, dtype, lambda: stored)
 
 
 def add(a: Tensor, b: Tensor, dtype: str = "float16") -> Tensor:
@@ -34,8 +34,8 @@ def test_a_sum_that_overflows_is_refused() -> None:
 
 
 def test_a_sum_that_fits_a_wider_type_is_not() -> None:
-    found = fold(add(leaf([1.0, 6e4]), leaf([1.0, 6e4]), "float32"), "float32", name="fc.bias")
-    assert found.tolist() == [2.0, 120000.0]
+    folded = fold(add(leaf([1.0, 6e4]), leaf([1.0, 6e4]), "float32"), "float32", name="fc.bias")
+    assert folded.tolist() == [2.0, 120000.0]
 
 
 def test_float64_may_overflow_too() -> None:
@@ -52,14 +52,14 @@ def test_bfloat16_has_the_range_of_float32() -> None:
 
 def test_what_is_infinite_in_the_model_stays_so() -> None:
     """A mask of minus infinity, shifted."""
-    found = fold(add(leaf([-np.inf, 0.0]), leaf([1.0, 1.0])), "float16", name="mask")
-    assert found.tolist() == [-np.inf, 1.0]
+    folded = fold(add(leaf([-np.inf, 0.0]), leaf([1.0, 1.0])), "float16", name="mask")
+    assert folded.tolist() == [-np.inf, 1.0]
 
 
 def test_an_array_of_the_graph_is_copied() -> None:
     array = np.ones(3, np.float32)
-    found = fold(ArrayLiteral(array), "float32", name="b")
-    found[:] = 2
+    folded = fold(ArrayLiteral(array), "float32", name="b")
+    folded[:] = 2
     assert array.tolist() == [1, 1, 1]
 
 

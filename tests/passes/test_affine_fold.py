@@ -400,9 +400,9 @@ DECLINES_LATER: list[tuple[Callable[[], Graph], str]] = [
 
 @pytest.mark.parametrize(("build", "reason"), DECLINES, ids=[build.__name__ for build, _ in DECLINES])
 def test_stops(build: Callable[[], Graph], reason: str) -> None:
-    found = reasons(affine_fold.run, build())
-    assert reason in found
-    assert found <= {reason, "it is an output of the model"}
+    declined = reasons(affine_fold.run, build())
+    assert reason in declined
+    assert declined <= {reason, "it is an output of the model"}
 
 
 @pytest.mark.parametrize(("build", "reason"), DECLINES_LATER, ids=[build.__name__ for build, _ in DECLINES_LATER])

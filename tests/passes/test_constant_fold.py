@@ -415,9 +415,9 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
 
 @pytest.mark.parametrize(("build", "reason"), DECLINES, ids=[build.__name__ for build, _ in DECLINES])
 def test_stops(build: Callable[[], Graph], reason: str) -> None:
-    found = reasons(constant_fold.run, build())
-    assert reason in found
-    assert found <= {reason, "it is an output of the model"}
+    declined = reasons(constant_fold.run, build())
+    assert reason in declined
+    assert declined <= {reason, "it is an output of the model"}
 
 
 def test_every_reason_is_tested() -> None:
@@ -429,8 +429,8 @@ def test_every_reason_is_tested() -> None:
 
 
 def test_units_that_stay_in_one_operand_say_so() -> None:
-    found = reasons(constant_fold.run, CONSTANT["pointwise-residual"](), moves=True)
-    assert found == {"these units are replaced in one operand only"}
+    declined = reasons(constant_fold.run, CONSTANT["pointwise-residual"](), moves=True)
+    assert declined == {"these units are replaced in one operand only"}
 
 
 def test_an_op_that_reads_sizes_does_not_see_a_replacement() -> None:

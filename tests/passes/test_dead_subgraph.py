@@ -231,9 +231,9 @@ DECLINES_LATER: list[tuple[Callable[[], Graph], str]] = [
 
 @pytest.mark.parametrize(("build", "reason"), DECLINES, ids=[build.__name__ for build, _ in DECLINES])
 def test_stops(build: Callable[[], Graph], reason: str) -> None:
-    found = reasons(dead_subgraph.run, build())
-    assert reason in found
-    assert found <= {reason, "it is an input of the model"}
+    declined = reasons(dead_subgraph.run, build())
+    assert reason in declined
+    assert declined <= {reason, "it is an input of the model"}
 
 
 @pytest.mark.parametrize(("build", "reason"), DECLINES_LATER, ids=[build.__name__ for build, _ in DECLINES_LATER])

@@ -25,8 +25,8 @@ graph(%x: float32[N,4]) -> (%y, %side)
 
 
 def screen(*sites: str) -> str:
-    made = cut(parse(SOURCE), sites)
-    return "\n".join(f"; piece {i}\n{to_text(piece)}" for i, piece in enumerate(made.pieces)) + "\n"
+    pieces = cut(parse(SOURCE), sites)
+    return "\n".join(f"; piece {i}\n{to_text(piece)}" for i, piece in enumerate(pieces.pieces)) + "\n"
 
 
 @pytest.mark.parametrize("sites", [("a",), ("a", "d"), ("a", "side"), ("x",), ()], ids="-".join)
@@ -38,17 +38,17 @@ def test_pieces(sites: tuple[str, ...], golden: Callable[[str, str], None]) -> N
 def test_pieces_hold_together(sites: tuple[str, ...]) -> None:
     """Each is a graph in itself; what it reads was made before; work on the inputs' numbers is done once."""
     graph = parse(SOURCE)
-    made = cut(graph, sites)
+    pieces = cut(graph, sites)
     known = {value.name for value in graph.inputs}
     done: list[str] = []
-    for piece in made.pieces:
+    for piece in pieces.pieces:
         verify_graph(piece)
         assert {value.name for value in piece.inputs} <= known
         known |= set(piece.outputs)
-        done += [node.name for node in piece.nodes if node.name not in made.free]
-    assert sorted(done) == sorted(node.name for node in graph.nodes if node.name not in made.free)
+        done += [node.name for node in piece.nodes if node.name not in pieces.free]
+    assert sorted(done) == sorted(node.name for node in graph.nodes if node.name not in pieces.free)
     assert set(graph.outputs) <= known
-    assert made.free == {"n", "ones"}
+    assert pieces.free == {"n", "ones"}
 
 
 def test_levels_count_the_sites_on_the_way() -> None:

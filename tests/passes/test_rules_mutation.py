@@ -34,7 +34,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def broken(run: Pass, examples: dict[str, Example]) -> list[str]:
     """The examples whose meaning a pass changes by far more than rounding, or on which it fails."""
-    found = []
+    results = []
     for name, build in examples.items():
         graph = build()
         inputs = batch(graph, **SIZES)
@@ -45,8 +45,8 @@ def broken(run: Pass, examples: dict[str, Example]) -> list[str]:
         except Exception:  # a mutant may also fall over
             distance = np.inf
         if distance > MOVES * EXACT_F64:
-            found.append(name)
-    return found
+            results.append(name)
+    return results
 
 
 PASSES: dict[str, tuple[Pass, dict[str, Example]]] = {
@@ -219,6 +219,6 @@ def test_a_wrong_rule_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -
     name, patch, expected = MUTANTS[mutant]
     patch(monkeypatch)
     module = {"constant_fold": constant_fold, "affine_fold": affine_fold, "dead_subgraph": dead_subgraph}[name]
-    found = broken(lambda graph, log: module.run(graph, log), PASSES[name][1])
-    assert found
-    assert expected <= set(found)
+    broken_rules = broken(lambda graph, log: module.run(graph, log), PASSES[name][1])
+    assert broken_rules
+    assert expected <= set(broken_rules)

@@ -216,11 +216,11 @@ def test_constants_by_position_are_stored_as_factors_where_their_product_is_larg
     lowered = cmrc.lower(program, plan)
     assert lowered.check([x.numpy()]).holds
     if host == "fx":  # torch's exporter multiplies small factors itself
-        held = [sum(t.numel() for t in m.state_dict().values()) for m in (lowered.module, model)]
+        numbers = [sum(t.numel() for t in m.state_dict().values()) for m in (lowered.module, model)]
     else:
         lowered.save(tmp_path / "small.onnx")
-        held = [numbers_in(tmp_path / name) for name in ("small.onnx", "wide.onnx")]
-    assert held[0] < held[1]
+        numbers = [numbers_in(tmp_path / name) for name in ("small.onnx", "wide.onnx")]
+    assert numbers[0] < numbers[1]
     assert not lowered.report.growth()
     clamped = program.clamped(plan)
     expected, got = (h.run([x.numpy()]) for h in (clamped, lowered.host))

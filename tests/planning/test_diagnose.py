@@ -25,15 +25,15 @@ def test_the_off_diagonal_ratio_bounds_what_adding_up_leaves_out() -> None:
     factor = rng.normal(size=(12, 8))
     curvature = factor.T @ factor
     for units in ([0, 3, 5], [1, 2, 4, 6, 7]):
-        found = diagnose.coupling_of(curvature, units)
+        coupled = diagnose.coupling_of(curvature, units)
         block = curvature[np.ix_(units, units)]
-        assert found.ratio == pytest.approx(np.linalg.norm(block - np.diag(np.diag(block))) / np.linalg.norm(block))
-        assert found.smallest == pytest.approx(np.linalg.eigvalsh(block)[0])
+        assert coupled.ratio == pytest.approx(np.linalg.norm(block - np.diag(np.diag(block))) / np.linalg.norm(block))
+        assert coupled.smallest == pytest.approx(np.linalg.eigvalsh(block)[0])
         for _ in range(200):
             delta = rng.normal(size=len(units))
             apart = abs(0.5 * delta @ block @ delta - 0.5 * delta @ (block.diagonal() * delta))
-            assert apart <= found.bound(delta) * (1 + 1e-12)
-            assert apart <= found.relative * (0.5 * delta @ block @ delta) * (1 + 1e-12)
+            assert apart <= coupled.bound(delta) * (1 + 1e-12)
+            assert apart <= coupled.relative * (0.5 * delta @ block @ delta) * (1 + 1e-12)
     assert diagnose.coupling_of(np.diag([1.0, 2.0]), [0, 1]).ratio == 0.0
     assert diagnose.coupling_of(np.zeros((2, 2)), [0, 1]).ratio == 0.0
     assert diagnose.coupling_of(np.ones((2, 2)), [0, 1]).relative == np.inf
@@ -45,9 +45,9 @@ def test_blocks_of_a_site_are_taken_from_its_curvature() -> None:
     weight = program.graph.leaves()["layers.2.weight"].load()
     p = torch.from_numpy(program.run([x])[0]).softmax(1).numpy()
     middle = np.diag(p.mean(0)) - p.T @ p / 50
-    found = diagnose.coupling(stats, size=4, blocks=3)
-    assert len(found) == 3
-    for block in found:
+    coupled = diagnose.coupling(stats, size=4, blocks=3)
+    assert len(coupled) == 3
+    for block in coupled:
         expected = diagnose.coupling_of(weight.T @ middle @ weight, block.units)
         assert block.ratio == pytest.approx(expected.ratio)
 
@@ -112,11 +112,11 @@ def test_predictions_are_compared_with_what_clamping_does(loss: str) -> None:
     program, (x, y) = mlp(), data(300, 5)
     targets = y if loss != "squared-error" else data(300, 4, seed=4)[0]
     stats = cmrc.calibrate(program, [(x, targets)], sites="acts.1", need=NEEDS, loss=loss)
-    found = diagnose.predictions(program, stats, "acts.1", [(x, targets)], loss=loss)
-    assert found.units == tuple(range(6))
-    assert found.correlation > 0.9
+    predicted = diagnose.predictions(program, stats, "acts.1", [(x, targets)], loss=loss)
+    assert predicted.units == tuple(range(6))
+    assert predicted.correlation > 0.9
     exact = loss in ("logit", "squared-error")  # quadratic in the unit
-    assert distance(found.predicted, found.measured) < (EXACT_F64 if exact else 0.1)
+    assert distance(predicted.predicted, predicted.measured) < (EXACT_F64 if exact else 0.1)
     if loss == "cross-entropy":
         with pytest.raises(StatsError, match="the data have no labels"):
             diagnose.predictions(program, stats, "acts.1", [x])
@@ -125,9 +125,9 @@ def test_predictions_are_compared_with_what_clamping_does(loss: str) -> None:
 def test_more_data_bring_the_kept_set_closer() -> None:
     program, (x, y) = mlp((5, 16, 12, 4)), data(800, 5)
     parts = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 800, 20)]
-    found = diagnose.sensitivity(program, parts, "acts.0", make_recipe(preset="joint"), parts=(0.025, 0.5))
-    assert [s.samples for s in found] == [20, 400, 800]
-    assert found[0].jaccard < found[1].jaccard <= found[2].jaccard == 1.0
+    sensitivities = diagnose.sensitivity(program, parts, "acts.0", make_recipe(preset="joint"), parts=(0.025, 0.5))
+    assert [s.samples for s in sensitivities] == [20, 400, 800]
+    assert sensitivities[0].jaccard < sensitivities[1].jaccard <= sensitivities[2].jaccard == 1.0
 
 
 def test_mu_is_that_of_the_perturbations_considered() -> None:
@@ -150,10 +150,10 @@ def test_kinks_are_found_where_a_replacement_crosses_one() -> None:
     program, (x, y) = mlp(), data(40, 5)
     stats = cmrc.calibrate(program, [(x, y)], sites="acts.*", need=NEEDS)
     constants, _ = optimal_constant(stats["acts.0"])
-    found = diagnose.kinks(program, stats["acts.0"], constants, [(x, y)], count=7)
+    counted = diagnose.kinks(program, stats["acts.0"], constants, [(x, y)], count=7)
     a = activations(program, x, "acts.0")
     weight, bias = (program.graph.leaves()[f"layers.1.{name}"].load() for name in ("weight", "bias"))
-    for unit, share in zip(found.units, found.share, strict=True):
+    for unit, share in zip(counted.units, counted.share, strict=True):
         patterns = []
         for part in np.linspace(0, 1, 101):
             moved = a.copy()
@@ -161,7 +161,7 @@ def test_kinks_are_found_where_a_replacement_crosses_one() -> None:
             patterns.append(moved @ weight.T + bias > 0)
         crossed = (np.stack(patterns) != patterns[0]).any(axis=(0, 2))
         assert share == crossed.mean()
-    assert not found.holds
+    assert not counted.holds
     last = diagnose.kinks(program, stats["acts.1"], optimal_constant(stats["acts.1"])[0], [(x, y)])
     assert last.holds
 
@@ -169,12 +169,12 @@ def test_kinks_are_found_where_a_replacement_crosses_one() -> None:
 def test_every_finding_has_a_number_and_a_sentence_of_advice() -> None:
     program, (x, y) = mlp(), data(200, 5)
     parts = [(x[i : i + 50], y[i : i + 50]) for i in range(0, 200, 50)]
-    found = examine(program, parts, make_recipe(loss="cross-entropy"), sites=["acts.0", "acts.1"], count=4)
-    assert [(f.site, f.what) for f in found] == [
+    findings = examine(program, parts, make_recipe(loss="cross-entropy"), sites=["acts.0", "acts.1"], count=4)
+    assert [(f.site, f.what) for f in findings] == [
         (site, what) for site in ("acts.0", "acts.1") for what in ("coupling", "predictions", "kinks", "sensitivity")
     ]
-    assert all(f.value is not None and f.advice.endswith(".") for f in found)
-    by_name = {(f.site, f.what): f for f in found}
+    assert all(f.value is not None and f.advice.endswith(".") for f in findings)
+    by_name = {(f.site, f.what): f for f in findings}
     assert len(by_name["acts.0", "predictions"].points) == 4
     assert [samples for samples, _ in by_name["acts.0", "sensitivity"].points] == [50.0, 100.0, 200.0]
     assert by_name["acts.1", "kinks"].good
@@ -183,8 +183,8 @@ def test_every_finding_has_a_number_and_a_sentence_of_advice() -> None:
 
 def test_where_the_remainder_has_no_bound_the_advice_says_why() -> None:
     program, (x, y) = mlp(act=nn.GELU), data(60, 5)
-    found = examine(program, [(x, y)], make_recipe(loss="kl"), sites="acts.0", count=2)
-    (kinks,) = (f for f in found if f.what == "kinks")
+    findings = examine(program, [(x, y)], make_recipe(loss="kl"), sites="acts.0", count=2)
+    (kinks,) = (f for f in findings if f.what == "kinks")
     assert (
         kinks.advice
         == "The remainder has no bound here (the bound is for ReLU networks without branches): trust measured loss."
@@ -201,7 +201,7 @@ def test_where_curvature_is_not_known_the_reason_stands_in_its_place(monkeypatch
     calibrate = cmrc.calibrate
     monkeypatch.setattr(advice, "calibrate", refused)
     program, (x, y) = mlp(), data(120, 5)
-    found = examine(program, [(x[:60], y[:60]), (x[60:], y[60:])], make_recipe(loss="kl"), sites="acts.0", count=2)
-    assert [f.what for f in found] == ["curvature", "sensitivity"]
-    assert found[0].value is None
-    assert found[0].advice == "not known here: there are no gradients here. Judge plans by `cmrc verify`."
+    findings = examine(program, [(x[:60], y[:60]), (x[60:], y[60:])], make_recipe(loss="kl"), sites="acts.0", count=2)
+    assert [f.what for f in findings] == ["curvature", "sensitivity"]
+    assert findings[0].value is None
+    assert findings[0].advice == "not known here: there are no gradients here. Judge plans by `cmrc verify`."

@@ -96,8 +96,8 @@ def test_the_maps_are_those_of_least_squares_between_elements() -> None:
     assert distance(entry.weight, wanted[:-1].T) < 1e-3  # a ridge of 1e-6 lies between
     constants = cmrc.plan(program, data=[x], sites=[site.name], preset="reconstruction", keep=0.5)
     errors = []
-    for made in (plan, constants):
-        run = program.clamped(made).run({program.host.inputs[0]: x})
+    for plan_made in (plan, constants):
+        run = program.clamped(plan_made).run({program.host.inputs[0]: x})
         errors.append(float(((run[0] - program.run((x,))[0]) ** 2).mean()))
     assert errors[0] < errors[1]
 

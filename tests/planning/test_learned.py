@@ -22,9 +22,9 @@ SAMPLED = 0.05  # between moments of 7,680 swaps and of 420,000
 
 
 def site(rows: np.ndarray) -> SiteStats:
-    found = SiteStats(Columns("site", "site", 1, rows.shape[1]), frozenset(NEED))
-    found.add(rows)
-    return found
+    stats = SiteStats(Columns("site", "site", 1, rows.shape[1]), frozenset(NEED))
+    stats.add(rows)
+    return stats
 
 
 def test_the_map_has_the_least_divergence_under_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +97,10 @@ def test_units_that_reach_nothing_keep_the_first_fit() -> None:
     rows, weight = rng.normal(size=(60, 4)), rng.normal(size=(3, 4))
     weight[:, [1, 2]] = 0.0
     first = fits.affine(site(rows), [1, 2], interchange=0.5)
-    found = learned(site(rows), [1, 2], first, weight, np.zeros(3), interchange=0.5)
+    fit = learned(site(rows), [1, 2], first, weight, np.zeros(3), interchange=0.5)
     assert first.weight is not None
-    assert found.weight is not None
-    assert distance(found.weight, first.weight) == 0.0
+    assert fit.weight is not None
+    assert distance(fit.weight, first.weight) == 0.0
 
 
 def test_a_learned_plan_folds_exactly_and_beats_least_squares_in_kl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,18 +115,18 @@ def test_a_learned_plan_folds_exactly_and_beats_least_squares_in_kl(monkeypatch:
     lowered = cmrc.lower(program, plan)
     assert lowered.check((x[:8],)).holds
     fresh = data(600, 5, seed=2)
-    found, other = (cmrc.verify(program, p, [fresh], swaps=2000, controls=False).kl.value for p in (plan, squares))
-    assert found < 0.9 * other
+    kl, other = (cmrc.verify(program, p, [fresh], swaps=2000, controls=False).kl.value for p in (plan, squares))
+    assert kl < 0.9 * other
 
 
 def test_where_logits_are_not_linear_in_the_units_the_least_squares_fit_stays_and_the_plan_says_so() -> None:
     program, (x, y) = mlp(), data(60, 5)
-    made = {
+    document = {
         preset: cmrc.plan(program, data=[(x, y)], sites=["acts.0"], preset=preset, keep=4)
         for preset in ("joint-learned", "joint-interchange")
     }
-    assert made["joint-learned"].made["sites"]["acts.0"]["learned"] is False
-    one, other = (plan.entries[0] for plan in made.values())
+    assert document["joint-learned"].made["sites"]["acts.0"]["learned"] is False
+    one, other = (plan.entries[0] for plan in document.values())
     assert one.units == other.units
     assert np.array_equal(np.asarray(one.weight), np.asarray(other.weight))
     few = cmrc.calibrate(program, [(x[:5], y[:5])], sites="acts.1", need=NEED)["acts.1"]

@@ -27,9 +27,9 @@ EVERYTHING = ("scatter", "range", "curvature", "coupling", "rows")
 
 
 def stats_of(rows: np.ndarray, g: np.ndarray | None = None, h: np.ndarray | None = None) -> SiteStats:
-    found = SiteStats(Columns("site", "site", 1, rows.shape[1]), frozenset(EVERYTHING))
-    found.add(rows, gradient=g, curvature=h)
-    return found
+    stats = SiteStats(Columns("site", "site", 1, rows.shape[1]), frozenset(EVERYTHING))
+    stats.add(rows, gradient=g, curvature=h)
+    return stats
 
 
 def correlated(n: int, d: int, seed: int = 0) -> np.ndarray:
@@ -48,9 +48,9 @@ def test_the_optimal_constant_and_its_score_minimise_the_quadratic() -> None:
     risk = constant_risk(stats, constant)
     assert not fell_back.any()
     for j in range(5):
-        found = minimize_scalar(lambda c, j=j: np.mean(g[:, j] * (c - a[:, j]) + 0.5 * h[:, j] * (c - a[:, j]) ** 2))
-        assert abs(found.x - constant[j]) < 1e-6
-        assert abs(found.fun - risk[j]) < EXACT_F64
+        best = minimize_scalar(lambda c, j=j: np.mean(g[:, j] * (c - a[:, j]) + 0.5 * h[:, j] * (c - a[:, j]) ** 2))
+        assert abs(best.x - constant[j]) < 1e-6
+        assert abs(best.fun - risk[j]) < EXACT_F64
         # eq. score-closed, as printed
         n = len(a)
         printed = (a[:, j] @ (h[:, j] * a[:, j])) / (2 * n) - g[:, j] @ a[:, j] / n
@@ -158,13 +158,13 @@ def test_a_block_is_scored_by_all_curvature_between_its_columns() -> None:
     rng = np.random.default_rng(0)
     rows, factors, g = rng.normal(size=(50, 6)) + 1.0, rng.normal(size=(50, 4, 6)), rng.normal(size=(50, 6))
     h = (factors**2).sum(1)
-    found = {}
+    scores = {}
     for features in (1, 3):
         stats = SiteStats(Columns("site", "site", 1, 6 // features, features), frozenset(EVERYTHING))
         stats.add(rows, gradient=g, curvature=h, factors=factors)
-        found[features] = {name: score(name, Context(None, stats)) for name in ("task", "block")}  # type: ignore[arg-type]
-    assert distance(found[1]["block"].score, found[1]["task"].score) < EXACT_F64
-    assert distance(found[1]["block"].constant, found[1]["task"].constant) < EXACT_F64
+        scores[features] = {name: score(name, Context(None, stats)) for name in ("task", "block")}  # type: ignore[arg-type]
+    assert distance(scores[1]["block"].score, scores[1]["task"].score) < EXACT_F64
+    assert distance(scores[1]["block"].constant, scores[1]["task"].constant) < EXACT_F64
     for unit, own in enumerate((slice(0, 3), slice(3, 6))):
 
         def risk(c: np.ndarray, own: slice = own) -> float:
@@ -173,9 +173,9 @@ def test_a_block_is_scored_by_all_curvature_between_its_columns() -> None:
             return float(((g[:, own] * delta).sum(1) + 0.5 * (moved**2).sum(1)).mean())
 
         least = minimize(risk, np.zeros(3), options={"gtol": 1e-10})
-        assert found[3]["block"].score[unit] == pytest.approx(least.fun, abs=1e-8)
-        assert found[3]["block"].constant[own] == pytest.approx(least.x, abs=1e-4)
-        assert abs(found[3]["task"].score[unit] - least.fun) > 1e-3
+        assert scores[3]["block"].score[unit] == pytest.approx(least.fun, abs=1e-8)
+        assert scores[3]["block"].constant[own] == pytest.approx(least.x, abs=1e-4)
+        assert abs(scores[3]["task"].score[unit] - least.fun) > 1e-3
 
 
 # ---------------------------------------------------------------- who reads
@@ -189,9 +189,9 @@ def test_readers_are_found_behind_reshapes_norms_and_pools() -> None:
     }
     leaves = program.graph.leaves()
     kernel = leaves["conv2.weight"].load()
-    found = outgoing(program, columns["act1"])
-    assert distance((found**2).sum(0), (kernel**2).sum((0, 2, 3))) < EXACT_F64
-    assert distance(found.T @ found, np.einsum("oihw,ojhw->ij", kernel, kernel)) < EXACT_F64
+    matrix = outgoing(program, columns["act1"])
+    assert distance((matrix**2).sum(0), (kernel**2).sum((0, 2, 3))) < EXACT_F64
+    assert distance(matrix.T @ matrix, np.einsum("oihw,ojhw->ij", kernel, kernel)) < EXACT_F64
     head = leaves["head.weight"].load().reshape(4, 5, 4)  # a plane of 2 x 2 for each channel
     assert distance(outgoing(program, columns["act2"]).T @ outgoing(program, columns["act2"]),
                     np.einsum("ocp,odp->cd", head, head)) < EXACT_F64  # fmt: skip
@@ -278,10 +278,10 @@ def test_the_joint_refit_minimises_the_coupled_quadratic() -> None:
         return float(np.mean((g[:, chosen] * delta).sum(1) + 0.5 * joint))
 
     free = minimize(risk, a[:, chosen].mean(0), method="BFGS", options={"gtol": 1e-9})
-    found = replace.refit(stats, chosen, clip=False, ridge=1e-12).bias
-    assert abs(risk(found) - free.fun) < 1e-8
+    bias = replace.refit(stats, chosen, clip=False, ridge=1e-12).bias
+    assert abs(risk(bias) - free.fun) < 1e-8
     apart = optimal_constant(stats, clip=False)[0][chosen]
-    assert risk(found) < risk(apart)
+    assert risk(bias) < risk(apart)
     clipped = replace.refit(stats, chosen).bias
     assert (clipped >= a[:, chosen].min(0) - EXACT_F64).all()
     assert (clipped <= a[:, chosen].max(0) + EXACT_F64).all()
@@ -360,8 +360,8 @@ def test_weighted_least_squares_solve_the_normal_equations(rule: str) -> None:
         design = np.concatenate([np.ones((120, 1)), a[:, used]], axis=1)
         normal = design.T @ (h[:, [unit]] * design)
         theta = np.linalg.solve(normal, design.T @ (h[:, unit] * a[:, unit]) - design.T @ g[:, unit])
-        held = [fit.weight[row, fit.parents.index(k)] for k in used]
-        assert distance(held, theta[1:]) < 1e-8
+        entries = [fit.weight[row, fit.parents.index(k)] for k in used]
+        assert distance(entries, theta[1:]) < 1e-8
         assert abs(fit.bias[row] - theta[0]) < 1e-8
     if rule == "pearson":
         correlation = np.abs(np.corrcoef(a.T))[2, [0, 1, 4, 5, 6]]

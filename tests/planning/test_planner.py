@@ -178,7 +178,7 @@ def test_latency_is_measured_on_onnx_models(program: cmrc.Program) -> None:
     plan = cmrc.plan(onnx, data=[x], preset="joint", budget={"of": "latency", "amount": 1000})
     assert plan.made["recipe"]["budget"] == {"of": "latency", "amount": 1000}
     # a second is more than enough as it is: only units that never vary go
-    assert sum(told["predicted"] for told in plan.made["sites"].values()) < EXACT_F64
+    assert sum(site["predicted"] for site in plan.made["sites"].values()) < EXACT_F64
     with pytest.raises(HostError, match="latency is measured under onnxruntime"):
         cmrc.plan(program, data=[x], preset="joint", budget={"of": "latency", "amount": 0.9})
 
@@ -196,9 +196,9 @@ def test_a_schedule_scores_anew_and_keeps_what_is_gone(program: cmrc.Program) ->
     stats = cmrc.calibrate(program, batches, sites="acts.0", need=("curvature", "range"), host=program.clamped(half))
     from cmrc.planning import objectives
 
-    found = objectives.score("task", objectives.Context(program, stats["acts.0"]))
+    scores = objectives.score("task", objectives.Context(program, stats["acts.0"]))
     left = complement(earlier.units, 16)
-    expected = set(left[np.argsort(found.score[left])[:4]].tolist())
+    expected = set(left[np.argsort(scores.score[left])[:4]].tolist())
     assert set(entry.units) - set(earlier.units) == expected
     joint = cmrc.plan(program, data=batches, preset="joint", keep=0.5, schedule=[0.75])
     assert cmrc.lower(program, joint).check((x[:8],)).holds
@@ -370,17 +370,17 @@ def test_sites_that_nobody_names_are_those_of_the_statistics(program: cmrc.Progr
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    held = np.load(DIGITS / "digits_train.npz")
-    np.savez("data.npz", image=held["images"][:400], labels=held["labels"][:400])
+    digits = np.load(DIGITS / "digits_train.npz")
+    np.savez("data.npz", image=digits["images"][:400], labels=digits["labels"][:400])
     return tmp_path
 
 
 def test_from_a_model_and_data_to_a_smaller_model(folder: Path) -> None:
     model = str(DIGITS / "digits.onnx")
-    made = cli("plan", model, "--data", "data.npz", "--preset", "joint", "--keep", "act3=0.5", "--sites", "act3",
+    answer = cli("plan", model, "--data", "data.npz", "--preset", "joint", "--keep", "act3=0.5", "--sites", "act3",
                "-o", "plan.json", "--plot", "scores.png")  # fmt: skip
-    assert made.exit_code == 0, made.output
-    assert "joint: objective logit, selection joint, replacement affine; seed 0" in made.stdout
+    assert answer.exit_code == 0, answer.output
+    assert "joint: objective logit, selection joint, replacement affine; seed 0" in answer.stdout
     assert (folder / "scores.png").read_bytes().startswith(b"\x89PNG")
     shown = cli("plan", "show", "plan.json")
     assert "affine function of 64 units" in shown.stdout
@@ -419,10 +419,10 @@ def test_statistics_are_made_once_and_used_often(folder: Path) -> None:
     apart = cli("plan", "diff", "a.json", "b.json")
     assert apart.exit_code == 1
     assert "Jaccard of kept" in apart.stdout
-    told = json.loads(cli("plan", "diff", "a.json", "b.json", "--json").stdout)
-    row = told["sites"][0]
+    document = json.loads(cli("plan", "diff", "a.json", "b.json", "--json").stdout)
+    row = document["sites"][0]
     kept = [set(complement(cmrc.Plan.load(f"{name}.json").entries[0].units, 128).tolist()) for name in "ab"]
-    assert (told["same"], row["site"]) == (False, "act3")
+    assert (document["same"], row["site"]) == (False, "act3")
     assert row["jaccard"] == pytest.approx(len(kept[0] & kept[1]) / len(kept[0] | kept[1]))
 
 
@@ -477,18 +477,20 @@ def test_the_smallest_plan_of_which_a_target_is_certified(tmp_path: Path) -> Non
     stats = cmrc.calibrate(program, train, sites="act4", need=["scatter"])
     given = {"sites": ["act4"], "certify": "iia>=0.9", "held_out": test, "keeps": [0.9, 0.75, 0.5, 0.25]}
     plan = cmrc.plan(program, stats, **given)
-    told = plan.made["certificate"]
-    assert told["keep"] in (0.9, 0.75, 0.5)
-    assert [t["holds"] for t in told["tests"]] == [True] * (len(told["tests"]) - 1) + [told["tests"][-1]["holds"]]
-    assert told["tests"][-1]["holds"] is not True
+    certificate = plan.made["certificate"]
+    assert certificate["keep"] in (0.9, 0.75, 0.5)
+    assert [t["holds"] for t in certificate["tests"]] == [True] * (len(certificate["tests"]) - 1) + [
+        certificate["tests"][-1]["holds"]
+    ]
+    assert certificate["tests"][-1]["holds"] is not True
     swapped = cmrc.verify(program, plan, test, controls=False)
-    assert np.isclose(told["without_swaps"]["d2"], swapped.d2.value, rtol=0.3)  # of other data
-    assert told["without_swaps"]["iia"] < swapped.iia.value
-    assert plan.made["sites"]["act4"]["kept"] == round(told["keep"] * 64)
+    assert np.isclose(certificate["without_swaps"]["d2"], swapped.d2.value, rtol=0.3)  # of other data
+    assert certificate["without_swaps"]["iia"] < swapped.iia.value
+    assert plan.made["sites"]["act4"]["kept"] == round(certificate["keep"] * 64)
     assert cmrc.verify(program, cmrc.lower(program, plan), test, seed=7, controls=False).iia.high > 0.9
     plan.save(tmp_path / "plan.json")
-    assert cmrc.Plan.load(tmp_path / "plan.json").made["certificate"] == told
-    assert cmrc.plan(program, stats, **given).made["certificate"] == told
+    assert cmrc.Plan.load(tmp_path / "plan.json").made["certificate"] == certificate
+    assert cmrc.plan(program, stats, **given).made["certificate"] == certificate
 
 
 def test_the_certificate_of_the_calibration_says_where_the_search_starts() -> None:
@@ -538,14 +540,14 @@ def test_what_cannot_be_certified_is_refused(options: dict[str, object], told: s
 def test_certified_plans_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for part in ("train", "test"):
-        held = np.load(DIGITS / f"digits_{part}.npz")
-        np.savez(f"{part}.npz", image=held["images"], labels=held["labels"])
+        digits = np.load(DIGITS / f"digits_{part}.npz")
+        np.savez(f"{part}.npz", image=digits["images"], labels=digits["labels"])
     call = ["plan", str(DIGITS / "digits.onnx"), "--data", "train.npz", "--sites", "act4", "-o", "plan.json", "--json"]
     done = cli(*call, "--certify", "iia>=0.9", "--held-out", "test.npz", "--delta", "0.1")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)["certificate"]
-    assert (told["target"], told["delta"]) == ("iia>=0.9", 0.1)
-    assert cmrc.Plan.load("plan.json").made["certificate"] == told
+    certificate = json.loads(done.stdout)["certificate"]
+    assert (certificate["target"], certificate["delta"]) == ("iia>=0.9", 0.1)
+    assert cmrc.Plan.load("plan.json").made["certificate"] == certificate
     shown = cli("plan", "show", "plan.json")
     assert "iia>=0.9 is certified with probability 0.9 at keep" in shown.stdout
 

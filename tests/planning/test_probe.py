@@ -59,10 +59,10 @@ def test_only_what_lies_behind_a_site_runs_again(program: cmrc.Program, monkeypa
     LossProbe(program, recipe, [x], unwatched).of_sites(ranked, [[1], [1], [1]])
     levels = [level for level, rows in ran if rows == 20]  # a single row is asked how large everything is
     last = max(levels)
-    held = list(range(last))
+    units = list(range(last))
     # held; the whole model's answer from the first cut on; then each site from its own level on
     deeper = {"act_a": 1, "act_b": 2, "act_c": 2}  # the last two lie side by side
-    expected = [*held, *range(1, last + 1), *(k for name in SITES for k in range(deeper[name], last + 1))]
+    expected = [*units, *range(1, last + 1), *(k for name in SITES for k in range(deeper[name], last + 1))]
     assert levels == expected
 
 

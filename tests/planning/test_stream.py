@@ -40,9 +40,9 @@ def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budg
         host = program.clamped(plan) if len(plan) else program.host
         taps, plain = stream.at(sites[i].value, host), Taps(program.host, host, [sites[i].value])
         for number, batch in enumerate(batches(parts(x), program.host.inputs)):
-            a, b = (found.original(number, batch)[sites[i].value] for found in (taps, plain))
+            a, b = (taps_of.original(number, batch)[sites[i].value] for taps_of in (taps, plain))
             assert distance(a, b) < EXACT_F64
-            a_moved, b_moved = (found.running(number, batch)[sites[i].value] for found in (taps, plain))
+            a_moved, b_moved = (taps_of.running(number, batch)[sites[i].value] for taps_of in (taps, plain))
             assert distance(a_moved, b_moved) < EXACT_F64
             moved = distance(b_moved, b)
             assert (moved > 1e-3) == (SITES[i] in ("act_b", "act_c"))
@@ -53,9 +53,9 @@ def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budg
 
 def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = Counter[tuple[str, ...]]()
-    made = cmrc.planning.stream._outputs_of
+    outputs_of = cmrc.planning.stream._outputs_of
     monkeypatch.setattr(
-        "cmrc.planning.stream._outputs_of", lambda part, values: ran.update([part.outputs]) or made(part, values)
+        "cmrc.planning.stream._outputs_of", lambda part, values: ran.update([part.outputs]) or outputs_of(part, values)
     )
     x, _ = data(60, 5)
     cmrc.plan(program, data=parts(x), sites=list(SITES), preset="joint", keep=4, recompute="fits")
@@ -66,10 +66,10 @@ def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: p
 def test_plans_do_not_depend_on_what_is_held(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = data(60, 5)
     options = {"data": parts(x), "sites": list(SITES), "preset": "joint", "keep": 4, "recompute": "fits"}
-    held = cmrc.plan(program, **options)
+    plan = cmrc.plan(program, **options)
     monkeypatch.setattr("cmrc.planning.stream.Stream.values", lambda *_: None)
     anew = cmrc.plan(program, **options)
-    for a, b in zip(held.entries, anew.entries, strict=True):
+    for a, b in zip(plan.entries, anew.entries, strict=True):
         assert (a.site, a.units, a.parents) == (b.site, b.units, b.parents)
         assert distance(a.weight, b.weight) < 1e-6
         assert distance(a.constant, b.constant) < 1e-6
@@ -119,8 +119,8 @@ def test_idle_dropout_and_a_bias_may_stand_before_the_sum(host: str) -> None:
     made = cmrc.trace(model, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
     program = made if host == "fx" else exported(made)
     sites = [program.find(f"acts.{i}")[0].value for i in range(2)]
-    found = Stream(program, sites).beside
-    assert [found[site].value for site in sites] == [program.graph.inputs[0].name, program.find("norms.0")[0].value]
+    beside = Stream(program, sites).beside
+    assert [beside[site].value for site in sites] == [program.graph.inputs[0].name, program.find("norms.0")[0].value]
 
 
 class Bottlenecks(torch.nn.Module):
@@ -155,8 +155,8 @@ def bottlenecks(host: str) -> tuple[cmrc.Program, np.ndarray]:
             for tensor, low, high in ((norm.weight, 0.3, 2), (norm.running_var, 0.2, 3), (norm.running_mean, -1, 1)):
                 tensor.copy_(torch.from_numpy(rng.uniform(low, high, len(tensor))))
     x = rng.normal(size=(160, 3, 5, 5)).astype(np.float32)
-    made = cmrc.trace(model.eval(), (torch.from_numpy(x[:2]),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    return made if host == "fx" else exported(made), x
+    program = cmrc.trace(model.eval(), (torch.from_numpy(x[:2]),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    return program if host == "fx" else exported(program), x
 
 
 @pytest.mark.parametrize("host", ["fx", "onnx"])
@@ -198,17 +198,17 @@ def test_what_a_stream_has_lost_is_the_same_in_parts_and_at_once(program: cmrc.P
     site = program.find("act_b")[0].value
     plan = cmrc.Plan(program).do("act_a", units=[0, 2], constant=1.0)
     host, need = program.clamped(plan), ("scatter", "drift")
-    found = []
+    results = []
     for given in (parts(x), [x]):
         taps = Stream(program, [program.find("act_a")[0].value, site]).at(site, host)
-        found.append(cmrc.calibrate(program, given, sites=site, need=need, host=host, taps=taps)[site].arrays)
+        results.append(cmrc.calibrate(program, given, sites=site, need=need, host=host, taps=taps)[site].arrays)
     for name in ("lost", "lost_cross", "cross", "origin"):
-        assert distance(found[0][name], found[1][name]) < EXACT_F64
+        assert distance(results[0][name], results[1][name]) < EXACT_F64
     weight = program.graph.leaves().get("back_a.weight")
     a = program.run([x], [program.find("act_a")[0].value])[-1][:, [0, 2]] - 1.0
     if weight is not None:  # the names of an exported file are others
         lost = a @ weight.load()[:, [0, 2]].T
-        assert distance(found[1]["lost"], lost.mean(0)) < EXACT_F64
+        assert distance(results[1]["lost"], lost.mean(0)) < EXACT_F64
 
 
 def test_a_part_without_outputs_is_not_extracted(program: cmrc.Program) -> None:

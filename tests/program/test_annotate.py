@@ -73,10 +73,11 @@ def same_plan(found: cmrc.Plan | None, wanted: cmrc.Plan) -> bool:
 
 
 def same_result(model: object, wanted: cmrc.Lowered, **options: object) -> bool:
-    found = cmrc.lower(model, **options)
-    x = feed(found.program)
+    lowered = cmrc.lower(model, **options)
+    x = feed(lowered.program)
     return (
-        found.check(x).holds and distance(found.host.run(x)[0], wanted.host.run(feed(wanted.program))[0]) <= EXACT_F32
+        lowered.check(x).holds
+        and distance(lowered.host.run(x)[0], wanted.host.run(feed(wanted.program))[0]) <= EXACT_F32
     )
 
 
@@ -90,10 +91,10 @@ def test_the_annotated_program_knows_its_plan(program: cmrc.Program) -> None:
 
 def test_it_runs_literally(program: cmrc.Program) -> None:
     plan = planned(program)
-    (found,) = program.annotate(plan).run(feed(program))
+    (output,) = program.annotate(plan).run(feed(program))
     (wanted,) = program.clamped(plan).run(feed(program))
     (plain,) = program.run(feed(program))
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(output, wanted)
     assert distance(plain, wanted) >= MOVES * EXACT_F32
 
 
@@ -136,8 +137,8 @@ def test_torch_export_again() -> None:
 
 def test_the_annotated_export_computes_the_plain_model() -> None:
     program = fx_program()
-    found = program.annotate(planned(program)).host.to_exported().module()(X)
-    assert distance(found.detach().numpy(), network()(X).detach().numpy()) <= EXACT_F32
+    output = program.annotate(planned(program)).host.to_exported().module()(X)
+    assert distance(output.detach().numpy(), network()(X).detach().numpy()) <= EXACT_F32
 
 
 # ---------------------------------------------------------------- ONNX

@@ -176,8 +176,8 @@ HOSTS = pytest.mark.parametrize("host", ["fx", "onnx"])
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_coupled_with_what(model: str, golden: Callable[[str, str], None]) -> None:
-    told = [f"{host}\n" + "\n".join(str(g) for g in traced(model, host).groups()) for host in ("fx", "onnx")]
-    golden(f"groups/{model}", "\n\n".join(told) + "\n")
+    listings = [f"{host}\n" + "\n".join(str(g) for g in traced(model, host).groups()) for host in ("fx", "onnx")]
+    golden(f"groups/{model}", "\n\n".join(listings) + "\n")
 
 
 # model, group, units, constant, and how many units each writer keeps
@@ -348,11 +348,11 @@ def test_the_command_line_lists_groups(tmp_path: Path) -> None:
     shown = cli("inspect", path, "--groups")
     assert shown.exit_code == 0
     assert shown.stdout == "\n".join(str(g) for g in traced("resnet", "onnx").groups()) + "\n2 groups\n"
-    told = json.loads(cli("inspect", path, "--groups", "--json", "--sites", "layer2").stdout)
-    assert [(g["name"], g["units"], g["reasons"], g["folds"]) for g in told["groups"]] == [
+    document = json.loads(cli("inspect", path, "--groups", "--json", "--sites", "layer2").stdout)
+    assert [(g["name"], g["units"], g["reasons"], g["folds"]) for g in document["groups"]] == [
         ("layer2", 8, ["add layer2.0", "add layer2.1"], "folds")
     ]
-    assert [w["units"] for w in told["groups"][0]["writers"]] == ["0:8", "0:8", "0:8"]
+    assert [w["units"] for w in document["groups"][0]["writers"]] == ["0:8", "0:8", "0:8"]
 
 
 def test_identities_that_stand_several_times_on_one_side_are_joined() -> None:

@@ -115,11 +115,11 @@ def test_the_command_names_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program = traced(Plain, "onnx", tmp_path)
     by_position(program).save("plan.json")
     asked: tuple[Any, ...] = ("lower", "model.onnx", "plan.json", "-o", "larger.onnx")
-    told = cli(*asked)
-    assert told.exit_code == 1, told.stderr
-    assert told.stderr.endswith("leave that site out, or take the larger result with --growth allow\n")
+    answer = cli(*asked)
+    assert answer.exit_code == 1, answer.stderr
+    assert answer.stderr.endswith("leave that site out, or take the larger result with --growth allow\n")
     assert not Path("larger.onnx").exists()
     assert cli(*asked, "--growth", "allow").exit_code == 0
-    told = cli(*asked, "--growth", "perhaps", "--force")
-    assert told.stderr == "error: --growth is 'perhaps'\n  fix: write --growth error or --growth allow\n"
+    answer = cli(*asked, "--growth", "perhaps", "--force")
+    assert answer.stderr == "error: --growth is 'perhaps'\n  fix: write --growth error or --growth allow\n"
     assert cli("check", "model.onnx", "larger.onnx", "plan.json").exit_code == 0

@@ -195,11 +195,11 @@ def test_modules_that_share_a_graph_stay_apart() -> None:
 def test_a_program_outlives_its_results_without_keeping_weights() -> None:
     module = Mlp()
     lowered = lowered_by(module, units=[1, 4], constant=[0.5, -1.0])
-    held = weakref.ref(module.fc1.weight)
+    reference = weakref.ref(module.fc1.weight)
     small = lowered.module
     del module, lowered
     gc.collect()
-    assert held() is None
+    assert reference() is None
     assert small(X).shape == (X.shape[0], small.fc2.weight.shape[0])
 
 
@@ -236,8 +236,8 @@ def test_a_dry_run_names_the_reader_that_lowering_names() -> None:
     program = cmrc.trace(Block().eval(), (torch.randn(2, 5, 6),))
     reason = "the whole value is also read by inner"
     for site in ("end", "mean"):
-        (found,) = program.sites(site)
-        assert found.folds == f"stops at start (relu): {reason}"
+        (site_seen,) = program.sites(site)
+        assert site_seen.folds == f"stops at start (relu): {reason}"
         with pytest.raises(ResidueError) as caught:
             cmrc.lower(program, cmrc.Plan(program).do(site, units=[0], constant=0.4))
         assert caught.value.reason == f"a selection cannot pass: {reason}"

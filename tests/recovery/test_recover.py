@@ -73,14 +73,14 @@ def test_a_recovered_model_is_closer_to_the_original(host: str, train: Any) -> N
 
 def test_hosts_recover_alike() -> None:
     """The same steps from the same seed, by two ways to compute them."""
-    found = {}
+    results = {}
     for host in ("fx", "onnx"):
         program, lowered, x = prepared(host)
         recovered = cmrc.recover(program, lowered, [x], steps=10, values=0)
-        found[host] = recovered.recovery
-    assert found["fx"] is not None
-    assert found["onnx"] is not None
-    assert found["fx"].before == pytest.approx(found["onnx"].before, rel=1e-5)
+        results[host] = recovered.recovery
+    assert results["fx"] is not None
+    assert results["onnx"] is not None
+    assert results["fx"].before == pytest.approx(results["onnx"].before, rel=1e-5)
 
 
 @pytest.mark.parametrize("host", ["fx", "onnx"])
@@ -204,9 +204,9 @@ def test_the_command_writes_a_file_that_says_what_it_is(tmp_path: Path) -> None:
     )
     program = cmrc.trace(model)
     cmrc.plan(program, data=str(train), preset="joint", keep=0.4).save(plan)
-    told = cli("recover", str(model), str(plan), "--data", str(train), "-o", str(small), "--steps", "40", "--json")
-    assert told.exit_code == 0, told.output
-    recovery = json.loads(told.stdout)["recovery"]
+    answer = cli("recover", str(model), str(plan), "--data", str(train), "-o", str(small), "--steps", "40", "--json")
+    assert answer.exit_code == 0, answer.output
+    recovery = json.loads(answer.stdout)["recovery"]
     assert recovery["after"] < recovery["before"]
     checked = cli("check", str(model), str(small), str(plan))
     assert checked.exit_code == 1
@@ -225,13 +225,13 @@ def test_the_weights_that_are_returned_are_the_best_and_not_the_last(monkeypatch
     program, lowered, x = prepared("fx")
     monkeypatch.setattr(RecoveryRun, "rate", lambda self, share: 0.03 if share < 0.8 else 3.0)
     rounds: list[Round] = []
-    held = normal(64, 5)
+    rows = normal(64, 5)
     recovered = cmrc.recover(
-        program, lowered, [x], held_out=[held], steps=8, values=0.0, labels=0.0, tell=rounds.append
+        program, lowered, [x], held_out=[rows], steps=8, values=0.0, labels=0.0, tell=rounds.append
     )
     assert recovered.recovery is not None
     assert rounds[-1].held_out > 1.01 * rounds[-1].best
-    assert apart(program, recovered, held) == pytest.approx(rounds[-1].best, rel=1e-3)
+    assert apart(program, recovered, rows) == pytest.approx(rounds[-1].best, rel=1e-3)
 
 
 def test_weights_that_did_not_move_are_not_called_recovered() -> None:

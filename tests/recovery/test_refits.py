@@ -143,8 +143,8 @@ def test_least_squares_of_noise_change_next_to_nothing(monkeypatch: pytest.Monke
     """What half of the rows say is of no use for the other half; what holds for both is found."""
     rng = np.random.default_rng(0)
     x, noise = rng.normal(size=(60, 1, 50)), rng.normal(size=(60, 1, 2))
-    found = least_squares(x, noise, True)
-    assert found is None or np.abs(found[0]).max() < 0.1
+    change = least_squares(x, noise, True)
+    assert change is None or np.abs(change[0]).max() < 0.1
     exact = least_squares(x, 3 * x[:, :, :2] + 1, True)
     assert exact is not None
     assert np.abs(exact[0][0] - 3 * np.eye(50)[:, :2]).max() < 1e-2

@@ -185,17 +185,17 @@ FINDINGS = [
 
 
 def test_a_diagnosis_has_its_pictures_and_every_number() -> None:
-    found = page.page_of_diagnosis("m.onnx", FINDINGS)
-    assert not found.is_good
-    assert found.words.startswith("1 of 3 numbers")
-    drawn = {section.key: section.chart for section in found.sections if section.chart is not None}
+    page_text = page.page_of_diagnosis("m.onnx", FINDINGS)
+    assert not page_text.is_good
+    assert page_text.words.startswith("1 of 3 numbers")
+    drawn = {section.key: section.chart for section in page_text.sections if section.chart is not None}
     assert list(drawn) == ["predictions", "coupling", "sensitivity"]
     points = drawn["predictions"]["data"]["values"]
     assert [(p["site"], p["predicted"], p["measured"]) for p in points] == [("a", *p) for p in FINDINGS[1].points]
     ticks = drawn["predictions"]["layer"][1]["encoding"]["x"]["axis"]["values"]
     assert ticks == pytest.approx([0.0, -1e-6, 1e-6, 1e-5, 1e-4])
     assert [p["overlap"] for p in drawn["sensitivity"]["data"]["values"]] == [0.6, 0.8, 1.0]
-    assert len(found.sections[-1].table) == 1 + len(FINDINGS)
+    assert len(page_text.sections[-1].table) == 1 + len(FINDINGS)
     assert [s.key for s in page.page_of_diagnosis("m.onnx", FINDINGS[3:]).sections] == ["advice"]
 
 

@@ -89,7 +89,7 @@ def test_texts_that_cannot_be_read(
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("me\nthe whale\n")
-    told = {}
+    errors = {}
     for what, texts, inputs in (
         ("none", Texts(), BERT),
         ("empty", Texts(Path("nowhere")), BERT),
@@ -98,11 +98,15 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ):
         with pytest.raises(InputError) as caught:
             read_samples(Path("a.txt"), inputs, Reading(texts=texts))
-        told[what] = str(caught.value)
-    assert told["none"] == (
+        errors[what] = str(caught.value)
+    assert errors["none"] == (
         "input: texts need the tokenizer of the model\n  at a.txt\n"
         "  fix: name the folder that holds its tokenizer.json: tokenizer="
     )
-    assert told["empty"].startswith("input: there is no tokenizer.json\n  at nowhere\n  fix: name the folder of a fast")
-    assert told["pixels"].startswith("input: texts are for inputs of tokens, [samples, tokens]; input 'x' is float32 ")
-    assert told["state"].startswith("input: input 'state' is none that a tokenizer gives (token numbers, mask, ")
+    assert errors["empty"].startswith(
+        "input: there is no tokenizer.json\n  at nowhere\n  fix: name the folder of a fast"
+    )
+    assert errors["pixels"].startswith(
+        "input: texts are for inputs of tokens, [samples, tokens]; input 'x' is float32 "
+    )
+    assert errors["state"].startswith("input: input 'state' is none that a tokenizer gives (token numbers, mask, ")

@@ -67,6 +67,6 @@ def three_heads(net: Net, shared: int = 2) -> tuple[str, str, str]:
 
 def attend(net: Net, *operands: Operand, **attrs: object) -> str:
     """Attention, and a linear map of what every head found."""
-    made = net.node("attention", operands, net.shape(operands[0]), scale=0.7, **attrs)
-    shape = net.shape(made)
-    return net.linear(net.reshape(net.transpose(made, 0, 2, 1, 3), "N", shape[2], int(shape[1]) * int(shape[3])), 2)
+    attended = net.node("attention", operands, net.shape(operands[0]), scale=0.7, **attrs)
+    shape = net.shape(attended)
+    return net.linear(net.reshape(net.transpose(attended, 0, 2, 1, 3), "N", shape[2], int(shape[1]) * int(shape[3])), 2)

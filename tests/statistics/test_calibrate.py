@@ -32,23 +32,23 @@ def test_moments_are_those_of_all_activations() -> None:
     stats = cmrc.calibrate(program, parts, sites="acts.*", need=EVERYTHING)
     assert [s.columns.name for s in stats.sites.values()] == ["acts.0", "acts.1"]
     for name in ("acts.0", "acts.1"):
-        a, found = np.concatenate([activations(program, part, name) for part in parts]), stats[name]
-        assert distance(found.mean, a.mean(0)) < EXACT_F64
-        assert distance(found.variance, a.var(0)) < EXACT_F64
-        assert distance(found.covariance, np.cov(a.T, bias=True)) < EXACT_F64
-        assert distance(found.arrays["low"], a.min(0)) == distance(found.arrays["high"], a.max(0)) == 0
-        held = found.arrays["rows"]
-        assert sorted(map(tuple, held)) == sorted(map(tuple, a))  # 70 rows fit
-    assert (stats.samples, found.count, found.samples) == (70, 70, 70)
+        a, site_stats = np.concatenate([activations(program, part, name) for part in parts]), stats[name]
+        assert distance(site_stats.mean, a.mean(0)) < EXACT_F64
+        assert distance(site_stats.variance, a.var(0)) < EXACT_F64
+        assert distance(site_stats.covariance, np.cov(a.T, bias=True)) < EXACT_F64
+        assert distance(site_stats.arrays["low"], a.min(0)) == distance(site_stats.arrays["high"], a.max(0)) == 0
+        sample = site_stats.arrays["rows"]
+        assert sorted(map(tuple, sample)) == sorted(map(tuple, a))  # 70 rows fit
+    assert (stats.samples, site_stats.count, site_stats.samples) == (70, 70, 70)
 
 
 def test_a_large_mean_costs_no_digits() -> None:
     rows = 1e8 + np.random.default_rng(0).normal(size=(500, 3))
-    found = SiteStats(mlp_columns(3), frozenset({"moments", "scatter"}))
+    stats = SiteStats(mlp_columns(3), frozenset({"moments", "scatter"}))
     for part in np.array_split(rows, 7):
-        found.add(part)
-    assert distance(found.variance, rows.var(0)) < 1e-7  # 1e8 itself has eight digits behind the point
-    assert distance(found.covariance, np.cov(rows.T, bias=True)) < 1e-7
+        stats.add(part)
+    assert distance(stats.variance, rows.var(0)) < 1e-7  # 1e8 itself has eight digits behind the point
+    assert distance(stats.covariance, np.cov(rows.T, bias=True)) < 1e-7
 
 
 def mlp_columns(units: int) -> Columns:
@@ -69,10 +69,10 @@ def test_shards_give_the_result_of_one_pass(shards: int, tmp_path: Path) -> None
         merged = part if merged is None else merged.merge(part)
     assert merged is not None
     assert (merged.samples, merged.digest) == (64, whole.digest)
-    for name, found in whole.sites.items():
+    for name, site_stats in whole.sites.items():
         other = merged.sites[name]
-        assert (found.count, found.columns, found.how) == (other.count, other.columns, other.how)
-        for key, array in found.arrays.items():
+        assert (site_stats.count, site_stats.columns, site_stats.how) == (other.count, other.columns, other.how)
+        for key, array in site_stats.arrays.items():
             assert distance(other.arrays[key], array) < SHARDS, key
 
 
@@ -82,27 +82,27 @@ def test_drift_is_the_covariance_with_the_model_as_it_was() -> None:
     parts = [
         cmrc.calibrate(program, [x[i : i + 10]], sites="acts.1", need="drift", host=changed) for i in range(0, 40, 10)
     ]
-    found = parts[0].merge(parts[1]).merge(parts[2]).merge(parts[3])["acts.1"]
+    site_stats = parts[0].merge(parts[1]).merge(parts[2]).merge(parts[3])["acts.1"]
     value = program.find("acts.1")[0].value
     after, before = changed.run([x], [value])[-1], activations(program, x, "acts.1")
     expected = (after - after.mean(0)).T @ (before - before.mean(0))
-    assert distance(found.arrays["cross"], expected) < EXACT_F64
-    assert distance(found.arrays["origin"], before.mean(0)) < EXACT_F64
-    assert distance(found.mean, after.mean(0)) < EXACT_F64
+    assert distance(site_stats.arrays["cross"], expected) < EXACT_F64
+    assert distance(site_stats.arrays["origin"], before.mean(0)) < EXACT_F64
+    assert distance(site_stats.mean, after.mean(0)) < EXACT_F64
 
 
 def test_the_sample_of_rows_is_bounded_and_does_not_depend_on_shards() -> None:
     rows = np.random.default_rng(0).normal(size=(3 * ROWS, 2))
-    found = []
+    samples = []
     for parts in (3, 11):
         stats = SiteStats(mlp_columns(2), frozenset({"moments", "rows"}))
         for part in np.array_split(rows, parts):
             stats.add(part)
-        found.append(stats.arrays["rows"])
-    assert len(found[0]) == ROWS
-    assert np.array_equal(found[0], found[1])
-    assert abs(found[0].mean()) < 0.05  # not only the first or the smallest ones
-    assert len(set(map(tuple, found[0])) & set(map(tuple, rows[:ROWS]))) < 0.4 * ROWS
+        samples.append(stats.arrays["rows"])
+    assert len(samples[0]) == ROWS
+    assert np.array_equal(samples[0], samples[1])
+    assert abs(samples[0].mean()) < 0.05  # not only the first or the smallest ones
+    assert len(set(map(tuple, samples[0])) & set(map(tuple, rows[:ROWS]))) < 0.4 * ROWS
 
 
 @pytest.mark.parametrize("site", ["acts.0", "acts.1"])
@@ -140,9 +140,9 @@ def test_positions_are_pooled_picked_masked_or_apart() -> None:
 def test_channels_are_taken_over_all_pixels_and_heads_as_vectors() -> None:
     program, (x, _) = traced(seeded(Convs()), 2, 4, 4), data(20, 2, 4, 4)
     a = activations(program, x, "act1")
-    found = cmrc.calibrate(program, [x], sites="act1", need="scatter")["act1"]
-    assert (found.count, found.samples) == (320, 20)
-    assert distance(found.covariance, np.cov(a.transpose(1, 0, 2, 3).reshape(6, -1), bias=True)) < EXACT_F64
+    site_stats = cmrc.calibrate(program, [x], sites="act1", need="scatter")["act1"]
+    assert (site_stats.count, site_stats.samples) == (320, 20)
+    assert distance(site_stats.covariance, np.cov(a.transpose(1, 0, 2, 3).reshape(6, -1), bias=True)) < EXACT_F64
     program, (x, _) = traced(seeded(Tokens()), 3, 6), data(20, 3, 6)
     name = next(site.name for site in program.sites(folds=False) if site.op == "attention")
     heads = cmrc.calibrate(program, [x], sites=name)[name]
@@ -221,10 +221,10 @@ def broken_files(folder: Path) -> dict[str, str]:
 
 
 def test_a_file_that_holds_no_data_is_named(tmp_path: Path) -> None:
-    for name, told in broken_files(tmp_path).items():
+    for name, reason in broken_files(tmp_path).items():
         with pytest.raises(InputError) as caught:
             cmrc.calibrate(mlp(), tmp_path / name, sites="acts.0", size=8)
-        assert (caught.value.reason, caught.value.at) == (told, str(tmp_path / name))
+        assert (caught.value.reason, caught.value.at) == (reason, str(tmp_path / name))
         assert caught.value.fix
 
 
@@ -316,8 +316,8 @@ def test_two_processes_merge_to_one_result(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["samples"] == 64
     one, two = (Stats.load(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
     assert (one.digest, one.samples, list(one.sites)) == (two.digest, two.samples, list(two.sites))
-    for name, found in one.sites.items():
-        for key, array in found.arrays.items():
+    for name, site_stats in one.sites.items():
+        for key, array in site_stats.arrays.items():
             assert distance(two.sites[name].arrays[key], array) < SHARDS, key
 
 

@@ -61,20 +61,20 @@ def test_derivatives_are_those_of_autograd(act: type[nn.Module], site: int, loss
     targets = y if loss != "squared-error" else data(9, 4, seed=5)[0]
     name = f"acts.{site}"
     need = ("curvature", "coupling", "rows")
-    found = cmrc.calibrate(program, [(x, targets)], sites=name, need=need, loss=loss)[name]
+    site_stats = cmrc.calibrate(program, [(x, targets)], sites=name, need=need, loss=loss)[name]
     a = activations(program, x, name)
     g, hessian = brute(model, a, targets, site, loss)
     h = np.diagonal(hessian, axis1=1, axis2=2)
     sums = {"g": g, "h": h, "ga": g * a, "ha": h * a, "haa": h * a**2, "abs_ga": np.abs(g * a)}
     for key, expected in sums.items():
-        assert distance(found.arrays[key], expected.sum(0)) < EXACT_F64, key
+        assert distance(site_stats.arrays[key], expected.sum(0)) < EXACT_F64, key
     # Between units there is Gauss-Newton alone: all there is where nothing bends above, or g is 0 at the logits.
     if site == 2 or act is nn.ReLU or loss in ("kl", "logit"):
-        assert distance(found.arrays["H"], hessian.sum(0)) < EXACT_F64
-        assert distance(found.arrays["HA"], np.einsum("nij,nj->ij", hessian, a)) < EXACT_F64
-        assert distance(found.arrays["AHA"], np.einsum("ni,nij,nj->ij", a, hessian, a)) < EXACT_F64
-    order = np.lexsort(found.arrays["rows"].T)
-    assert distance(found.arrays["row_h"][order], h[np.lexsort(a.T)]) < EXACT_F64
+        assert distance(site_stats.arrays["H"], hessian.sum(0)) < EXACT_F64
+        assert distance(site_stats.arrays["HA"], np.einsum("nij,nj->ij", hessian, a)) < EXACT_F64
+        assert distance(site_stats.arrays["AHA"], np.einsum("ni,nij,nj->ij", a, hessian, a)) < EXACT_F64
+    order = np.lexsort(site_stats.arrays["rows"].T)
+    assert distance(site_stats.arrays["row_h"][order], h[np.lexsort(a.T)]) < EXACT_F64
 
 
 def test_gauss_newton_alone_is_wrong_where_functions_bend() -> None:
@@ -107,9 +107,9 @@ def test_tokens_and_heads_are_differentiated_element_by_element() -> None:
     model = seeded(Tokens())
     program, (x, y) = traced(model, 3, 6), data(6, 3, 6)
     name = next(site.name for site in program.sites(folds=False) if site.op == "attention")
-    found = cmrc.calibrate(program, [(x, y)], sites=name, need="curvature", positions="each", curvature="gauss-newton")[
-        name
-    ]
+    site_stats = cmrc.calibrate(
+        program, [(x, y)], sites=name, need="curvature", positions="each", curvature="gauss-newton"
+    )[name]
     # The same by finite differences of the loss in the head's own output, through the clamp of a plan.
     heads = activations(program, x, name)
 
@@ -125,7 +125,7 @@ def test_tokens_and_heads_are_differentiated_element_by_element() -> None:
         change = np.zeros_like(heads)
         change[:, h, t, i] = step
         slope = (loss(change) - loss(-change)).sum() / (2 * step)
-        got = found.columns.by_unit(found.arrays["g"]).reshape(2, 3, 3)[h, t, i]
+        got = site_stats.columns.by_unit(site_stats.arrays["g"]).reshape(2, 3, 3)[h, t, i]
         assert abs(slope - got) < 1e-7
 
 

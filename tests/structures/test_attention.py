@@ -150,15 +150,15 @@ def within(heads: int, positions: list[int], start: int = 0) -> list[int]:
 def through_both(module: nn.Module, site: str, **do: object) -> list[cmrc.Lowered]:
     """Lowered on both hosts, each equal to its clamped model and visibly moved."""
     exported = torch.export.export(module.eval(), (X,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    found = []
+    results = []
     for program in (cmrc.trace(exported), cmrc.trace(to_onnx(exported))):
         lowered = cmrc.lower(program, cmrc.Plan(program).do(site, **do))  # type: ignore[arg-type]
         inputs = torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(3))
         check = lowered.check((inputs,) if program.host.kind == "fx" else [inputs.numpy()])
         assert check.error <= EXACT_F32
         assert check.moved >= MOVES * EXACT_F32
-        found.append(lowered)
-    return found
+        results.append(lowered)
+    return results
 
 
 def shapes(lowered: cmrc.Lowered) -> dict[str, int]:

@@ -68,10 +68,10 @@ def calls(step: Callable[[], object]) -> int:
 
 
 def grows(steps: Callable[[int], dict[str, Callable[[], object]]]) -> None:
-    made = [steps(depth) for depth in DEPTHS]
-    for name in made[0]:
-        made[0][name]()  # what is imported and cached at the first time
-        few, many = (calls(each[name]) for each in made)
+    graphs = [steps(depth) for depth in DEPTHS]
+    for name in graphs[0]:
+        graphs[0][name]()  # what is imported and cached at the first time
+        few, many = (calls(each[name]) for each in graphs)
         assert many / few <= LINEAR * DEPTHS[1] / DEPTHS[0], name
 
 

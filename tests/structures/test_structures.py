@@ -45,8 +45,8 @@ class Stacked(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = torch.softmax(self.gate(x), -1)
-        found = torch.matmul(self.act(torch.matmul(x, self.up)), self.down)
-        return self.head((weights.t()[:, :, None] * found).sum(0))
+        result = torch.matmul(self.act(torch.matmul(x, self.up)), self.down)
+        return self.head((weights.t()[:, :, None] * result).sum(0))
 
 
 class Recurrent(nn.Module):

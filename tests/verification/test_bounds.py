@@ -37,9 +37,9 @@ def test_clopper_and_pearson(count: int, share: float, delta: float) -> None:
 
 
 def test_the_rate_of_a_few() -> None:
-    found = rate(np.array([1.0] * 9 + [0.0]), binary=True)
-    assert (found.value, round(found.low, 4), round(found.high, 4)) == (0.9, 0.5550, 0.9975)
-    assert str(found) == "0.9000 [0.5550, 0.9975]"
+    interval = rate(np.array([1.0] * 9 + [0.0]), binary=True)
+    assert (interval.value, round(interval.low, 4), round(interval.high, 4)) == (0.9, 0.5550, 0.9975)
+    assert str(interval) == "0.9000 [0.5550, 0.9975]"
 
 
 @pytest.mark.parametrize("draw", ["rare", "even", "fractions", "skewed"])
@@ -140,10 +140,10 @@ def test_weights_bound_the_weighted_mean() -> None:
 
 def test_the_bootstrap_of_a_mean() -> None:
     values = np.random.default_rng(0).exponential(size=500)
-    found = bootstrap(values)
+    interval = bootstrap(values)
     normal = 1.96 * values.std() / np.sqrt(500)
-    assert np.isclose(found.high - found.low, 2 * normal, rtol=0.1)
-    assert found.low < found.value < found.high
+    assert np.isclose(interval.high - interval.low, 2 * normal, rtol=0.1)
+    assert interval.low < interval.value < interval.high
     assert bootstrap(np.ones(5)).low == 1.0
 
 

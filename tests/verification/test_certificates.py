@@ -48,8 +48,8 @@ def test_an_epsilon_is_chosen_on_the_first_fifth_of_the_units() -> None:
 
 
 def test_the_rungs_are_told_apart() -> None:
-    found = {rung.name: rung.value for rung in ladder(evidence(0, 4000, noise=0.15, shift=0.3))}
-    values = [found[name] for name in NAMES]
+    rungs = {rung.name: rung.value for rung in ladder(evidence(0, 4000, noise=0.15, shift=0.3))}
+    values = [rungs[name] for name in NAMES]
     assert all(high - low > 0.01 for low, high in itertools.pairwise(values))
 
 
@@ -66,10 +66,10 @@ def test_the_best_epsilon_is_found(seed: int, d2: float) -> None:
 def test_a_regression_is_on_the_same_ladder() -> None:
     rng = np.random.default_rng(0)
     y = rng.normal(size=(500, 3))
-    found = compare(Readout("values", tolerance=0.5), y, y + 0.2 * rng.normal(size=y.shape), None, np.full(500, 0.5))
-    values = [rung.value for rung in ladder(found)]
+    shown = compare(Readout("values", tolerance=0.5), y, y + 0.2 * rng.normal(size=y.shape), None, np.full(500, 0.5))
+    values = [rung.value for rung in ladder(shown)]
     assert all(low <= high + 1e-12 for low, high in itertools.pairwise(values))
-    assert np.isclose(values[-1], np.mean(found.largest <= 0.5))
+    assert np.isclose(values[-1], np.mean(shown.largest <= 0.5))
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -89,8 +89,8 @@ def test_every_bound_holds_as_often_as_it_says(tokens: int) -> None:
 
 
 def test_the_direct_bound_is_close() -> None:
-    found = ladder(evidence(2, 2000, noise=0.1))[-1]
-    assert 0 < found.value - found.bound < 0.02
+    rung = ladder(evidence(2, 2000, noise=0.1))[-1]
+    assert 0 < rung.value - rung.bound < 0.02
 
 
 def test_few_swaps_certify_nothing_that_needs_a_choice() -> None:
@@ -134,14 +134,14 @@ def test_a_target_that_is_not_understood(text: str) -> None:
 
 
 def test_a_target_out_of_range() -> None:
-    for text, told in (
+    for text, reason in (
         ("iia>=1.5", "between 0 and 1"),
         ("kl<=2 clip 1", "between 0 and 1"),
         ("drop<=0", "between 0 and 1"),
     ):
         with pytest.raises(CertifyError) as caught:
             Target.parse(text)
-        assert str(caught.value) == f"certify: the target {text!r} is out of range\n  fix: give a value {told}"
+        assert str(caught.value) == f"certify: the target {text!r} is out of range\n  fix: give a value {reason}"
     with pytest.raises(CertifyError) as caught:
         Target.parse("iia>=0.9 clip 2")
     assert str(caught.value) == "certify: iia is not clipped\n  fix: write iia>=0.9"
@@ -174,12 +174,12 @@ def test_a_target_that_nothing_can_save_is_given_up() -> None:
     """Twelve failures in fifty leave too little of 100 units to show 0.95, though 0.95 is not refuted by six in forty."""
     agree = np.ones((40, 1), dtype=bool)
     agree[:6] = False
-    found = replace(evidence(0, 40), agree=agree)
+    shown = replace(evidence(0, 40), agree=agree)
     target = Target.parse("iia>=0.93")
-    decision = decide(target, target.values(found), 0.001, horizon=60, swaps=40)
+    decision = decide(target, target.values(shown), 0.001, horizon=60, swaps=40)
     assert decision.outcome is Standing.HOPELESS
     assert decision.holds is None
-    assert decide(target, target.values(found), 0.001, horizon=5000, swaps=40).outcome is Standing.OPEN
+    assert decide(target, target.values(shown), 0.001, horizon=5000, swaps=40).outcome is Standing.OPEN
 
 
 @pytest.mark.parametrize("rate", [0.96, 0.975, 1.0])
@@ -208,10 +208,10 @@ def test_what_cannot_be_shown_is_said_beforehand() -> None:
 
 
 def test_the_mean_of_what_has_no_limit_is_clipped() -> None:
-    found = evidence(0, 400, noise=0.3)
+    shown = evidence(0, 400, noise=0.3)
     target = Target.parse("kl<=0.2 clip 1")
-    decision = decided(target, found)
-    assert np.isclose(decision.value, np.minimum(found.kl, 1).mean())
+    decision = decided(target, shown)
+    assert np.isclose(decision.value, np.minimum(shown.kl, 1).mean())
     assert decision.low < decision.value < decision.high
     assert (decision.holds is True) == (decision.high <= 0.2)
     assert Target.parse("d2<=3").clip == 30

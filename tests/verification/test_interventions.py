@@ -64,9 +64,9 @@ def test_interchange_equals_hooks(name: str, site: str, axis: int, host: str) ->
     wide = torch.from_numpy(mask).reshape([9, *(units if i == axis else 1 for i in range(1, theirs.ndim))])
     expected = hooked(model, base, {site: lambda out: torch.where(wide, theirs, out)})
     interpreter = cmrc.interpret(program)
-    found = interpreter.interchange((base,), (source,), ours, mask)
-    assert distance(found[0], expected) <= ACROSS_F32
-    assert distance(found[0], interpreter.run((base,))[0]) > 1000 * ACROSS_F32
+    output = interpreter.interchange((base,), (source,), ours, mask)
+    assert distance(output[0], expected) <= ACROSS_F32
+    assert distance(output[0], interpreter.run((base,))[0]) > 1000 * ACROSS_F32
     assert distance(interpreter.tap((source,), ours), theirs) <= ACROSS_F32
 
 
@@ -84,8 +84,8 @@ def test_rows_of_the_batch_are_followed(name: str, host: str) -> None:
     )
     theirs = seen(model, source, "act")
     expected = hooked(model, base, {"act": lambda out: torch.where(wide, theirs, out)})
-    found = cmrc.interpret(program_of(name, host)).interchange((base,), (source,), "act", mask)
-    assert distance(found[0], expected) <= ACROSS_F32
+    output = cmrc.interpret(program_of(name, host)).interchange((base,), (source,), "act", mask)
+    assert distance(output[0], expected) <= ACROSS_F32
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -124,8 +124,8 @@ def test_a_value_beside_a_view_of_it_stays() -> None:
         {"act": lambda out: torch.where(*patches[0], out), "fold": lambda out: torch.where(*patches[1], out)},
     )
     steps = cmrc.Patch("act", values[0], masks[0]), cmrc.Patch("fold", values[1], masks[1], axis=2)
-    found = cmrc.interpret(program_of("views", "fx")).intervene((base,), *steps)
-    assert distance(found[0], expected) <= ACROSS_F32
+    output = cmrc.interpret(program_of("views", "fx")).intervene((base,), *steps)
+    assert distance(output[0], expected) <= ACROSS_F32
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -151,8 +151,8 @@ def test_constants_patches_and_affine_maps_at_once(host: str) -> None:
         return out
 
     edits = {"act": lambda out: torch.where(torch.from_numpy(mask), torch.from_numpy(values), out), "act2": affine}
-    found = cmrc.interpret(program).intervene((base,), cmrc.Patch("act", values, mask), plan)
-    assert distance(found[0], hooked(model, base, edits)) <= ACROSS_F32
+    output = cmrc.interpret(program).intervene((base,), cmrc.Patch("act", values, mask), plan)
+    assert distance(output[0], hooked(model, base, edits)) <= ACROSS_F32
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -249,10 +249,10 @@ def test_the_prefix_runs_once_for_every_distinct_input(host: str, monkeypatch: p
     few = draw(4, 1)
     base, source = few[torch.arange(40) % 4], few[torch.arange(40) % 3]
     ran: list[int] = []
-    held = type(interpreter.hold((few,), ("act",)))
-    real = held._run
+    kind = type(interpreter.hold((few,), ("act",)))
+    real = kind._run
     monkeypatch.setattr(
-        held, "_run", lambda self, level, feeds, count: ran.append((level, count)) or real(self, level, feeds, count)
+        kind, "_run", lambda self, level, feeds, count: ran.append((level, count)) or real(self, level, feeds, count)
     )
     interpreter.interchange((base,), (source,), "act", np.ones((40, 8), dtype=bool))
     assert ran == [(0, 4), (1, 40)]
@@ -287,12 +287,12 @@ def broken() -> dict[str, tuple[str, str, object]]:
 
 @pytest.mark.parametrize("case", sorted(broken()))
 def test_what_does_not_fit_is_refused(case: str) -> None:
-    site, told, mask = broken()[case]
+    site, reason, mask = broken()[case]
     draw = make("residual")[1]
     interpreter = cmrc.interpret(program_of("residual", "fx"))
     with pytest.raises(CmrcError) as caught:
         interpreter.interchange((draw(4, 1),), (draw(4, 2),), site, mask)
-    assert caught.value.reason == told
+    assert caught.value.reason == reason
 
 
 class Odd(nn.Module):
@@ -316,14 +316,14 @@ class Odd(nn.Module):
 def test_sites_that_fire_never_or_twice_are_refused() -> None:
     interpreter = cmrc.interpret(traced(Odd(), torch.zeros(3, 4), "fx"))
     call = (torch.zeros(2, 4),), (torch.ones(2, 4),)
-    for site, told in {
+    for site, reason in {
         "twice": "'twice' is called 2 times, each call is its own site",
         "idle": "no output of the model depends on it",
         "fixed": "does not depend on the inputs of the model",
     }.items():
         with pytest.raises(SiteError) as caught:
             interpreter.interchange(*call, site, np.ones(4, dtype=bool))
-        assert caught.value.reason == told
+        assert caught.value.reason == reason
     assert np.isfinite(interpreter.interchange(*call, "twice@1", np.ones(4, dtype=bool))[0]).all()
 
 
@@ -343,14 +343,14 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 def test_what_is_held_serves_any_number_of_interventions() -> None:
     draw = make("residual")[1]
     interpreter, x = cmrc.interpret(program_of("residual", "fx")), draw(10, 1)
-    held = interpreter.hold((x,), ["act"])
+    inputs_kept = interpreter.hold((x,), ["act"])
     for seed in range(2):
         rng = np.random.default_rng(seed)
         base, source, mask = rng.integers(10, size=20), rng.integers(10, size=20), rng.random((20, 8)) < 0.5
-        found = held.intervene(base, [cmrc.Swap("act", source, mask)])[0]
-        assert distance(found, interpreter.interchange((x[base],), (x[source],), "act", mask)[0]) <= EXACT_F32
+        output = inputs_kept.intervene(base, [cmrc.Swap("act", source, mask)])[0]
+        assert distance(output, interpreter.interchange((x[base],), (x[source],), "act", mask)[0]) <= EXACT_F32
     with pytest.raises(SiteError, match="what is held was not cut there"):
-        held.intervene(base, [cmrc.Swap("act2", source, mask)])
+        inputs_kept.intervene(base, [cmrc.Swap("act2", source, mask)])
     with pytest.raises(SiteError, match="no site is called 'acts'"):
         interpreter.hold((x,), ["acts"])
 
@@ -396,5 +396,5 @@ def test_sizes_of_what_no_input_reaches() -> None:
     mask = rng.random((5, 4)) < 0.5
     weight = onnx.numpy_helper.to_array(model.graph.initializer[0])
     ours, theirs = (np.maximum(x @ weight - 0.5, 0) for x in (base, source))
-    found = cmrc.interpret(cmrc.trace(model), budget=200).interchange((base,), (source,), "act", mask)[0]
-    assert distance(found, np.where(mask, theirs, ours) @ weight + 0.5) <= EXACT_F32
+    output = cmrc.interpret(cmrc.trace(model), budget=200).interchange((base,), (source,), "act", mask)[0]
+    assert distance(output, np.where(mask, theirs, ours) @ weight + 0.5) <= EXACT_F32

@@ -27,13 +27,13 @@ def equality_iia(units: list[int], variable: int) -> float:
     interpreter = cmrc.interpret(traced(Equality(), torch.zeros(2, 4)))
     base, source = Equality.inputs(500, 1), Equality.inputs(500, 2)
     mask = np.isin(np.arange(6), units)
-    found = interpreter.interchange((base,), (source,), "act2", mask)[0].argmax(1)
+    classes = interpreter.interchange((base,), (source,), "act2", mask)[0].argmax(1)
     first, second = base[:, 0] == base[:, 1], base[:, 2] == base[:, 3]
     if variable == 0:
         first = source[:, 0] == source[:, 1]
     else:
         second = source[:, 2] == source[:, 3]
-    return float(np.mean(found == (first == second)))
+    return float(np.mean(classes == (first == second)))
 
 
 def test_equality_is_what_the_units_are_said_to_hold() -> None:
@@ -87,10 +87,10 @@ def test_a_counting_transformer_keeps_its_count_in_one_coordinate() -> None:
     assert np.array_equal(interpreter.run((base,))[0].argmax(2), np.repeat(ours[:, None], 6, 1))
     mask = np.zeros((200, 6, 10), dtype=bool)
     mask[:, 2, Counting.SHARE] = True
-    found = interpreter.interchange((base,), (source,), "residual", mask)[0].argmax(2)
+    classes = interpreter.interchange((base,), (source,), "residual", mask)[0].argmax(2)
     expected = np.repeat(ours[:, None], 6, 1)
     expected[:, 2] = theirs
-    assert np.array_equal(found, expected)
+    assert np.array_equal(classes, expected)
     others = np.ones((200, 10), dtype=bool)
     others[:, Counting.SHARE] = False
     assert np.array_equal(interpreter.interchange((base,), (source,), "residual", others)[0].argmax(2)[:, 0], ours)
@@ -104,8 +104,8 @@ def test_a_reversing_transformer_moves_tokens_from_place_to_place() -> None:
     places = rng.random((200, 5)) < 0.5
     mask = np.zeros((200, 5, 13), dtype=bool)
     mask[:, :, Reversing.TOKEN] = places[:, :, None]
-    found = interpreter.interchange((base,), (source,), "stream", mask)[0].argmax(2)
-    assert np.array_equal(found, np.where(places, source, base)[:, ::-1])
+    classes = interpreter.interchange((base,), (source,), "stream", mask)[0].argmax(2)
+    assert np.array_equal(classes, np.where(places, source, base)[:, ::-1])
     copied = interpreter.interchange((base,), (source,), "value", np.isin(np.arange(13), Reversing.MIRROR))[0].argmax(2)
     assert np.array_equal(copied, source[:, ::-1])
 
@@ -131,16 +131,16 @@ def test_a_linear_network_has_closed_forms() -> None:
     model = nn.Sequential(linear(inner, rng.normal(size=6)), linear(outer, rng.normal(size=3)))
     program = traced(model, torch.zeros(2, 4))
     x = rng.normal(size=(300, 4)).astype(np.float32)
-    held = cmrc.interpret(program).tap((x,), "0").astype(np.float64)
+    values = cmrc.interpret(program).tap((x,), "0").astype(np.float64)
     gone = [1, 3, 4]
-    plan = cmrc.Plan(program).do("0", units=gone, constant=held.mean(0)[gone])
+    plan = cmrc.Plan(program).do("0", units=gone, constant=values.mean(0)[gone])
     verifier = cmrc.Verifier(program, cmrc.lower(program, plan), [x])
     draw = verifier.draw(np.random.default_rng(1), 20_000)
     evidence = verifier.swap(draw)
-    change = (held.mean(0) - held)[:, gone] @ outer[:, gone].T
+    change = (values.mean(0) - values)[:, gone] @ outer[:, gone].T
     assert np.allclose(evidence.squared[:, 0], (change**2).sum(1)[draw.base], **DIFFERENCE_F32)
     assert np.allclose(evidence.spread[:, 0], np.ptp(change, axis=1)[draw.base], **DIFFERENCE_F32)
-    covariance = np.cov(held[:, gone].T, bias=True)
+    covariance = np.cov(values[:, gone].T, bias=True)
     d2 = float(np.trace(outer[:, gone] @ covariance @ outer[:, gone].T))
     assert np.isclose((change**2).sum(1).mean(), d2)
     assert np.isclose(evidence.squared.mean(), d2, rtol=0.05)
@@ -170,18 +170,18 @@ def test_the_scatter_gives_d2_without_swaps(kind: str, p: float) -> None:
     else:
         plan.do("0", units=gone[:2], affine=cmrc.Affine([0, 2, 5], rng.normal(size=(2, 3)), 0.3))
         plan.do("0", units=gone[2:], constant=0.5)
-    (found,) = distortion(program, plan, stats, p=p)
-    assert found.exact
+    (shown,) = distortion(program, plan, stats, p=p)
+    assert shown.exact
     if p == 0:
         measured = cmrc.verify(program, plan, [x], swaps=0).plain.evidence.squared.mean()
-        assert np.isclose(found.d2, measured, **DIFFERENCE_F32)
+        assert np.isclose(shown.d2, measured, **DIFFERENCE_F32)
     verifier = cmrc.Verifier(program, plan, [x])
     many = verifier.swap(verifier.draw(np.random.default_rng(1), 40_000, p, about="fixed"))
-    assert np.isclose(found.d2, many.squared.mean(), rtol=0.05)
+    assert np.isclose(shown.d2, many.squared.mean(), rtol=0.05)
     if kind == "constant":
         weight = np.asarray(model[1].weight.detach(), dtype=np.float64)
         added = float((stats["0"].variance * (weight**2).sum(0))[gone].sum())
-        assert added < 0.6 * found.d2
+        assert added < 0.6 * shown.d2
 
 
 def test_d2_from_statistics_needs_units_that_are_read() -> None:
@@ -209,7 +209,7 @@ def test_d2_from_statistics_needs_units_that_are_read() -> None:
 def test_a_trained_boolean_circuit() -> None:
     """XOR(AND(x1, x2), OR(x3, x4)) over six seeds: units chosen by Var·‖W‖² stand for it better than as many at random."""
     x, y = circuit()
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    pairs: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for seed in range(6):
         model = trained_circuit(seed)
         program = traced(model, torch.zeros(2, 8))
@@ -223,8 +223,8 @@ def test_a_trained_boolean_circuit() -> None:
                 result = cmrc.verify(program, plan, [(x, y)], seed=seed, controls=False)
                 assert result.plain.accuracy is not None
                 assert result.plain.accuracy[0].value == 1.0
-                found.setdefault((name, keep), []).append((result.iia.value, float(result.evidence.kl.mean())))
-    mean = {key: np.mean(values, axis=0) for key, values in found.items()}
+                pairs.setdefault((name, keep), []).append((result.iia.value, float(result.evidence.kl.mean())))
+    mean = {key: np.mean(values, axis=0) for key, values in pairs.items()}
     for keep in (32, 16):
         assert mean["logit", keep][0] > mean["random", keep][0] + 0.03
         assert mean["logit", keep][1] < mean["random", keep][1]

@@ -150,8 +150,8 @@ def test_a_saved_model_is_verified_beside_its_plan(tmp_path: object) -> None:
     plan.save(f"{tmp_path}/plan.json")
     lowered = cmrc.lower(program, plan)
     lowered.save(f"{tmp_path}/small.onnx")
-    found = cmrc.verify(program, f"{tmp_path}/small.onnx", data(), plan=f"{tmp_path}/plan.json", swaps=200)
-    assert found.iia == cmrc.verify(program, lowered, data(), swaps=200).iia
+    result = cmrc.verify(program, f"{tmp_path}/small.onnx", data(), plan=f"{tmp_path}/plan.json", swaps=200)
+    assert result.iia == cmrc.verify(program, lowered, data(), swaps=200).iia
 
 
 def test_the_same_seed_gives_the_same_swaps() -> None:
@@ -164,14 +164,14 @@ def test_the_same_seed_gives_the_same_swaps() -> None:
 
 def test_controls_say_what_a_good_number_would_mean() -> None:
     program = program_of()
-    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=400)
-    assert np.isclose(found.controls["unswapped"].agree.mean(), found.plain.agreement.value, atol=0.1)
-    assert found.power is not None
-    assert np.isclose(found.power.ignored, found.controls["ignored"].agree.mean(), atol=0.02)
-    assert len(found.power.warnings) == 2  # swaps move this untrained model too little for 30 pairs to show anything
-    moved = found.controls["replaced"]
+    result = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=400)
+    assert np.isclose(result.controls["unswapped"].agree.mean(), result.plain.agreement.value, atol=0.1)
+    assert result.power is not None
+    assert np.isclose(result.power.ignored, result.controls["ignored"].agree.mean(), atol=0.02)
+    assert len(result.power.warnings) == 2  # swaps move this untrained model too little for 30 pairs to show anything
+    moved = result.controls["replaced"]
     assert moved.squared.mean() > 1e-3  # what the replaced units do to the original, the reduced model does not follow
-    assert found.controls["random"].squared.mean() > 1e-3
+    assert result.controls["random"].squared.mean() > 1e-3
 
 
 def test_controls_show_power_where_swaps_matter() -> None:
@@ -180,22 +180,22 @@ def test_controls_show_power_where_swaps_matter() -> None:
     values = cmrc.interpret(program).tap((images,), "act3")
     gone = np.argsort(values.var(0))[:20]
     plan = cmrc.Plan(program).do("act3", units=gone, constant=values.mean(0)[gone])
-    found = cmrc.verify(program, plan, [images], swaps=400)
-    assert found.power is not None
-    assert found.power.warnings == ()
-    assert found.verdict.splitlines() == [
-        f"IIA is at least {found.ladder[-1].bound:.4f} for inputs like the held-out ones, with probability 0.95 (estimate "
-        f"{found.iia.value:.4f}; 360 inputs, 180 pairs, 400 swaps).",
-        f"The controls show power: a model that ignores the swaps would have IIA {found.power.ignored:.4f}, units retained "
-        f"at random have {found.power.random:.4f}.",
+    result = cmrc.verify(program, plan, [images], swaps=400)
+    assert result.power is not None
+    assert result.power.warnings == ()
+    assert result.verdict.splitlines() == [
+        f"IIA is at least {result.ladder[-1].bound:.4f} for inputs like the held-out ones, with probability 0.95 (estimate "
+        f"{result.iia.value:.4f}; 360 inputs, 180 pairs, 400 swaps).",
+        f"The controls show power: a model that ignores the swaps would have IIA {result.power.ignored:.4f}, units retained "
+        f"at random have {result.power.random:.4f}.",
     ]
 
 
 def test_rates_take_turns() -> None:
     program = program_of()
-    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, p=(0.0, 0.5, 1.0), controls=False)
-    assert list(found.by_rate()) == [0.0, 0.5, 1.0]
-    assert np.allclose([np.mean(found.evidence.rate == r) for r in (0.0, 0.5, 1.0)], 1 / 3, atol=0.04)
+    result = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, p=(0.0, 0.5, 1.0), controls=False)
+    assert list(result.by_rate()) == [0.0, 0.5, 1.0]
+    assert np.allclose([np.mean(result.evidence.rate == r) for r in (0.0, 0.5, 1.0)], 1 / 3, atol=0.04)
     verifier = cmrc.Verifier(program, plan_of(program, "act2"), data())
     draw = verifier.draw(np.random.default_rng(0), 4000, (0.0, 0.25, 1.0), about="fixed")
     (mask,) = draw.masks.values()
@@ -204,11 +204,11 @@ def test_rates_take_turns() -> None:
 
 def test_classes_are_told_apart() -> None:
     program = program_of()
-    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, controls=False)
-    classes = found.evidence.classes[:, 0]
-    by_class = found.by_class()
+    result = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300, controls=False)
+    classes = result.evidence.classes[:, 0]
+    by_class = result.by_class()
     for c in np.unique(classes):  # ten swaps of each pair: the mean over pairs, weighted by swaps, is that over swaps
-        assert np.isclose(by_class[int(c)].value, found.evidence.agree[classes == c].mean())
+        assert np.isclose(by_class[int(c)].value, result.evidence.agree[classes == c].mean())
         assert by_class[int(c)].low < by_class[int(c)].value < by_class[int(c)].high
 
 
@@ -217,14 +217,14 @@ def test_plans_are_compared_on_the_same_swaps() -> None:
     good = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=500, controls=False)
     plan = cmrc.Plan(program).do("act2", units=range(6), constant=3.0)
     bad = cmrc.verify(program, plan, data(), swaps=500, controls=False)
-    found = good.minus(bad)
-    assert found.iia.low > 0
-    assert found.kl.high < 0
-    assert found.iia_p < 0.01
-    assert found.kl_p < 0.01
-    assert np.isclose(found.iia.value, good.iia.value - bad.iia.value)
+    gap = good.minus(bad)
+    assert gap.iia.low > 0
+    assert gap.kl.high < 0
+    assert gap.iia_p < 0.01
+    assert gap.kl_p < 0.01
+    assert np.isclose(gap.iia.value, good.iia.value - bad.iia.value)
     assert good.minus(good).iia_p == 1.0
-    assert str(found).startswith("ΔIIA 0.")
+    assert str(gap).startswith("ΔIIA 0.")
     with pytest.raises(VerifyError, match="the two were not made on the same swaps: seed differ"):
         good.minus(cmrc.verify(program, plan, data(), swaps=500, seed=1, controls=False))
 
@@ -270,12 +270,12 @@ def test_targets_that_need_no_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = cmrc.interpret(program).run((x,))[0].argmax(1)  # the original is always right
     plan = one_unit(program)
     for until in ("agreement>=0.7", "accuracy>=0.7", "drop<=0.3"):
-        found = cmrc.verify(program, plan, [(x, labels)], until=until)
-        assert found.decision is not None
-        assert found.decision.holds is True
-        assert found.decision.swaps == 0
-        value = found.plain.agreement.value  # also the accuracy, and one minus its drop
-        assert np.isclose(found.decision.value, 1 - value if until.startswith("drop") else value)
+        result = cmrc.verify(program, plan, [(x, labels)], until=until)
+        assert result.decision is not None
+        assert result.decision.holds is True
+        assert result.decision.swaps == 0
+        value = result.plain.agreement.value  # also the accuracy, and one minus its drop
+        assert np.isclose(result.decision.value, 1 - value if until.startswith("drop") else value)
     with pytest.raises(VerifyError, match="accuracy needs labels"):
         cmrc.verify(program, plan, [x], until="accuracy>=0.7")
     with pytest.raises(CertifyError, match=r"iia>=0\.5 needs swaps"):
@@ -292,10 +292,10 @@ def test_the_smallest_certified_plan() -> None:
     ((x, _),) = data(600)
     means = cmrc.interpret(program).tap((x,), "act2").mean(0) + 0.3  # IIA 0.86, 0.78, 0.76, 0.40
     plans = [cmrc.Plan(program).do("act2", units=range(n), constant=means[:n]) for n in (1, 2, 4, 6)]
-    found = cmrc.smallest_certified(program, plans, [x], "iia>=0.65", swaps=3000)
-    assert found.chosen == 2
-    assert [decision.holds for decision in found.decisions][:3] == [True, True, True]
-    assert found.decisions[3].holds is not True
+    result = cmrc.smallest_certified(program, plans, [x], "iia>=0.65", swaps=3000)
+    assert result.chosen == 2
+    assert [decision.holds for decision in result.decisions][:3] == [True, True, True]
+    assert result.decisions[3].holds is not True
     assert cmrc.smallest_certified(program, plans[3:], [x], "iia>=0.98").chosen is None
     assert cmrc.smallest_certified(program, plans, [x], "agreement>=0.6").decisions[0].swaps == 0
     with pytest.raises(CertifyError, match="there are no plans to choose from"):
@@ -307,10 +307,10 @@ def test_which_of_two_plans_is_better_is_decided_early() -> None:
     good, bad = one_unit(program), cmrc.Plan(program).do("act2", units=range(6), constant=3.0)
     many = data(400)
     for by in ("iia", "kl"):
-        found = cmrc.better(program, good, bad, many, by=by, swaps=4000)
-        assert (found.better, found.swaps < 2000) == (0, True)
-        assert (found.low > 0) if by == "iia" else (found.high < 0)
-        assert str(found).startswith(f"The first is better by {by} (first − second ")
+        result = cmrc.better(program, good, bad, many, by=by, swaps=4000)
+        assert (result.better, result.swaps < 2000) == (0, True)
+        assert (result.low > 0) if by == "iia" else (result.high < 0)
+        assert str(result).startswith(f"The first is better by {by} (first − second ")
     assert cmrc.better(program, bad, good, many, swaps=4000).better == 1
     same = cmrc.better(program, good, good, many, swaps=400)
     assert (same.better, same.difference) == (None, 0.0)
@@ -339,10 +339,10 @@ def test_every_input_is_in_one_pair(rows: int, swaps: int) -> None:
 
 
 def test_an_input_never_meets_itself_if_asked() -> None:
-    found = draw_anew(np.random.default_rng(0), 3, 600, distinct=True)
-    assert (found.base != found.source).all()
+    pairs = draw_anew(np.random.default_rng(0), 3, 600, distinct=True)
+    assert (pairs.base != pairs.source).all()
     assert np.allclose(
-        np.bincount(found.base * 3 + found.source, minlength=9)[[1, 2, 3, 5, 6, 7]] / 600, 1 / 6, atol=0.06
+        np.bincount(pairs.base * 3 + pairs.source, minlength=9)[[1, 2, 3, 5, 6, 7]] / 600, 1 / 6, atol=0.06
     )
     assert (
         draw_anew(np.random.default_rng(0), 3, 600).base == draw_anew(np.random.default_rng(0), 3, 600).source
@@ -375,12 +375,12 @@ def test_stress_prefers_hard_inputs_and_stays_unbiased() -> None:
 
 def test_statements_about_the_fixed_set_count_swaps() -> None:
     program = program_of()
-    found = cmrc.verify(program, one_unit(program), data(60), swaps=500, about="fixed")
-    assert found.evidence.units == 500
-    assert "for these held-out inputs only" in found.verdict
+    result = cmrc.verify(program, one_unit(program), data(60), swaps=500, about="fixed")
+    assert result.evidence.units == 500
+    assert "for these held-out inputs only" in result.verdict
     population = cmrc.verify(program, one_unit(program), data(60), swaps=500)
     assert population.evidence.units == 30
-    assert population.ladder[-1].bound < found.ladder[-1].bound
+    assert population.ladder[-1].bound < result.ladder[-1].bound
 
 
 def test_swaps_that_change_nothing_are_said_to_prove_nothing() -> None:
@@ -388,30 +388,30 @@ def test_swaps_that_change_nothing_are_said_to_prove_nothing() -> None:
     program = outputs_of(3)
     head = next(iter(program.find("act")))
     plan = cmrc.Plan(program).do(head.name, units=range(7), constant=0.2)
-    found = cmrc.verify(program, plan, [INPUT], p=0.0, swaps=200)
-    assert found.power is not None
-    assert not found.power.above_ignored
+    result = cmrc.verify(program, plan, [INPUT], p=0.0, swaps=200)
+    assert result.power is not None
+    assert not result.power.above_ignored
     assert (
         "Warning: swaps at these sites prove nothing: on the swaps that the controls repeat, a model that ignores"
-        in str(found)
+        in str(result)
     )
-    assert found.to_json()["warnings"]
+    assert result.to_json()["warnings"]
 
 
 def test_the_report_and_its_json() -> None:
     program = program_of()
-    found = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300)
-    text = str(found)
+    result = cmrc.verify(program, plan_of(program, "act2"), data(), swaps=300)
+    text = str(result)
     for part in ("300 swaps at rate 0.5 on 60 inputs: act2 (6 of 8 units retained)", "IIA", "KL(original", "D2", "markov",
                  "accuracy, reduced", "replaced units swapped"):  # fmt: skip
         assert part in text
-    document = json.loads(json.dumps(found.to_json()))
+    document = json.loads(json.dumps(result.to_json()))
     assert document["keep"] == {"act2": [6, 8]}
-    assert document["iia"] == found.iia.to_json()
+    assert document["iia"] == result.iia.to_json()
     assert set(document["certificates"]) == {"delta", "markov", "tail", "samplewise", "range", "direct"}
     assert set(document["controls"]) == {"ignored", "replaced", "random", "unswapped"}
     assert document["about"] == "population"
-    assert document["verdict"] == found.verdict
+    assert document["verdict"] == result.verdict
 
 
 # ---------------------------------------------------------------- how outputs are read
@@ -437,15 +437,15 @@ def test_sequences_count_the_tokens_that_count() -> None:
     batches = [{"tokens": tokens, "labels": tokens % 4, "real": counted}]
     verifier = cmrc.Verifier(program, plan, batches, counted="real")
     draw = verifier.draw(np.random.default_rng(1), 200)
-    found = verifier.swap(draw)
-    assert found.agree.shape == (200, 5)
-    expected = [found.agree[i, counted[b]].mean() for i, b in enumerate(draw.base)]
-    assert np.allclose(found.mean(found.agree), expected)
+    shown = verifier.swap(draw)
+    assert shown.agree.shape == (200, 5)
+    expected = [shown.agree[i, counted[b]].mean() for i, b in enumerate(draw.base)]
+    assert np.allclose(shown.mean(shown.agree), expected)
     # Tokens that are padding in base or source stay the base's: what they answer is what it answers without a swap.
     alone = cmrc.interpret(program).run((tokens,))[0].argmax(2)
     padded = ~(counted[draw.base] & counted[draw.source])
-    assert np.array_equal(found.classes[padded], alone[draw.base][padded])
-    assert not np.array_equal(found.classes, alone[draw.base])
+    assert np.array_equal(shown.classes[padded], alone[draw.base][padded])
+    assert not np.array_equal(shown.classes, alone[draw.base])
     result = cmrc.verify(program, plan, batches, counted="real", swaps=200)
     assert result.plain.accuracy is not None
     with pytest.raises(VerifyError, match="the padding is of shape"):
@@ -476,26 +476,26 @@ def test_a_single_logit_is_read_by_its_sign() -> None:
     plan = cmrc.Plan(program).do("act", units=[0, 1], constant=0.2)
     verifier = cmrc.Verifier(program, plan, [INPUT], reads="binary")
     draw = verifier.draw(np.random.default_rng(0), 300)
-    found = verifier.swap(draw)
+    shown = verifier.swap(draw)
     z, other = (answers[:, 0] for answers in verifier.outputs(draw))
-    assert np.array_equal(found.agree[:, 0], (z > 0) == (other > 0))
-    assert np.allclose(found.margin[:, 0], np.abs(z))
+    assert np.array_equal(shown.agree[:, 0], (z > 0) == (other > 0))
+    assert np.allclose(shown.margin[:, 0], np.abs(z))
     p, q = (1 / (1 + np.exp(-logit.astype(np.float64))) for logit in (z, other))
-    assert np.allclose(found.kl[:, 0], p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)), atol=1e-9)
-    assert np.allclose(found.spread, found.largest)
-    assert 0 < found.agree.mean() <= 1
+    assert np.allclose(shown.kl[:, 0], p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)), atol=1e-9)
+    assert np.allclose(shown.spread, shown.largest)
+    assert 0 < shown.agree.mean() <= 1
 
 
 def test_a_regression_agrees_within_a_tolerance() -> None:
     program = outputs_of(2)
     plan = cmrc.Plan(program).do("act", units=[0, 1], constant=0.2)
-    found = cmrc.verify(program, plan, [(INPUT, INPUT[:, 0])], tolerance=0.1, swaps=300)
-    assert found.iia.value == np.mean(found.evidence.largest <= 0.1)
-    assert found.is_regression
-    assert found.plain.accuracy is None
-    document = json.loads(json.dumps(found.to_json()))
+    result = cmrc.verify(program, plan, [(INPUT, INPUT[:, 0])], tolerance=0.1, swaps=300)
+    assert result.iia.value == np.mean(result.evidence.largest <= 0.1)
+    assert result.is_regression
+    assert result.plain.accuracy is None
+    document = json.loads(json.dumps(result.to_json()))
     assert (document["kl"], document["margin"]) == (None, None)
-    assert "KL" not in str(found)
+    assert "KL" not in str(result)
 
 
 REFUSED = {
@@ -515,12 +515,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_what_has_no_meaning_is_refused(case: str) -> None:
-    width, options, told = REFUSED[case]
+    width, options, reason = REFUSED[case]
     program = outputs_of(width)
     plan = cmrc.Plan(program).do("act", units=[0], constant=0.2)
     with pytest.raises(VerifyError) as caught:
         cmrc.verify(program, plan, [INPUT], **options)
-    assert caught.value.reason == told
+    assert caught.value.reason == reason
     assert caught.value.fix
 
 
@@ -584,10 +584,10 @@ def test_numbers_that_are_none_are_refused() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.3, 0.5, 0.9, 1.0])
 def test_units_are_drawn_independently_at_the_rate_asked_for(p: float) -> None:
-    found = bernoulli(np.random.default_rng(0), p, (4000, 50)).astype(np.float64)
+    mask = bernoulli(np.random.default_rng(0), p, (4000, 50)).astype(np.float64)
     deviation = np.sqrt(p * (1 - p))
-    assert abs(found.mean() - p) <= 5 * deviation / np.sqrt(found.size) + 2**-17
-    centred = found - p
-    together = centred.T @ centred / len(found)  # off the diagonal 0 for independent units
-    assert np.abs(together - np.diag(np.diag(together))).max() <= 6 * deviation**2 / np.sqrt(len(found))
-    assert abs((centred[1:] * centred[:-1]).mean()) <= 5 * deviation**2 / np.sqrt(found.size)
+    assert abs(mask.mean() - p) <= 5 * deviation / np.sqrt(mask.size) + 2**-17
+    centred = mask - p
+    together = centred.T @ centred / len(mask)  # off the diagonal 0 for independent units
+    assert np.abs(together - np.diag(np.diag(together))).max() <= 6 * deviation**2 / np.sqrt(len(mask))
+    assert abs((centred[1:] * centred[:-1]).mean()) <= 5 * deviation**2 / np.sqrt(mask.size)

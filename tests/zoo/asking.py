@@ -85,10 +85,10 @@ class Subject:
         """The request as a plan. The exported graph is asked for the module's own units wherever it names them alike."""
         if (host, request) not in self.plans:
             from_module = host == "ONNX" and not isinstance(self.built, Path)
-            made = carried(self.plan("torch", request), self.as_onnx) if from_module else None
+            carried_plan = carried(self.plan("torch", request), self.as_onnx) if from_module else None
             trained = isinstance(self.built, Path)
             given = self.arrays(2) if trained else None
-            self.plans[host, request] = made or plan_for(self.on(host), request, given, alike=self.entry.alike)
+            self.plans[host, request] = carried_plan or plan_for(self.on(host), request, given, alike=self.entry.alike)
         return self.plans[host, request]
 
 
@@ -101,7 +101,7 @@ def head_sites(program: cmrc.Program) -> list[tuple[Site, int]]:
     Attention is the fused op, or a product whose left factor is a softmax. Heads that are folded into the batch axis become
     an axis of their own in the reshape that follows.
     """
-    found = []
+    heads = []
     for node in program.graph.nodes:
         attends = node.op == "attention" or (node.op == "matmul" and _is_softmax(program, node.inputs[0]))
         value = _with_heads(program, node.name) if attends else None
@@ -111,8 +111,8 @@ def head_sites(program: cmrc.Program) -> list[tuple[Site, int]]:
         q, k = program.values[value].shape, program.values[str(values)].shape
         shared = int(q[-3]) // int(k[-3]) if len(k) > 3 and isinstance(k[-3], int) and int(k[-3]) > 0 else 1
         site = program.site_of(value, len(program.values[value].shape) - 3)
-        found.append((site, max(shared, _repeats(program, str(values)))))
-    return found
+        heads.append((site, max(shared, _repeats(program, str(values)))))
+    return heads
 
 
 def _is_softmax(program: cmrc.Program, value: object) -> bool:
@@ -197,12 +197,12 @@ def carried(plan: cmrc.Plan, program: cmrc.Program) -> cmrc.Plan | None:
     """The same do's on the exported graph, if it has a value of the same name and shape for each."""
     made = cmrc.Plan(program)
     for entry in plan.entries:
-        found = program.host.names.get(entry.value, ())
-        shape = program.values[found[0]].shape if len(found) == 1 else ()
+        values = program.host.names.get(entry.value, ())
+        shape = program.values[values[0]].shape if len(values) == 1 else ()
         before = plan.program.values[entry.value].shape  # type: ignore[union-attr]
         if len(shape) != len(before) or shape[entry.axis] != before[entry.axis]:
             return None
-        made.do(found[0], units=entry.units, constant=entry.constant, axis=entry.axis)
+        made.do(values[0], units=entry.units, constant=entry.constant, axis=entry.axis)
     return made
 
 
@@ -235,7 +235,7 @@ def ask(subject: Subject, host: str, request: str, folder: Path) -> Outcome:
         worst, moved = before_squashing(lowered, inputs, worst)
     lowered.save(folder / "lowered.onnx")
     counts = counted(subject, lowered, host, request, folder)
-    told = {
+    record = {
         "sites": len(plan), "units": replaced, "parameters": counts[:2], "error": worst, "moved": moved,
         "seconds": {**lowered.seconds, "cpu": spent},
     }  # fmt: skip
@@ -246,7 +246,7 @@ def ask(subject: Subject, host: str, request: str, folder: Path) -> Outcome:
     problem = problem or used_as_onnx(subject, lowered, inputs, folder)
     if host == "torch":
         problem = problem or trained(subject, lowered)
-    return Outcome("fails" if problem else "exact", problem, **told)  # type: ignore[arg-type]
+    return Outcome("fails" if problem else "exact", problem, **record)  # type: ignore[arg-type]
 
 
 SQUASHES = {"sigmoid", "softmax", "tanh", "hard_sigmoid", "clip", "identity"}
@@ -313,8 +313,12 @@ def counted(subject: Subject, lowered: cmrc.Lowered, host: str, request: str, fo
         cmrc.lower(subject.program, subject.plan("torch", request)).save(folder / "twin.onnx")
         subject.sizes[request] = stored(folder / "twin.onnx")
     expected = subject.sizes[request]
-    told = f"{small:,} parameters are left, the module lowered and exported has {expected:,}"
-    return whole, small, "" if small <= expected else told  # fewer where the exporter had folded a norm into a weight
+    problem = f"{small:,} parameters are left, the module lowered and exported has {expected:,}"
+    return (
+        whole,
+        small,
+        "" if small <= expected else problem,
+    )  # fewer where the exporter had folded a norm into a weight
 
 
 def tensors(host: Host) -> dict[str, torch.Tensor]:
@@ -333,7 +337,7 @@ def unread(subject: Subject, lowered: cmrc.Lowered) -> dict[str, int]:
     for entry in lowered.plan.entries:
         silent.do(entry.value, units=entry.units, constant=0.0, axis=entry.axis)
     with_effect, left = (effects(subject, host) for host in (subject.program.host, subject.program.clamped(silent)))
-    found = {}
+    unread_inputs = {}
     for name, seen in with_effect.items():
         alive = seen & left.get(name, torch.zeros_like(seen))
         gone = seen & ~alive
@@ -343,8 +347,8 @@ def unread(subject: Subject, lowered: cmrc.Lowered) -> dict[str, int]:
             others = [d for d in range(seen.dim()) if d != axis]
             whole = seen.sum(others) * (alive.sum(others) == 0) if others else seen & ~alive
             gone = gone | (whole > 0).reshape([-1 if d == axis else 1 for d in range(seen.dim())])
-        found[name] = int(gone.sum())
-    return found
+        unread_inputs[name] = int(gone.sum())
+    return unread_inputs
 
 
 def effects(subject: Subject, host: Host) -> dict[str, torch.Tensor]:
@@ -364,11 +368,11 @@ def effects(subject: Subject, host: Host) -> dict[str, torch.Tensor]:
     for batch in (*subject.entry.batches, *(range(4, 8) if subject.entry.dynamic else ())):  # none vanishes by chance
         result = torch.func.functional_call(module, state, subject.inputs(batch))
         weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(batch))
-        found = torch.autograd.grad((result * weights).sum(), list(state.values()), allow_unused=True)
-        for name, gradient in zip(state, found, strict=True):
+        gradients = torch.autograd.grad((result * weights).sum(), list(state.values()), allow_unused=True)
+        for name, gradient in zip(state, gradients, strict=True):
             if gradient is not None:
                 seen[name] |= gradient != 0
-    return {name: found for name, found in seen.items() if found.any()}
+    return {name: gradients for name, gradients in seen.items() if gradients.any()}
 
 
 def pooled(
@@ -392,8 +396,8 @@ def stored(path: Path) -> int:
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
     graph = onnx.load(path, load_external_data=False).graph
     constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"]
-    held = [*graph.initializer, *constants]
-    return sum(int(np.prod(tensor.dims)) for tensor in held if tensor.data_type in floats)
+    tensors = [*graph.initializer, *constants]
+    return sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.data_type in floats)
 
 
 def used_as_onnx(subject: Subject, lowered: cmrc.Lowered, inputs: dict[int, object], folder: Path) -> str:
@@ -401,8 +405,8 @@ def used_as_onnx(subject: Subject, lowered: cmrc.Lowered, inputs: dict[int, obje
     small = cmrc.trace(folder / "lowered.onnx")
     for batch, given in inputs.items():
         expected = lowered.clamped.run(given)[0]  # type: ignore[arg-type]
-        found = small.run(subject.arrays(batch))[0]
-        gap = float(np.abs(found - expected).max() / (np.abs(expected).max() or 1.0))
+        output = small.run(subject.arrays(batch))[0]
+        gap = float(np.abs(output - expected).max() / (np.abs(expected).max() or 1.0))
         if not gap <= TOLERANCE * 5:  # torch on one side, onnxruntime's kernels on the other
             return f"the saved file differs by {gap:.1e} at batch {batch}"
     return ""

@@ -52,8 +52,8 @@ class CifarResNet(nn.Module):
         self.stem, self.blocks, self.head = conv_bn(3, width), nn.Sequential(*blocks), nn.Linear(ins, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
-        return found
+        result: torch.Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return result
 
 
 # ---------------------------------------------------------------- U-Nets
@@ -85,8 +85,8 @@ class UNet(nn.Module):
             if self.resized:
                 x = F.interpolate(x, size=other.shape[2:], mode="bilinear", align_corners=False)
             x = block(torch.cat([other, x], 1))
-        found: torch.Tensor = self.head(x)
-        return found
+        result: torch.Tensor = self.head(x)
+        return result
 
 
 # ---------------------------------------------------------------- a detector: CSP blocks, pooled pyramid, neck, heads
@@ -117,8 +117,8 @@ class CrossStage(nn.Module):
         parts = list(self.enter(x).chunk(2, 1))
         for step in self.steps:
             parts.append(step(parts[-1]))
-        found: torch.Tensor = self.leave(torch.cat(parts, 1))
-        return found
+        result: torch.Tensor = self.leave(torch.cat(parts, 1))
+        return result
 
 
 class PooledPyramid(nn.Module):
@@ -130,8 +130,8 @@ class PooledPyramid(nn.Module):
         parts = [self.enter(x)]
         for _ in range(3):
             parts.append(F.max_pool2d(parts[-1], 5, 1, 2))
-        found: torch.Tensor = self.leave(torch.cat(parts, 1))
-        return found
+        result: torch.Tensor = self.leave(torch.cat(parts, 1))
+        return result
 
 
 class Detector(nn.Module):
@@ -156,8 +156,8 @@ class Detector(nn.Module):
         middle = self.up_middle(torch.cat([self.grow(deep), middle], 1))
         fine = self.up_fine(torch.cat([self.grow(middle), fine], 1))
         middle = self.down_middle(torch.cat([self.shrink(fine), middle], 1))
-        found = [head(value).flatten(2) for head, value in zip(self.heads, (fine, middle), strict=True)]
-        boxes, scores = torch.cat(found, 2).split((4, 3), 1)
+        results = [head(value).flatten(2) for head, value in zip(self.heads, (fine, middle), strict=True)]
+        boxes, scores = torch.cat(results, 2).split((4, 3), 1)
         return torch.cat([boxes, scores.sigmoid()], 1)
 
 
@@ -175,10 +175,10 @@ class Seq2Seq(nn.Module):
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        found: torch.Tensor = self.head(
+        result: torch.Tensor = self.head(
             self.body(self.table(source), self.table(target), tgt_mask=mask, tgt_is_causal=True)
         )
-        return found
+        return result
 
 
 class AttentionEncoder(nn.Module):
@@ -198,8 +198,8 @@ class AttentionEncoder(nn.Module):
             y = self.norms[2 * i](x)
             x = x + attend(y, y, y, need_weights=False)[0]
             x = x + ffn(self.norms[2 * i + 1](x))
-        found: torch.Tensor = self.head(x.mean(0))
-        return found
+        result: torch.Tensor = self.head(x.mean(0))
+        return result
 
 
 class Recurrent(nn.Module):
@@ -212,8 +212,8 @@ class Recurrent(nn.Module):
         self.head = nn.Sequential(nn.Linear(48, 32), nn.GELU(), nn.Linear(32, 5))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.body(self.table(ids))[0][:, -1])
-        return found
+        result: torch.Tensor = self.head(self.body(self.table(ids))[0][:, -1])
+        return result
 
 
 # ---------------------------------------------------------------- entries

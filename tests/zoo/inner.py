@@ -26,7 +26,7 @@ KEEPS_UNITS = ("pointwise", "along", "reshape", "transpose")
 
 def inner_units(program: cmrc.Program, draw: Draw) -> Ask:
     """Half of the units of every chain that folds. Where none does, the widest, so that the refusal says why."""
-    found: Ask = []
+    asks: Ask = []
     refused: Ask = []
     taken: dict[str, list[int]] = {}
     for chain in chains(program):
@@ -37,16 +37,16 @@ def inner_units(program: cmrc.Program, draw: Draw) -> Ask:
                 continue
             for place, some in asked:
                 if place.value not in taken:
-                    found.append((place, some))
+                    asks.append((place, some))
                     taken[place.value] = some
             break
-    return found or sorted(refused, key=lambda ask: -ask[0].units)[:1]
+    return asks or sorted(refused, key=lambda ask: -ask[0].units)[:1]
 
 
 def chains(program: cmrc.Program) -> list[list[Site]]:
     """For every op that makes units, or joins those of several, the values that hold them, in order."""
     starts: dict[str, str] = {}
-    found: dict[str, list[Site]] = {}
+    chains_of: dict[str, list[Site]] = {}
     for site in program.sites(folds=False):
         node = program.producers[site.value]
         part = node.op == "select" and node.attrs["axis"] == site.axis  # some of the units, as of a fused projection
@@ -59,8 +59,8 @@ def chains(program: cmrc.Program) -> list[list[Site]]:
         else:
             continue
         starts[site.value] = start
-        found.setdefault(start, []).append(site)
-    return list(found.values())
+        chains_of.setdefault(start, []).append(site)
+    return list(chains_of.values())
 
 
 def before_rounding(program: cmrc.Program, value: str) -> str:
@@ -74,8 +74,8 @@ def before_rounding(program: cmrc.Program, value: str) -> str:
 
 def makes_units(program: cmrc.Program, node: Node) -> bool:
     """An affine op, or a product with weights that each sample looks up (experts)."""
-    made = [program.producers.get(o) for o in node.values()] if node.op == "matmul" else []
-    return node.op in ("linear", "conv") or any(maker is not None and maker.op == "embedding" for maker in made)
+    makers = [program.producers.get(o) for o in node.values()] if node.op == "matmul" else []
+    return node.op in ("linear", "conv") or any(maker is not None and maker.op == "embedding" for maker in makers)
 
 
 def same_units(program: cmrc.Program, value: str, site: Site) -> bool:

@@ -52,22 +52,22 @@ Record = dict[str, Any]
 
 def digest(entry: Entry) -> str:
     """What an answer depends on: the compiler, the questions, the model, and the packages."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     code = [
         *ROOT.glob("cmrc/**/*.py"),
         *ROOT.glob("passes/*.py"),
         *(HERE / f"{name}.py" for name in ("asking", "inner", "peer")),
     ]
     for path in sorted(code):
-        found.update(path.read_bytes())
+        hashed.update(path.read_bytes())
     build = entry.build
-    found.update((inspect.getsource(build) if inspect.isfunction(build) else repr(build)).encode())
+    hashed.update((inspect.getsource(build) if inspect.isfunction(build) else repr(build)).encode())
     for package in ("torch", "onnx", "onnxruntime", "onnxscript", "transformers", "timm", "torch-pruning"):
         try:
-            found.update(version(package).encode())
+            hashed.update(version(package).encode())
         except PackageNotFoundError:
-            found.update(b"absent")
-    return found.hexdigest()[:16]
+            hashed.update(b"absent")
+    return hashed.hexdigest()[:16]
 
 
 def read(name: str) -> dict[Ask, Record]:
@@ -109,8 +109,8 @@ def answer(name: str, wanted: Iterable[Ask]) -> None:
             return given[host, request]
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            told = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}"
-            return Outcome("fails", " ".join(told.split())[:400])
+            problem = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}"
+            return Outcome("fails", " ".join(problem.split())[:400])
 
     subject: Subject | None = None
     given: dict[Ask, Any] = {}
@@ -144,9 +144,9 @@ def answers(name: str, wanted: list[Ask], timeout: float) -> Iterator[Record]:
                     errors.seek(0)
                     problem = f"the process ended with {child.returncode}: {' '.join(errors.read().split())[-300:]}"
                 else:
-                    found = json.loads(line)
-                    wanted.remove((found["host"], found["request"]))
-                    yield found
+                    answer = json.loads(line)
+                    wanted.remove((answer["host"], answer["request"]))
+                    yield answer
             child.kill()
             child.wait()
             reader.join()
@@ -193,8 +193,8 @@ def run(
                 known = read(entry.name)
                 known[record["host"], record["request"]] = {**record, "digest": made_by}
                 write(entry, known)
-                told = f"{entry.name} · {record['host']} · {record['request']}: {record['verdict']}"
-                progress.console.print(f"{told}  {record['detail'][:160]}", markup=False, highlight=False)
+                line = f"{entry.name} · {record['host']} · {record['request']}: {record['verdict']}"
+                progress.console.print(f"{line}  {record['detail'][:160]}", markup=False, highlight=False)
                 progress.advance(bar)
 
         list(pool.map(one, work))

@@ -107,10 +107,10 @@ def image(size: int = 32, channels: int = 3, name: str = "pixel_values") -> Call
 def tokens(length: int = 7, vocabulary: int = 64, **more: int) -> Callable[[int], dict[str, torch.Tensor]]:
     def draw(batch: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(batch)
-        found = {"input_ids": torch.randint(2, vocabulary, (batch, length), generator=generator)}
+        inputs = {"input_ids": torch.randint(2, vocabulary, (batch, length), generator=generator)}
         for extra, size in more.items():
-            found[extra] = torch.randint(2, vocabulary, (batch, size), generator=generator)
-        return found
+            inputs[extra] = torch.randint(2, vocabulary, (batch, size), generator=generator)
+        return inputs
 
     return draw
 

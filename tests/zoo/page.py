@@ -100,8 +100,8 @@ def missing(models: list[dict[str, Any]]) -> list[str]:
     for name, entry in entries().items():
         open_asks = [ask for ask in asks(entry) if (name, *ask) not in known]
         if open_asks:
-            told = "anything" if len(open_asks) == len(asks(entry)) else ", ".join(map(" ".join, open_asks))
-            lines.append(f"* {name}: {told}")
+            asked = "anything" if len(open_asks) == len(asks(entry)) else ", ".join(map(" ".join, open_asks))
+            lines.append(f"* {name}: {asked}")
     return lines
 
 
@@ -112,9 +112,9 @@ def summary(models: list[dict[str, Any]]) -> list[str]:
     for host in ("torch", "ONNX", PEER):
         cells = []
         for request in REQUESTS:
-            found = Counter(a["verdict"] for a in answers if a["host"] == host and a["request"] == request)
-            found.pop("none", None)
-            cells.append(", ".join(f"{count} {verdict}" for verdict, count in found.most_common()) or "–")
+            verdicts = Counter(a["verdict"] for a in answers if a["host"] == host and a["request"] == request)
+            verdicts.pop("none", None)
+            cells.append(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or "–")
         lines.append(f"| {host} | " + " | ".join(cells) + " |")
     lines += beside_it(answers)
     spent = Counter[str]()
@@ -166,16 +166,16 @@ def verdict(name: str, answer: dict[str, Any] | None, reasons: list[str]) -> str
         return "–"
     if answer["verdict"] == "exact":
         return "exact"
-    told = " ".join(answer["detail"].replace("|", "\\|").split())
-    reasons.append(f"{len(reasons) + 1}. {name}, {answer['host']}, {answer['request']}: {told}")
+    detail = " ".join(answer["detail"].replace("|", "\\|").split())
+    reasons.append(f"{len(reasons) + 1}. {name}, {answer['host']}, {answer['request']}: {detail}")
     return f"{answer['verdict']} ({len(reasons)})"
 
 
 def beside(peer: dict[str, Any]) -> str:
-    found = str(peer.get("verdict", ""))
-    if found == "wrong" and peer.get("error"):
+    verdict = str(peer.get("verdict", ""))
+    if verdict == "wrong" and peer.get("error"):
         return f"wrong by {peer['error']:.0%}"
-    return "–" if found == "none" else found
+    return "–" if verdict == "none" else verdict
 
 
 def milliseconds(seconds: float) -> str:

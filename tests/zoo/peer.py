@@ -71,14 +71,14 @@ def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ..
         own = any(leaf.name.startswith(of_a_layer) for leaf in leaves_of(node.inputs[1]))
         return [(node.path, list(units))] if own and axis == node.attrs["axis"] else []
     if node.op == "attention" or (node.op == "matmul" and axis == len(node.output.shape) - 3):
-        found = []
+        layers = []
         for operand in node.inputs[:3]:
             if isinstance(operand, str):
                 size = program.values[operand].shape[axis]
                 shared = int(node.output.shape[axis]) // int(size) if isinstance(size, int) else 1
                 served = units if shared == 1 else tuple(sorted({u // shared for u in units}))
-                found += layers_of(program, operand, axis, served)
-        return found
+                layers += layers_of(program, operand, axis, served)
+        return layers
     if not node.inputs or not isinstance(node.inputs[0], str):
         return []
     source, after = node.inputs[0], node.output.shape
@@ -92,21 +92,21 @@ def layers_of(program: cmrc.Program, value: str, axis: int, units: tuple[int, ..
     if node.op == "along" and node.attrs.get("drop"):
         left = [d for d in range(len(program.values[source].shape)) if d not in node.attrs["axes"]]
         return layers_of(program, source, left[axis], units)
-    found = []
+    layers = []
     for operand in node.inputs if node.op in ("pointwise", "along", "expand", "select", "concat") else ():
         shape = program.values[operand].shape if isinstance(operand, str) else ()
         local = axis - (len(after) - len(shape))
         if isinstance(operand, str) and local >= 0 and shape[local] == after[axis]:
-            found += layers_of(program, operand, local, units)
-    return found
+            layers += layers_of(program, operand, local, units)
+    return layers
 
 
 def layers_for(program: cmrc.Program, plan: cmrc.Plan) -> tuple[list[tuple[str, list[int]]], str]:
     """The layers of all that a plan asks for, and what to say where the units of a site are no layer's outputs."""
     by_site = {do.value: layers_of(program, do.value, do.axis, do.units) for do in plan.entries}
     unnamed = next((value for value, layers in by_site.items() if not layers), "")
-    told = f"no layer of the module has the units of {unnamed} for its outputs" if unnamed else ""
-    return [layer for layers in by_site.values() for layer in layers], told
+    problem = f"no layer of the module has the units of {unnamed} for its outputs" if unnamed else ""
+    return [layer for layers in by_site.values() for layer in layers], problem
 
 
 def prune(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], asked: list[tuple[str, list[int]]]) -> str:
@@ -140,15 +140,15 @@ def ask(subject: Subject, request: str) -> Pruned:
     asked, unnamed = layers_for(program, plan)
     if unnamed:
         return Pruned("no way", unnamed)
-    found = side_by_side(subject, plan, asked, PAIRS)
-    ours, theirs, constants = (min(column) for column in list(zip(*found.seconds, strict=True))[:3])
-    told: dict[str, Any] = {"ours": ours, "constants": constants}
-    if found.error:
-        return Pruned("error", found.error, **told)
-    before, after = (sum(p.numel() for p in model.parameters()) for model in (subject.built, found.model))
-    told |= {"cpu": theirs, "parameters": (before, after)}
-    verdict, detail, gap = judged(subject, silent(program, plan), found.model, subject.inputs(2))
-    return Pruned(verdict, detail or found.problem, error=gap, **told)
+    compared = side_by_side(subject, plan, asked, PAIRS)
+    ours, theirs, constants = (min(column) for column in list(zip(*compared.seconds, strict=True))[:3])
+    document: dict[str, Any] = {"ours": ours, "constants": constants}
+    if compared.error:
+        return Pruned("error", compared.error, **document)
+    before, after = (sum(p.numel() for p in model.parameters()) for model in (subject.built, compared.model))
+    document |= {"cpu": theirs, "parameters": (before, after)}
+    verdict, detail, gap = judged(subject, silent(program, plan), compared.model, subject.inputs(2))
+    return Pruned(verdict, detail or compared.problem, error=gap, **document)
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ def side_by_side(
     seconds: list[tuple[float, float, float, float]] = []
     with settled():
         for i in range(-1, pairs):
-            made: list[Any] = []
+            models: list[Any] = []
             folded = timed(lambda: cmrc.lower(program, constants), CLOCK)
-            ours = timed(lambda: made.append(cmrc.lower(program, zeros)), CLOCK)  # noqa: B023
-            assembled = timed(lambda: made[0].module, CLOCK)  # noqa: B023
+            ours = timed(lambda: models.append(cmrc.lower(program, zeros)), CLOCK)  # noqa: B023
+            assembled = timed(lambda: models[0].module, CLOCK)  # noqa: B023
             model = copy.deepcopy(subject.built)
             gc.collect()
             start = CLOCK()
@@ -183,11 +183,11 @@ def side_by_side(
                     problem = prune(model, inputs, asked)
             except Exception as error:
                 told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                return SideBySide([(ours, 0.0, folded, assembled)], made[0], model, error=told)
+                return SideBySide([(ours, 0.0, folded, assembled)], models[0], model, error=told)
             theirs = CLOCK() - start
             if i >= 0:
                 seconds.append((ours, theirs, folded, assembled))
-    return SideBySide(seconds, made[0], model, problem)
+    return SideBySide(seconds, models[0], model, problem)
 
 
 def silent(program: cmrc.Program, plan: cmrc.Plan) -> cmrc.Plan:
@@ -208,10 +208,10 @@ def judged(
     expected = subject.program.clamped(zeros).run(inputs)[0]
     try:
         with torch.no_grad():
-            found = model.eval()(*inputs).numpy()
+            output = model.eval()(*inputs).numpy()
     except Exception as error:
         return "error", f"the pruned model does not run: {' '.join(str(error).split())[:160]}", 0.0
-    if found.shape != expected.shape:
-        return "wrong", f"its output has shape {list(found.shape)}", 0.0
-    gap = float(np.abs(found - expected).max() / np.abs(expected).max())
+    if output.shape != expected.shape:
+        return "wrong", f"its output has shape {list(output.shape)}", 0.0
+    gap = float(np.abs(output - expected).max() / np.abs(expected).max())
     return "equal" if gap <= EQUAL else "wrong", "", gap

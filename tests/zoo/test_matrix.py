@@ -21,15 +21,15 @@ def test_the_page_is_not_stale() -> None:
 def test_the_page_names_every_model_that_has_not_answered_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "entries", lambda: {name: entries()[name] for name in ("vit", "gpt2")})
     answers = [{"host": host, "request": request} for host, request in page.asks(entries()["vit"])]
-    told = page.missing([{"model": "vit", "answers": answers[1:]}])
-    assert told == ["* vit: torch inner units", "* gpt2: anything"]
+    text = page.missing([{"model": "vit", "answers": answers[1:]}])
+    assert text == ["* vit: torch inner units", "* gpt2: anything"]
     assert page.missing([{"model": "vit", "answers": answers}]) == ["* gpt2: anything"]
 
 
 def test_every_model_has_answered_everything() -> None:
     """A model that cannot be built here says so, and may have no record."""
-    told = page.missing(page.documents())
-    assert [line for line in told if not entries()[line.split(":")[0].removeprefix("* ")].skip] == []
+    text = page.missing(page.documents())
+    assert [line for line in text if not entries()[line.split(":")[0].removeprefix("* ")].skip] == []
 
 
 def test_no_answer_is_a_failure() -> None:
@@ -58,8 +58,8 @@ def test_a_process_that_dies_or_stalls_is_an_answer(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(matrix, "__file__", str(script))
     wanted = [("torch", "inner units"), ("torch", "heads"), ("torch", "both"), ("ONNX", "both")]
-    found = [(r["host"], r["request"], r["verdict"], r["detail"]) for r in matrix.answers("any", wanted, timeout=3.0)]
-    assert found == [
+    rows = [(r["host"], r["request"], r["verdict"], r["detail"]) for r in matrix.answers("any", wanted, timeout=3.0)]
+    assert rows == [
         ("torch", "inner units", "exact", ""),
         ("torch", "heads", "fails", "the process ended with 1: out of luck"),
         ("torch", "both", "exact", ""),

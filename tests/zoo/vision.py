@@ -74,8 +74,8 @@ class FromLibrary:
     def __call__(self) -> nn.Module:
         declared()
         module, _, name = self.path.rpartition(".")
-        found: nn.Module = getattr(import_module(module), name)(**dict(self.options))
-        return found
+        kind: nn.Module = getattr(import_module(module), name)(**dict(self.options))
+        return kind
 
 
 def timm_model(name: str, model: str, size: int = 32, note: str = "", **options: Any) -> None:

@@ -49,9 +49,9 @@ def agree(op: str, attrs: dict[str, Any], *operands: np.ndarray | None) -> None:
     """The same number, shape and kind; then that a gradient passes where the result has one."""
     expected = np.asarray(evaluate_op(op, attrs, *operands))
     tensors = [None if o is None else torch.from_numpy(np.array(o)) for o in operands]
-    found = meanings.MEANINGS[op](attrs, *tensors)
-    assert distance(found.numpy(), expected) <= EXACT_F64, (op, attrs)
-    assert (found.dtype in (torch.float32, torch.float64)) == (expected.dtype.kind == "f"), (op, attrs)
+    computed = meanings.MEANINGS[op](attrs, *tensors)
+    assert distance(computed.numpy(), expected) <= EXACT_F64, (op, attrs)
+    assert (computed.dtype in (torch.float32, torch.float64)) == (expected.dtype.kind == "f"), (op, attrs)
 
 
 def test_every_op_and_function_with_a_meaning_has_one_in_torch() -> None:

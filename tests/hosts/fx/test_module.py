@@ -103,8 +103,8 @@ def test_the_model_is_not_changed(model: nn.Module) -> None:
 
 def test_a_bias_that_was_not_there_gets_its_modules_name() -> None:
     model = randomise(chain(fc1=nn.Linear(6, 8, bias=False), act=nn.ReLU(), fc2=nn.Linear(8, 4, bias=False)))
-    made = lower(model, (torch.randn(3, 6),), "act", [1], 0.7).module
-    assert set(dict(made.named_parameters())) == {"fc1.weight", "fc2.weight", "fc2.bias"}
+    module = lower(model, (torch.randn(3, 6),), "act", [1], 0.7).module
+    assert set(dict(module.named_parameters())) == {"fc1.weight", "fc2.weight", "fc2.bias"}
 
 
 # ---------------------------------------------------------------- train and eval
@@ -113,36 +113,36 @@ def test_a_bias_that_was_not_there_gets_its_modules_name() -> None:
 def test_train_and_eval_do_what_they_do_to_the_model(model: nn.Module, lowered: cmrc.Lowered) -> None:
     # Dropout before conv2 would draw for six channels in one and four in the other: only the one behind it is compared.
     model.drop1 = nn.Identity()
-    made = lower(model, (images(),), "act", [1, 4], [0.7, 1.9], dynamic_shapes=({0: BATCH},)).module
+    module = lower(model, (images(),), "act", [1, 4], [0.7, 1.9], dynamic_shapes=({0: BATCH},)).module
     reference = clamped(model, "act", [1, 4], [0.7, 1.9])
     x = images(8)
-    assert close(made.eval()(x), reference.eval()(x))
-    quiet = made(x)
-    assert torch.equal(made(x), quiet)
+    assert close(module.eval()(x), reference.eval()(x))
+    quiet = module(x)
+    assert torch.equal(module(x), quiet)
 
-    made.train(), reference.train()
+    module.train(), reference.train()
     torch.manual_seed(3)
-    drawn = made(x)
+    drawn = module(x)
     torch.manual_seed(3)
     assert close(drawn, reference(x))
     assert not close(drawn, quiet, 1e-2)
     kept = [0, 2, 3, 5]
     for name in ("running_mean", "running_var"):
-        assert close(made.get_buffer(f"bn1.{name}"), reference.get_buffer(f"bn1.{name}")[kept])
-        assert close(made.get_buffer(f"bn2.{name}"), reference.get_buffer(f"bn2.{name}"))
+        assert close(module.get_buffer(f"bn1.{name}"), reference.get_buffer(f"bn1.{name}")[kept])
+        assert close(module.get_buffer(f"bn2.{name}"), reference.get_buffer(f"bn2.{name}"))
 
-    assert close(made.eval()(x), reference.eval()(x))
-    assert not close(made(x), quiet, 1e-2)  # the statistics moved
+    assert close(module.eval()(x), reference.eval()(x))
+    assert not close(module(x), quiet, 1e-2)  # the statistics moved
 
 
 def test_train_reaches_every_dropout(lowered: cmrc.Lowered) -> None:
     x = images()
-    made = lowered.module.eval()
-    assert torch.equal(made(x), made(x))
-    made.train()
-    assert not torch.equal(made(x), made(x))
-    assert made.training
-    assert not made.eval().training
+    module = lowered.module.eval()
+    assert torch.equal(module(x), module(x))
+    module.train()
+    assert not torch.equal(module(x), module(x))
+    assert module.training
+    assert not module.eval().training
 
 
 def test_what_trains_in_eval_mode_always_does(tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_what_trains_in_eval_mode_always_does(tmp_path: Path) -> None:
     program = cmrc.trace(model, (x,))
     lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=[1], constant=0.3), residue="keep")
     torch.save(lowered.module, tmp_path / "small.pt")
-    for made in (lowered.module, torch.load(tmp_path / "small.pt", weights_only=False)):
+    for module in (lowered.module, torch.load(tmp_path / "small.pt", weights_only=False)):
         for mode in (True, False):
-            made.train(mode)
+            module.train(mode)
             torch.manual_seed(3)
-            found = made(x)
+            output = module(x)
             torch.manual_seed(3)
-            assert close(found, clamped(model, "act", [1], [0.3]).train(mode)(x))
+            assert close(output, clamped(model, "act", [1], [0.3]).train(mode)(x))
 
 
 # ---------------------------------------------------------------- storing and exporting
@@ -211,16 +211,16 @@ def test_lowers_again(model: nn.Module, lowered: cmrc.Lowered) -> None:
 def test_exports_to_onnx(lowered: cmrc.Lowered, tmp_path: Path) -> None:
     exported = torch.export.export(lowered.module.eval(), (images(),), dynamic_shapes=({0: BATCH},))
     session = onnxruntime.InferenceSession(to_onnx(exported).SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: images(9).numpy()})
-    assert distance(found, lowered.module(images(9)).detach().numpy()) <= ACROSS_F32
+    (output,) = session.run(None, {session.get_inputs()[0].name: images(9).numpy()})
+    assert distance(output, lowered.module(images(9)).detach().numpy()) <= ACROSS_F32
 
 
 def saved_like_clamped(lowered: cmrc.Lowered, x: torch.Tensor, path: Path) -> None:
     """The file that `save` writes computes what the clamped model does, at a size that the trace did not see."""
     lowered.save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    assert distance(found, lowered.clamped.run((x,))[0]) < ACROSS_F32
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert distance(output, lowered.clamped.run((x,))[0]) < ACROSS_F32
 
 
 def test_modules_whose_names_are_no_identifiers(tmp_path: Path) -> None:
@@ -267,14 +267,14 @@ def test_the_units_of_a_recurrent_net_stay() -> None:
 
 
 def test_a_step_of_training_lowers_the_loss(lowered: cmrc.Lowered) -> None:
-    made = copy.deepcopy(lowered.module).train()
+    module = copy.deepcopy(lowered.module).train()
     x, target = images(16), torch.arange(16) % 4
-    made.eval()
-    before = nn.functional.cross_entropy(made(x), target)
+    module.eval()
+    before = nn.functional.cross_entropy(module(x), target)
     before.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in made.parameters())
-    torch.optim.SGD(made.parameters(), lr=0.05).step()
-    assert nn.functional.cross_entropy(made(x), target) < before
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
+    torch.optim.SGD(module.parameters(), lr=0.05).step()
+    assert nn.functional.cross_entropy(module(x), target) < before
 
 
 def test_gradients_equal_those_of_the_clamped_model(model: nn.Module, lowered: cmrc.Lowered) -> None:
@@ -282,15 +282,15 @@ def test_gradients_equal_those_of_the_clamped_model(model: nn.Module, lowered: c
     for module in (reference, made):
         module(images()).square().sum().backward()
     kept = [0, 2, 3, 5]
-    found, wanted = dict(made.named_parameters()), dict(reference.named_parameters())
+    ours, wanted = dict(made.named_parameters()), dict(reference.named_parameters())
     for name, index in {
         "conv1.weight": kept,
         "bn1.weight": kept,
         "head.weight": slice(None),
         "bn2.bias": slice(None),
     }.items():
-        assert close(found[name].grad, wanted[name].grad[index])
-    assert close(found["conv2.weight"].grad, wanted["conv2.weight"].grad[:, kept])
+        assert close(ours[name].grad, wanted[name].grad[index])
+    assert close(ours["conv2.weight"].grad, wanted["conv2.weight"].grad[:, kept])
 
 
 # ---------------------------------------------------------------- tied weights
@@ -391,11 +391,11 @@ def test_keywords_and_nested_outputs() -> None:
     # `hidden.sum()` reads all units: the clamp stays there.
     program = cmrc.trace(model, (x,), kwargs={"shift": shift})
     lowered = cmrc.lower(program, cmrc.Plan(program).do("fc1", units=[1], constant=0.3), residue="keep")
-    found, wanted = lowered.module(x, shift=shift), clamped(model, "fc1", [1], [0.3])(x, shift=shift)
-    assert set(found) == {"logits", "parts"}
-    assert close(found["logits"], wanted["logits"])
-    assert close(found["parts"][0], wanted["parts"][0])
-    assert close(found["parts"][1][0], wanted["parts"][1][0])
+    output, wanted = lowered.module(x, shift=shift), clamped(model, "fc1", [1], [0.3])(x, shift=shift)
+    assert set(output) == {"logits", "parts"}
+    assert close(output["logits"], wanted["logits"])
+    assert close(output["parts"][0], wanted["parts"][0])
+    assert close(output["parts"][1][0], wanted["parts"][1][0])
 
 
 def test_a_dict_as_input() -> None:
@@ -403,25 +403,25 @@ def test_a_dict_as_input() -> None:
     batch = {"x": torch.randn(3, 6), "shift": torch.randn(3, 1)}
     lowered = lower(model, (batch,), "act", [1, 4], [0.3, 0.9])
     wanted = clamped(model, "act", [1, 4], [0.3, 0.9])(batch)
-    for found in (lowered.module(batch), [torch.from_numpy(a) for a in lowered.host.run((batch,))]):
-        assert all(close(a, b) for a, b in zip(found, wanted, strict=True))
+    for outputs in (lowered.module(batch), [torch.from_numpy(a) for a in lowered.host.run((batch,))]):
+        assert all(close(a, b) for a, b in zip(outputs, wanted, strict=True))
     assert lowered.check((batch,)).holds
 
 
 def test_an_output_that_is_no_tensor() -> None:
     model = randomise(net(lambda m, x: (m.fc2(m.act(m.fc1(x))), None, 3), **members(6))).eval()
     x = torch.randn(3, 6)
-    found = lower(model, (x,), "act", [1], 0.3).module(x)
-    assert close(found[0], clamped(model, "act", [1], [0.3])(x)[0])
-    assert found[1:] == (None, 3)
+    output = lower(model, (x,), "act", [1], 0.3).module(x)
+    assert close(output[0], clamped(model, "act", [1], [0.3])(x)[0])
+    assert output[1:] == (None, 3)
 
 
 def test_a_parameter_that_is_an_output_stays_as_it_is() -> None:
     model = randomise(net(lambda m, x: (m.fc2(m.act(m.fc1(x))), m.fc2.weight, m.fc1.bias * 2), **members(6))).eval()
     x = torch.randn(3, 6)
-    found = lower(model, (x,), "act", [1], 0.3).module(x)
+    output = lower(model, (x,), "act", [1], 0.3).module(x)
     wanted = clamped(model, "act", [1], [0.3])(x)
-    assert all(close(a, b) for a, b in zip(found, wanted, strict=True))
+    assert all(close(a, b) for a, b in zip(output, wanted, strict=True))
 
 
 CONSTANT = torch.linspace(-1, 1, 8)
@@ -466,8 +466,8 @@ def test_attention_that_is_reshaped_without_a_copy_exports(tmp_path: Path) -> No
     lowered = lower(model, (x,), "act", [1, 4], [0.3, 0.9], dynamic_shapes=({0: BATCH},))
     lowered.save(tmp_path / "small.onnx")
     again = torch.randn(3, 5, 12)
-    found = cmrc.trace(tmp_path / "small.onnx").run((again.numpy(),))[0]
-    assert distance(found, lowered.clamped.run((again,))[0]) <= ACROSS_F32
+    output = cmrc.trace(tmp_path / "small.onnx").run((again.numpy(),))[0]
+    assert distance(output, lowered.clamped.run((again,))[0]) <= ACROSS_F32
 
 
 def test_weights_that_are_computed_from_parameters() -> None:

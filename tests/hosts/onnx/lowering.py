@@ -38,11 +38,11 @@ def model(
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs.split()],
         [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
-    inferred = onnx.shape_inference.infer_shapes(made).graph.output
-    del made.graph.output[:]
-    made.graph.output.extend(inferred)
-    return made
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    inferred = onnx.shape_inference.infer_shapes(proto).graph.output
+    del proto.graph.output[:]
+    proto.graph.output.extend(inferred)
+    return proto
 
 
 def put_do(
@@ -118,9 +118,9 @@ def mlp(**options: Any) -> OnnxHost:
 
 
 def external(tmp_path: Path) -> Path:
-    made = model(
+    proto = model(
         "h = MatMul(x, w1)\na = Relu(h)\ny = MatMul(a, w2)", {"x": ("N", 50)}, "y", w1=random(50, 80), w2=random(80, 30)
     )
     path = tmp_path / "big.onnx"
-    onnx.save(made, path, save_as_external_data=True, location="big.onnx.data", size_threshold=0)
+    onnx.save(proto, path, save_as_external_data=True, location="big.onnx.data", size_threshold=0)
     return path

@@ -35,9 +35,9 @@ class FirstOutput(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        found = self.model(**dict(zip(self.names, inputs, strict=True)))[0]
-        assert isinstance(found, torch.Tensor)
-        return found
+        output = self.model(**dict(zip(self.names, inputs, strict=True)))[0]
+        assert isinstance(output, torch.Tensor)
+        return output
 
 
 def bert(attention: str) -> nn.Module:
@@ -101,10 +101,10 @@ def by_optimizer(source: Path, target: Path, kind: str, *, separate: bool = Fals
     """onnxruntime.transformers.optimizer, with one op for attention or with separate projections."""
     options = FusionOptions(kind)
     options.use_multi_head_attention = separate
-    made = optimizer.optimize_model(
+    optimised = optimizer.optimize_model(
         str(source), model_type=kind, num_heads=4, hidden_size=32, opt_level=0, optimization_options=options
     )
-    made.save_model_to_file(str(target))
+    optimised.save_model_to_file(str(target))
 
 
 def main(folder: Path) -> None:

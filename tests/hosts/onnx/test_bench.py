@@ -38,13 +38,13 @@ def product(path: Path, repeats: int, shape: tuple[int | str | None, ...] = ("ba
 
 def test_less_work_is_faster_and_the_files_are_told_apart(tmp_path: Path) -> None:
     paths = [product(tmp_path / "long.onnx", 60), product(tmp_path / "short.onnx", 6)]
-    found = bench(paths, batch=256, sessions=3, rounds=5)
-    long, short = found.files
+    table = bench(paths, batch=256, sessions=3, rounds=5)
+    long, short = table.files
     assert (long.path, short.path) == tuple(paths)
     assert long.seconds.shape == (3, 5)
-    ratio, low, high = found.ratio(short)
+    ratio, low, high = table.ratio(short)
     assert 3 < low <= ratio <= high < 30  # a tenth of the products; the run itself costs something
-    assert found.ratio(long) == (1.0, 1.0, 1.0)
+    assert table.ratio(long) == (1.0, 1.0, 1.0)
     assert long.providers == ("CPUExecutionProvider",)
     assert long.bytes == paths[0].stat().st_size + 64 * 64 * 4 == size_of(paths[0])
 
@@ -54,9 +54,9 @@ def test_a_path_that_is_given_twice_is_run_as_two(tmp_path: Path) -> None:
     path = product(tmp_path / "chain.onnx", 20)
     (tmp_path / "copy").mkdir()
     copy = product(tmp_path / "copy" / "chain.onnx", 20)
-    found = bench([path, path, copy], batch=64, sessions=2, rounds=5)
-    assert [file.path for file in found.files] == [path, path, copy]
-    first, second = found.files[0].seconds, found.files[1].seconds
+    table = bench([path, path, copy], batch=64, sessions=2, rounds=5)
+    assert [file.path for file in table.files] == [path, path, copy]
+    first, second = table.files[0].seconds, table.files[1].seconds
     assert not np.array_equal(first, second)
     shown = cli("bench", str(path), str(path), str(copy), "--sessions", "1", "--rounds", "2").stdout.splitlines()
     assert [line.split()[0] for line in shown[1:4]] == [str(path), str(path), str(copy)]
@@ -80,9 +80,9 @@ def test_the_ratio_is_the_median_of_pairs_and_its_interval_resamples_sessions() 
 
 def test_throughput_counts_the_samples_of_a_run() -> None:
     file = Timed(Path("a.onnx"), np.full((2, 3), 0.5), 10, ("CPUExecutionProvider",), None)
-    told = Bench((file,), 8, 1, "wall time").to_json()
-    assert told["files"][0]["samples_per_second"] == 16
-    assert (told["batch"], told["sessions"], told["rounds"]) == (8, 2, 3)
+    document = Bench((file,), 8, 1, "wall time").to_json()
+    assert document["files"][0]["samples_per_second"] == 16
+    assert (document["batch"], document["sessions"], document["rounds"]) == (8, 2, 3)
 
 
 def test_inputs_have_the_declared_types_and_the_sizes_that_are_given(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_inputs_have_the_declared_types_and_the_sizes_that_are_given(tmp_path: P
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)])  # fmt: skip
     path = tmp_path / "two.onnx"
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    found = inputs_for(path, declared(path), 4, {"tokens": 7, "x.1": 3}, 0)
-    assert (found["x"].dtype, found["x"].shape) == (np.float16, (4, 3, 7))
-    assert (found["ids"].dtype, found["ids"].shape) == (np.int64, (4, 7))
-    assert set(np.unique(found["ids"])) == {0, 1}
+    inputs = inputs_for(path, declared(path), 4, {"tokens": 7, "x.1": 3}, 0)
+    assert (inputs["x"].dtype, inputs["x"].shape) == (np.float16, (4, 3, 7))
+    assert (inputs["ids"].dtype, inputs["ids"].shape) == (np.int64, (4, 7))
+    assert set(np.unique(inputs["ids"])) == {0, 1}
     with pytest.raises(InputError) as caught:
         inputs_for(path, declared(path), 4, {"tokens": 7}, 0)
     assert str(caught.value) == (
@@ -135,11 +135,11 @@ def test_the_command_compares_a_model_with_its_lowered_one(tmp_path: Path) -> No
     small = tmp_path / "small.onnx"
     cmrc.lower(program, plan).save(small)
     options = ("--sessions", "2", "--rounds", "3", "--batch", "4")
-    told = json.loads(cli("bench", str(DIGITS), str(small), *options, "--json").stdout)
-    assert [row["file"] for row in told["files"]] == [str(DIGITS), str(small)]
-    assert told["files"][1]["bytes"] == small.stat().st_size
-    assert told["files"][1]["providers"] == ["CPUExecutionProvider"]
-    assert (told["batch"], told["threads"], told["clock"]) == (4, 1, "CPU time of the calling thread")
+    document = json.loads(cli("bench", str(DIGITS), str(small), *options, "--json").stdout)
+    assert [row["file"] for row in document["files"]] == [str(DIGITS), str(small)]
+    assert document["files"][1]["bytes"] == small.stat().st_size
+    assert document["files"][1]["providers"] == ["CPUExecutionProvider"]
+    assert (document["batch"], document["threads"], document["clock"]) == (4, 1, "CPU time of the calling thread")
     shown = cli("bench", str(DIGITS), str(small), *options)
     assert shown.exit_code == 0
     assert "small.onnx" in shown.stdout

@@ -335,8 +335,8 @@ CASES: dict[str, Case] = {
 def test_replacements_fold_through_fused_ops(name: str) -> None:
     case = CASES[name]
     lowered = proved(case)
-    found = sizes(lowered)
-    assert {key: found.get(key) for key in case.left} == case.left
+    widths = sizes(lowered)
+    assert {key: widths.get(key) for key in case.left} == case.left
     ops = {node.op_type for node in lowered.host.model.graph}  # type: ignore[attr-defined]
     assert {node.op_type for node in cmrc.trace(model(case)).host.model.graph} <= ops  # type: ignore[attr-defined]
     written = {
@@ -354,8 +354,8 @@ def test_the_steps_of_a_fused_op_mean_what_onnxruntime_does(name: str) -> None:
     program = cmrc.trace(model(case))
     feeds = case.inputs(2)
     values = evaluate(program.graph, feeds)
-    for output, found in zip(program.graph.outputs, program.host.run(feeds), strict=True):
-        np.testing.assert_allclose(values[output], found, rtol=0, atol=3e-5 * float(np.abs(found).max()))
+    for output, value in zip(program.graph.outputs, program.host.run(feeds), strict=True):
+        np.testing.assert_allclose(values[output], value, rtol=0, atol=3e-5 * float(np.abs(value).max()))
 
 
 @pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])

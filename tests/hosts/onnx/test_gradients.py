@@ -41,8 +41,8 @@ def test_curvature_is_that_of_the_module(name: str, loss: str) -> None:
         ours = cmrc.calibrate(onnx_program, [(x, y)], sites=site, need="curvature", loss=loss, curvature=curvature)
         theirs = cmrc.calibrate(program, [(x, y)], sites=site, need="curvature", loss=loss, curvature=curvature)
         for key, expected in next(iter(theirs.sites.values())).arrays.items():
-            found = next(iter(ours.sites.values())).arrays[key]
-            assert distance(found, expected) < ACROSS_F32, (curvature, key)
+            computed = next(iter(ours.sites.values())).arrays[key]
+            assert distance(computed, expected) < ACROSS_F32, (curvature, key)
 
 
 @pytest.mark.parametrize("preset", ["joint-task", "taylor"])
@@ -58,7 +58,7 @@ def opaque_model() -> onnx.ModelProto:
     """fc, relu, CumSum (which only onnxruntime runs), fc."""
     rng = np.random.default_rng(0)
     arrays = {"w1": rng.normal(size=(5, 6)), "w2": rng.normal(size=(6, 4)), "axis": np.array(1)}
-    held = [numpy_helper.from_array(a.astype(np.float32 if a.ndim else np.int64), n) for n, a in arrays.items()]
+    initializers = [numpy_helper.from_array(a.astype(np.float32 if a.ndim else np.int64), n) for n, a in arrays.items()]
     nodes = [
         helper.make_node("MatMul", ["x", "w1"], ["h"]),
         helper.make_node("Relu", ["h"], ["a"]),
@@ -72,7 +72,7 @@ def opaque_model() -> onnx.ModelProto:
         helper.make_tensor_value_info("square", TensorProto.FLOAT, [2, 2]),
     ]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, held)
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
@@ -83,11 +83,11 @@ def test_an_op_that_only_onnxruntime_knows_runs_and_stops_gradients_with_a_word(
     labels = rng.integers(0, 4, 7)
     # Behind it gradients are those of the last product, although the ops before it run elsewhere.
     site = next(s for s in program.sites(folds=False) if s.value == "scaled")
-    found = cmrc.calibrate(
+    stats = cmrc.calibrate(
         program, [{**batch, "labels": labels}], sites=[site.name], need="curvature", curvature="full"
     )
     exact = cmrc.calibrate(program, [{**batch, "labels": labels}], sites=[site.name], need="curvature")
-    assert distance(found[site.name].arrays["g"], exact[site.name].arrays["g"]) < 1e-5
+    assert distance(stats[site.name].arrays["g"], exact[site.name].arrays["g"]) < 1e-5
     with pytest.raises(StatsError, match=r"gradients stop here: .*onnxruntime runs it") as error:
         cmrc.calibrate(program, [{**batch, "labels": labels}], sites=["a"], need="curvature")
     assert "cumsum" in str(error.value)

@@ -86,11 +86,11 @@ def test_a_do_on_an_input_and_on_an_output() -> None:
 
 
 def test_half_precision_do_runs() -> None:
-    made = model("a = Relu(x)\ny = Neg(a)", {"x": ("N", 4)}, "y")
+    proto = model("a = Relu(x)\ny = Neg(a)", {"x": ("N", 4)}, "y")
     for half in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        for value in (*made.graph.input, *made.graph.output):
+        for value in (*proto.graph.input, *proto.graph.output):
             value.type.tensor_type.elem_type = half
-        host = OnnxHost.from_model(made)
+        host = OnnxHost.from_model(proto)
         x = np.ones((2, 4), dtype=onnx_ir.DataType(half).numpy())
         try:
             got = host.build(put_do(host.graph, "a", 1, [1], [3.0])).run([x])[0]

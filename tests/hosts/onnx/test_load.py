@@ -158,10 +158,10 @@ def test_whatever_goes_wrong_in_a_row_names_the_node(tmp_path: Path) -> None:
 )
 def test_constants_that_would_fill_the_memory_are_not_computed(text: str) -> None:
     numbers = {"zero": 0, "one": 1, "large": 2**40}
-    made = {name: np.asarray(number) for name, number in numbers.items() if name in text}
+    arrays = {name: np.asarray(number) for name, number in numbers.items() if name in text}
     if "(n)" in text:
-        made["n"] = np.asarray([2**32, 2**32])
-    host = OnnxHost.from_model(model(text, {"x": ("N", 3)}, "y", **made))
+        arrays["n"] = np.asarray([2**32, 2**32])
+    host = OnnxHost.from_model(model(text, {"x": ("N", 3)}, "y", **arrays))
     assert host.graph.nodes[0].op == "opaque"
 
 
@@ -327,9 +327,12 @@ def _contradicting() -> onnx.ModelProto:
 @pytest.mark.parametrize("error", [IndexError, ValueError, KeyError, ZeroDivisionError, AssertionError, MemoryError])
 def test_what_a_contradiction_explains(error: type[Exception]) -> None:
     program = cmrc.trace(_contradicting())
-    with pytest.raises(TraceError, match="the model contradicts itself") as told, blaming_contradictions(program.host):
+    with (
+        pytest.raises(TraceError, match="the model contradicts itself") as raised,
+        blaming_contradictions(program.host),
+    ):
         raise error("of sizes")
-    assert isinstance(told.value.__cause__, error)
+    assert isinstance(raised.value.__cause__, error)
 
 
 @pytest.mark.parametrize("error", [OSError, ImportError, NameError, NotImplementedError])

@@ -28,8 +28,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes, weights, x = [], [], "x"
     for i in range(LAYERS):
         for part, shape in (("up", (WIDTH, INNER)), ("down", (INNER, WIDTH))):
-            made = random.standard_normal(shape, dtype=np.float32) * np.float32(shape[0] ** -0.5)
-            weights.append(numpy_helper.from_array(made, f"{part}{i}.weight"))
+            weight = random.standard_normal(shape, dtype=np.float32) * np.float32(shape[0] ** -0.5)
+            weights.append(numpy_helper.from_array(weight, f"{part}{i}.weight"))
         nodes.append(helper.make_node("MatMul", [x, f"up{i}.weight"], [f"up{i}"]))
         nodes.append(helper.make_node("Tanh", [f"up{i}"], [f"act{i}"]))
         nodes.append(helper.make_node("MatMul", [f"act{i}", f"down{i}.weight"], [f"down{i}"]))
@@ -64,15 +64,15 @@ def test_from_file_to_file_takes_no_more_than_twice_the_largest_weight(stack: Pa
 def test_a_changed_weight_is_made_when_it_is_written_and_then_let_go(
     stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: set[int] = set()
+    alive: set[int] = set()
     most: list[int] = []
 
     def watched(tensor: Tensor) -> Array:
         array = np.array(materialise(tensor))
         if array.nbytes > SMALL // 2:
-            held.add(id(array))
-            weakref.finalize(array, held.discard, id(array))
-            most.append(len(held))
+            alive.add(id(array))
+            weakref.finalize(array, alive.discard, id(array))
+            most.append(len(alive))
         return array
 
     materialise = tensors.materialise
@@ -87,6 +87,6 @@ def test_weights_that_were_read_are_not_kept_mapped(stack: Path) -> None:
     program = cmrc.trace(stack)
     assert program.fingerprint.weights
     leaf = program.graph.leaves()["up0.weight"]
-    held = weakref.ref(leaf.load())
+    reference = weakref.ref(leaf.load())
     gc.collect()
-    assert held() is None
+    assert reference() is None

@@ -33,11 +33,11 @@ MODELS: dict[str, dict[str, int]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("optimised")
+    target = tmp_path_factory.mktemp("optimised")
     script = Path(__file__).with_name("optimised.py")
-    done = subprocess.run([sys.executable, str(script), str(made)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(script), str(target)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return made
+    return target
 
 
 def feeds(program: cmrc.Program, batch: int) -> Mapping[str, Array]:
@@ -54,12 +54,12 @@ def fused_ops(model: onnx.ModelProto) -> dict[str, int]:
 
 def inner_sites(program: cmrc.Program) -> list[cmrc.Site]:
     """What the second projection of every FFN reads."""
-    found = []
+    inner = []
     for node in program.graph.nodes:
         x = node.inputs[0] if node.op == "linear" else None
         if isinstance(x, str) and program.values[x].shape[-1] == 48:
-            found.append(program.site_of(x, len(program.values[x].shape) - 1))
-    return found
+            inner.append(program.site_of(x, len(program.values[x].shape) - 1))
+    return inner
 
 
 def head_sites(program: cmrc.Program) -> Iterator[tuple[cmrc.Site, int]]:
@@ -112,5 +112,5 @@ def test_replacements_fold_in_a_model_that_was_optimised(folder: Path, name: str
     assert widths.count(48) == (2 if what == "heads" else 0)
     assert widths.count(24) == (0 if what == "heads" else 2)
     again = cmrc.trace(tmp_path / "small.onnx")
-    expected, found = lowered.host.run(feeds(program, 2)), again.run(feeds(program, 2))
-    np.testing.assert_array_equal(found[0], expected[0])
+    expected, outputs = lowered.host.run(feeds(program, 2)), again.run(feeds(program, 2))
+    np.testing.assert_array_equal(outputs[0], expected[0])

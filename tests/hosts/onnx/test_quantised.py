@@ -77,8 +77,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_channels_fold_as_whole_numbers(kind: str, tmp_path: Path) -> None:
-    made = pictures(CONV, tmp_path, **KINDS[kind])
-    lowered = proved(made, "a", [0, 3, 6], [0.05, 0.7, 0.31], random(9, 3, 8, 8, seed=50))
+    proto = pictures(CONV, tmp_path, **KINDS[kind])
+    lowered = proved(proto, "a", [0, 3, 6], [0.05, 0.7, 0.31], random(9, 3, 8, 8, seed=50))
     sizes = {name: size for name, size in sizes_of(lowered.host).items() if len(size) == 4}
     assert sizes == {"w1_quantized": [5, 3, 3, 3], "w2_quantized": [12, 5, 3, 3]}
     assert "Conv" not in optimised(lowered, tmp_path)
@@ -86,24 +86,24 @@ def test_channels_fold_as_whole_numbers(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_units_of_gemm_fold_as_whole_numbers(kind: str, tmp_path: Path) -> None:
-    made = pictures(CONV, tmp_path, **KINDS[kind])
-    lowered = proved(made, "r", [0, 5, 11], [0.05, 0.7, 0.31], random(9, 3, 8, 8, seed=50))
+    proto = pictures(CONV, tmp_path, **KINDS[kind])
+    lowered = proved(proto, "r", [0, 5, 11], [0.05, 0.7, 0.31], random(9, 3, 8, 8, seed=50))
     assert sizes_of(lowered.host)["w3_quantized"] == [9, 5]
     assert {"Conv", "Gemm"}.isdisjoint(optimised(lowered, tmp_path))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_units_of_matmul_fold(kind: str, tmp_path: Path) -> None:
-    made = words(tmp_path, **KINDS[kind])
-    lowered = proved(made, "a", [0, 5, 31], [0.05, 0.7, 0.31], random(3, 6, 16, seed=50))
+    proto = words(tmp_path, **KINDS[kind])
+    lowered = proved(proto, "a", [0, 5, 31], [0.05, 0.7, 0.31], random(3, 6, 16, seed=50))
     assert sizes_of(lowered.host)["up_quantized"] == [16, 29]
     assert sizes_of(lowered.host)["down_quantized"] == [29, 7]
 
 
 @pytest.mark.parametrize("kind", ["mixed", "per channel"])
 def test_depthwise_channels_fold(kind: str, tmp_path: Path) -> None:
-    made = pictures(DEPTHWISE, tmp_path, **KINDS[kind])
-    lowered = proved(made, "a", [0, 5], [0.3, 0.7], random(9, 3, 8, 8, seed=50))
+    proto = pictures(DEPTHWISE, tmp_path, **KINDS[kind])
+    lowered = proved(proto, "a", [0, 5], [0.3, 0.7], random(9, 3, 8, 8, seed=50))
     assert sizes_of(lowered.host)["dw_quantized"] == [6, 1, 3, 3]
 
 
@@ -130,9 +130,9 @@ def test_ops_on_integers_fold(kind: str, tmp_path: Path) -> None:
     )
     for node in plain.graph.node:
         node.name = node.output[0]
-    made = quantised(plain, PICTURES, tmp_path, **KINDS[kind], **OPERATORS, nodes_to_exclude=["h", "a"])
-    assert "QLinearConv" in [node.op_type for node in made.graph.node]
-    lowered = proved(made, "a", [0, 3, 6], [0.05, 0.7, 0.31], random(9, 3, 8, 8, seed=50))
+    proto = quantised(plain, PICTURES, tmp_path, **KINDS[kind], **OPERATORS, nodes_to_exclude=["h", "a"])
+    assert "QLinearConv" in [node.op_type for node in proto.graph.node]
+    lowered = proved(proto, "a", [0, 3, 6], [0.05, 0.7, 0.31], random(9, 3, 8, 8, seed=50))
     assert sizes_of(lowered.host)["w2_quantized"] == [12, 5, 3, 3]
 
 
@@ -140,8 +140,8 @@ def test_products_of_integers_fold_zeros(tmp_path: Path) -> None:
     plain = model(MATMUL, {"x": ("N", 6, 16)}, "y", up=random(16, 32, scale=0.3), down=random(32, 7, seed=2))
     for node in plain.graph.node:
         node.name = node.output[0]
-    made = quantised(plain, WORDS, tmp_path, **OPERATORS, nodes_to_exclude=["h", "a"])
-    lowered = proved(made, "a", [0, 5], 0.0, random(3, 6, 16, seed=50))
+    proto = quantised(plain, WORDS, tmp_path, **OPERATORS, nodes_to_exclude=["h", "a"])
+    lowered = proved(proto, "a", [0, 5], 0.0, random(3, 6, 16, seed=50))
     assert sizes_of(lowered.host)["down_quantized"] == [30, 7]
 
 
@@ -259,14 +259,14 @@ def test_a_part_of_a_block_is_refused() -> None:
 def test_weights_of_dequantize_in_blocks(kind: str) -> None:
     rng = np.random.default_rng(0)
     low, stored = (8, TensorProto.INT4) if kind == "int4" else (128, TensorProto.INT8)
-    made = model(
+    proto = model(
         "h = MatMul(x, up)\na = Relu(h)\nw = DequantizeLinear<axis=0, block_size=16>(q, s)\ny = MatMul(a, w)",
         {"x": ("N", 5, 16)}, "y", opset=21, ir_version=10, up=random(16, 64), q=np.zeros((64, 6), np.int8),
         s=rng.uniform(0.01, 0.02, (4, 6)).astype(np.float32),
     )  # fmt: skip
     numbers = helper.make_tensor("q", stored, (64, 6), rng.integers(-low, low, 64 * 6).tolist())
-    made.graph.initializer[1].CopyFrom(numbers)
-    program = cmrc.trace(made)
+    proto.graph.initializer[1].CopyFrom(numbers)
+    program = cmrc.trace(proto)
     plan = cmrc.Plan(program).do("a", units=range(16, 48), constant=np.linspace(-1, 1, 32))
     lowered = cmrc.lower(program, plan)
     assert sizes_of(lowered.host) | {"q": [32, 6], "s": [2, 6], "up": [16, 32]} == sizes_of(lowered.host)
@@ -278,11 +278,11 @@ def test_weights_of_dequantize_in_blocks(kind: str) -> None:
 
 def test_the_ops_of_onnxruntime_itself_fold(tmp_path: Path) -> None:
     """QuantizeLinear and DequantizeLinear stood in com.microsoft before the standard had all their types."""
-    made = words(tmp_path, extra_options={"UseQDQContribOps": True})
-    assert {n.domain for n in made.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")} == {
+    proto = words(tmp_path, extra_options={"UseQDQContribOps": True})
+    assert {n.domain for n in proto.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")} == {
         "com.microsoft"
     }
-    lowered = proved(made, "a", [0, 5, 31], [0.05, 0.7, 0.31], random(3, 6, 16, seed=50))
+    lowered = proved(proto, "a", [0, 5, 31], [0.05, 0.7, 0.31], random(3, 6, 16, seed=50))
     assert sizes_of(lowered.host)["down_quantized"] == [29, 7]
 
 

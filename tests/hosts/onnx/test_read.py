@@ -24,7 +24,7 @@ from cmrc.program.program import trace
 
 
 def test_an_unknown_op_is_opaque_and_says_why() -> None:
-    made = model(
+    proto = model(
         """
         a = Relu(x)
         v, i = TopK<axis=1>(a, k)
@@ -34,7 +34,7 @@ def test_an_unknown_op_is_opaque_and_says_why() -> None:
         """,
         {"x": ("N", 8)}, "y", k=ints(4), three=random(4),
     )  # fmt: skip
-    kinds = {node.name: (node.op, node.kind, node.marks.why) for node in OnnxHost.from_model(made).graph.nodes}
+    kinds = {node.name: (node.op, node.kind, node.marks.why) for node in OnnxHost.from_model(proto).graph.nodes}
     assert kinds["v"] == ("opaque", "TopK", "")
     assert kinds["b"] == ("opaque", "MatMul", "one of its operands is a vector")
     assert kinds["t"] == ("opaque", "Unique", "")
@@ -52,8 +52,8 @@ def test_an_unknown_op_is_opaque_and_says_why() -> None:
 )
 def test_a_form_of_gemm_that_is_left_whole_says_why(node: str, why: str) -> None:
     arrays = {"w": random(8, 4), "b": random(4), "c": random(8, 4)}
-    made = model(node, {"x": (8, 8)}, "y", **{name: array for name, array in arrays.items() if f"{name}" in node[4:]})
-    (read,) = OnnxHost.from_model(made).graph.nodes
+    proto = model(node, {"x": (8, 8)}, "y", **{name: array for name, array in arrays.items() if f"{name}" in node[4:]})
+    (read,) = OnnxHost.from_model(proto).graph.nodes
     assert (read.op, read.marks.why) == ("opaque", why)
 
 
@@ -72,24 +72,24 @@ def test_a_form_of_slice_that_is_left_whole_says_why(lines: str, why: str) -> No
 
 
 def test_an_expand_to_sizes_of_run_time_has_the_shape_that_the_model_declares() -> None:
-    made = model("to = Cast<to=7>(t)\ny = Expand(x, to)", {"x": ("N", 1, 8), "t": (3,)}, "y")
-    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5, 8]))
-    read = OnnxHost.from_model(made).graph.nodes[-1]
+    proto = model("to = Cast<to=7>(t)\ny = Expand(x, to)", {"x": ("N", 1, 8), "t": (3,)}, "y")
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5, 8]))
+    read = OnnxHost.from_model(proto).graph.nodes[-1]
     assert (read.op, read.output.shape) == ("expand", ("N", 5, 8))
 
 
 def test_unknown_rank_makes_readers_opaque() -> None:
-    made = model("a = Relu(x)\ny = Add(a, a)", {"x": (2, 3)}, "y")
-    made.graph.input[0].type.tensor_type.ClearField("shape")
-    made.graph.output[0].type.tensor_type.ClearField("shape")
-    graph = OnnxHost.from_model(made).graph
+    proto = model("a = Relu(x)\ny = Add(a, a)", {"x": (2, 3)}, "y")
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = OnnxHost.from_model(proto).graph
     verify_graph(graph)
     assert [node.op for node in graph.nodes] == ["opaque", "opaque"]
     assert graph.nodes[0].marks.why == "it reads a value whose number of axes is not known"
 
 
 def test_constants_in_every_form_are_tensors() -> None:
-    made = model(
+    proto = model(
         """
         w = Transpose<perm=[1,0]>(stored)
         s = Constant<value_ints=[0,2,4]>()
@@ -100,7 +100,7 @@ def test_constants_in_every_form_are_tensors() -> None:
         """,
         {"x": ("N", 5)}, "y", stored=random(8, 5), bias=random(8),
     )  # fmt: skip
-    host = OnnxHost.from_model(made)
+    host = OnnxHost.from_model(proto)
     assert [(node.op, node.output.shape) for node in host.graph.nodes] == [
         ("linear", ("N", 8)), ("pointwise", ("N", 8)), ("reshape", ("N", 2, 4)),
     ]  # fmt: skip
@@ -146,15 +146,15 @@ def test_values_that_subgraphs_read_are_seen_and_rewired() -> None:
 
 
 def test_attention_is_read_with_its_heads() -> None:
-    made = model(
+    proto = model(
         "z = Attention<is_causal=1, scale=0.3>(q, k, v)\ny = Relu(z)",
         {"q": ("N", 4, 5, 6), "k": ("N", 2, 7, 6), "v": ("N", 2, 7, 3)}, "y", opset=23,
     )  # fmt: skip
-    node = OnnxHost.from_model(made).graph.nodes[0]
+    node = OnnxHost.from_model(proto).graph.nodes[0]
     assert (node.op, node.output.shape, dict(node.attrs)) == (
         "attention", ("N", 4, 5, 3), {"scale": pytest.approx(0.3), "causal": True},
     )  # fmt: skip
-    host = OnnxHost.from_model(made)
+    host = OnnxHost.from_model(proto)
     feeds = [random(2, 4, 5, 6), random(2, 2, 7, 6), random(2, 2, 7, 3)]
     try:
         got = host.run(feeds, taps=["z"])[1]
@@ -164,12 +164,12 @@ def test_attention_is_read_with_its_heads() -> None:
 
 
 def test_nodes_out_of_order() -> None:
-    made = model("a = Relu(x)\ny = Neg(a)", {"x": (2, 3)}, "y")
-    nodes = list(made.graph.node)
-    del made.graph.node[:]
-    made.graph.node.extend(reversed(nodes))
+    proto = model("a = Relu(x)\ny = Neg(a)", {"x": (2, 3)}, "y")
+    nodes = list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(reversed(nodes))
     with pytest.raises(TraceError, match="the model cannot be read"):
-        OnnxHost.from_model(made)
+        OnnxHost.from_model(proto)
 
 
 def test_the_bodies_of_a_branch_hold_no_sites() -> None:

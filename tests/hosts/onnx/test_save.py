@@ -33,8 +33,8 @@ def names(folder: Path) -> list[str]:
 
 def data_of(path: Path) -> str:
     """The one data file that a model refers to."""
-    found = onnx.load(path, load_external_data=False).graph.initializer
-    (name,) = {e.value for tensor in found for e in tensor.external_data if e.key == "location"}
+    initializers = onnx.load(path, load_external_data=False).graph.initializer
+    (name,) = {e.value for tensor in initializers for e in tensor.external_data if e.key == "location"}
     return str(name)
 
 
@@ -94,13 +94,13 @@ def test_saving_writes_metadata_that_the_model_in_memory_never_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = helper.make_function("own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)])  # fmt: skip
-    made = model("y = MatMul(x, w)", {"x": ("N", 5)}, "y", w=random(5, 8))
-    made.opset_import.append(helper.make_opsetid("own", 1))
-    made.functions.append(function)
-    made.producer_name, made.producer_version, made.domain = "someone", "2", "org.some"
-    made.model_version, made.doc_string = 7, "what it is"
-    onnx.helper.set_model_props(made, {"own": "1", "source": "before"})
-    host, write, seen = OnnxHost.from_model(made), onnx_ir.save, []
+    proto = model("y = MatMul(x, w)", {"x": ("N", 5)}, "y", w=random(5, 8))
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    proto.functions.append(function)
+    proto.producer_name, proto.producer_version, proto.domain = "someone", "2", "org.some"
+    proto.model_version, proto.doc_string = 7, "what it is"
+    onnx.helper.set_model_props(proto, {"own": "1", "source": "before"})
+    host, write, seen = OnnxHost.from_model(proto), onnx_ir.save, []
 
     def watch(*args: Any, **options: Any) -> None:
         seen.append(dict(host.model.metadata_props))
@@ -112,8 +112,8 @@ def test_saving_writes_metadata_that_the_model_in_memory_never_has(
     saved = onnx.load(tmp_path / "m.onnx")
     assert {p.key: p.value for p in saved.metadata_props} == {"own": "1", "source": "after", "plan": "p"}
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
-        assert getattr(saved, field) == getattr(made, field)
-    assert list(saved.functions) == list(made.functions)
+        assert getattr(saved, field) == getattr(proto, field)
+    assert list(saved.functions) == list(proto.functions)
 
 
 def test_a_large_model_runs_and_saves_through_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from cmrc.hosts.onnx.host import OnnxHost
 
 def test_sizes_read_from_the_model_itself() -> None:
     """Fixed sizes become tensors, and stay what they were when the value that they came from shrinks."""
-    made = model(
+    proto = model(
         """
         h = MatMul(x, w1)
         a = Relu(h)
@@ -35,7 +35,7 @@ def test_sizes_read_from_the_model_itself() -> None:
         """,
         {"x": ("N", 1, 5)}, "y", w1=random(5, 8), w2=random(8, 8), zero=np.int64(0), two=np.int64(2), at=ints(0), four=ints(4),
     )  # fmt: skip
-    host = OnnxHost.from_model(made)
+    host = OnnxHost.from_model(proto)
     shapes = [node for node in host.graph.nodes if node.kind == "Shape"]
     assert [node.marks.shape_only for node in shapes] == [(0,)]
     assert host.graph.values()["y"].shape[1:] == (4, 8)
@@ -54,17 +54,17 @@ def test_sizes_read_from_the_model_itself() -> None:
 )
 def test_sizes_that_shape_the_value_itself_let_it_shrink(lines: str) -> None:
     """What torch writes for flatten(2) and for interpolate(size): the units' own axis is read, and the shape follows."""
-    made = model(
+    proto = model(
         f"h = Conv(x, W, B)\na = Relu(h)\n{lines}\ny = Conv(z, L)", {"x": ("N", 4, 6, 6)}, "y",
         W=W, B=B, L=random(3, 8, 1, 1), zero=ints(0), two=ints(2), rest=ints(-1), hw=ints(9, 12), last=ints(3),
         i0=np.int64(0), i1=np.int64(1),
     )  # fmt: skip
-    lowered = lower(OnnxHost.from_model(made), [random(2, 4, 6, 6)], "a", 1, (1, 4), (0.6, 1.8))
+    lowered = lower(OnnxHost.from_model(proto), [random(2, 4, 6, 6)], "a", 1, (1, 4), (0.6, 1.8))
     assert sizes_of(lowered)["W"] == [6, 4, 1, 1]
 
 
 def test_a_computed_target_is_followed_through_where_and_equal() -> None:
-    made = model(
+    proto = model(
         """
         s = Shape(x)
         n = Gather(s, i0)
@@ -79,15 +79,15 @@ def test_a_computed_target_is_followed_through_where_and_equal() -> None:
         {"x": ("N", 5)}, "y", i0=np.int64(0), zero=ints(0), minus=ints(-1), eight=ints(8), three=ints(3),
         token=random(1, 1, 8),
     )  # fmt: skip
-    assert OnnxHost.from_model(made).graph.values()["y"].shape == ("N", 1, 8)
+    assert OnnxHost.from_model(proto).graph.values()["y"].shape == ("N", 1, 8)
 
 
 @pytest.mark.parametrize(("op", "size"), [("Mul", "2*N"), ("Add", None)], ids=["a product is known", "a sum is not"])
 def test_a_target_computed_from_a_dynamic_size(op: str, size: str | None) -> None:
     """A size has a name as a product of others; for a sum there is none."""
     lines = f"s = Shape(x)\nn = Gather(s, i0)\nm = {op}(n, two)\nto = Concat<axis=0>(m, four)\ny = Expand(row, to)"
-    made = model(lines, {"x": ("N", 8)}, "y", i0=ints(0), two=ints(2), four=ints(4), row=random(1, 4))
-    rows, columns = OnnxHost.from_model(made).graph.values()["y"].shape
+    proto = model(lines, {"x": ("N", 8)}, "y", i0=ints(0), two=ints(2), four=ints(4), row=random(1, 4))
+    rows, columns = OnnxHost.from_model(proto).graph.values()["y"].shape
     assert columns == 4
     assert rows == size if size else rows not in ("N", "2*N")
 
