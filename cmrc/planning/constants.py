@@ -35,7 +35,7 @@ def with_best_orders(ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe)
     if recipe.preset != AUTO or data is None or isinstance(data, Iterator) or not 0 < len(chosen) <= MOST:
         return list(ranked)
     first = [ranked[i] for i in chosen]
-    tried = [first, [rank(program, r.site, r.stats, dataclasses.replace(recipe, preset=SINGLE), ()) for r in first]]
+    tried = [first, [rank(program, r.site, r.stats, dataclasses.replace(r.recipe, preset=SINGLE), ()) for r in first]]
     curved = _by_curvature(program, first, recipe, data)
     tried += [curved] if curved is not None else []
     counts = [probed_counts(r.site, vanishes=False) for r in first]
@@ -60,7 +60,10 @@ def _by_curvature(program: Program, ranked: Sequence[Ranked], recipe: Recipe, da
         orders = [rank(program, r.site, stats[r.site.value], curved, ()).order for r in ranked]
     except (HostError, ObjectiveError, StatsError, np.linalg.LinAlgError):
         return None
-    return [dataclasses.replace(r, order=order, recipe=curved) for r, order in zip(ranked, orders, strict=True)]
+    return [
+        dataclasses.replace(r, order=order, recipe=dataclasses.replace(curved, replace=r.recipe.replace))
+        for r, order in zip(ranked, orders, strict=True)
+    ]
 
 
 def _rows(program: Program, data: Any, recipe: Recipe) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.graph import Array
+from cmrc.planning.borders import only_zero_is_free
 from cmrc.planning.fits import swapped
 from cmrc.planning.learned import hesitant, learnable
 from cmrc.planning.objectives import Context, Scores, gram, score
@@ -56,6 +57,8 @@ def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: S
         order = Order(order.units, scores.score[order.units])
         return Ranked(site, stats, scores, order, _fit_gram(context, recipe), recipe, place)
     weight, covariance = gram(method.objective, context), stats.covariance
+    if method.replace == "zero":  # what is lost of a unit is all of it, not what varies
+        covariance = covariance + np.outer(stats.mean, stats.mean)
     if method.replace in CONSTANT:
         order = greedy(weight, covariance, features=columns.features, first=gone)
         return Ranked(site, stats, scores, order, None, recipe, place)
@@ -90,7 +93,8 @@ def _for_site(program: Program, site: Site, stats: SiteStats, recipe: Recipe, pl
     folding = site.folding or program.describe(site).folding
     affine = place is not None and (folding is None or folding.affine.folds)
     swapped = stats.columns.features > 1 and bool(recipe.method.interchange)
-    return recipe.at_site(scatter="scatter" in stats.arrays, affine=affine and not swapped)
+    zero = recipe.replace is None and only_zero_is_free(program, site)
+    return recipe.at_site(scatter="scatter" in stats.arrays, affine=affine and not swapped, zero=zero)
 
 
 def _require_single(site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> None:

@@ -184,14 +184,14 @@ class Recipe:
             return self.preset
         return "joint" if (self.objective, self.select, self.replace) == (None, None, None) else "cmr-logit"
 
-    def at_site(self, *, scatter: bool, affine: bool) -> Recipe:
-        """With `auto` settled: by whether the scatter of the units is known, and affine maps fold."""
+    def at_site(self, *, scatter: bool, affine: bool, zero: bool = False) -> Recipe:
+        """With `auto` settled: by whether the scatter of the units is known, affine maps fold, and only 0 is free."""
         if self.preset != AUTO:
             return self
         preset = self._base
         if preset == "joint":
             preset = "cmr-logit" if not scatter else "joint" if affine else "reconstruction"
-        return dataclasses.replace(self, preset=preset)
+        return dataclasses.replace(self, preset=preset, replace="zero" if zero and not affine else self.replace)
 
     def for_run(self, *, data: bool, sites: int) -> Recipe:
         """With `recompute: auto` settled: by whether there are data that can be read again, and how many sites."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cmrc.ir.cost import macs, stored_parts
-from cmrc.ir.graph import Node, Tensor
+from cmrc.ir.graph import Node, Tensor, attributes
+from cmrc.ir.spec import FunctionAttrs
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 
@@ -83,6 +84,8 @@ def last_of_each_run(program: Program, sites: Sequence[Site]) -> list[Site]:
 
     def passed_on(site: Site) -> bool:
         readers = program.consumers[site.value]
+        while len(readers) == 1 and attributes(readers[0], FunctionAttrs).get("fn") in ("quantize", "dequantize"):
+            readers = program.consumers[readers[0].name]
         return len(readers) == 1 and readers[0].op not in ("linear", "conv") and readers[0].name in values
 
     return [site for site in sites if not passed_on(site)]

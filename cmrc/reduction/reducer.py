@@ -50,7 +50,7 @@ from cmrc.verification.result import Verification
 from cmrc.verification.verifier import HeldOut
 
 SHARE = 0.25  # of the data, held out
-PRESET = "joint"
+PRESET = "auto"
 CHECKED = 4  # batches on which the small model is compared with the clamped one
 
 

@@ -50,6 +50,8 @@ from cmrc.passes.rewriting.rewriter import (
     past,
 )
 
+IN_FLOATS = "; it leaves the integers for that: only constants that are quantised to 0 are free here"
+
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
@@ -166,7 +168,8 @@ def fold_into_conv(
     values, outs = np.broadcast_to(slab.reshape(-1), len(units)), int(node.output.shape[axis])
     if has_border(node):
         bundle = kernel_of_constants(node, units, values, outs)
-        return _add_plane(sweep, node, smaller, x, bundle, removed_by(weight, smaller))
+        folding = _add_plane(sweep, node, smaller, x, bundle, removed_by(weight, smaller))
+        return folding if integers is None else replace(folding, detail=f"{folding.detail}{IN_FLOATS}")
 
     def add_up(of: Node, some: Array) -> Tensor:
         return _over_the_kernel(kernel_of_constants(of, units, some, outs), outs)

@@ -58,10 +58,14 @@ def proved(made: onnx.ModelProto, site: str, units: Sequence[int], constant: Any
 def optimised(lowered: cmrc.Lowered, folder: Path) -> list[str]:
     """The ops that onnxruntime makes of a model."""
     lowered.save(folder / "small.onnx")
+    return optimised_file(onnx.load(folder / "small.onnx"), folder)
+
+
+def optimised_file(made: onnx.ModelProto, folder: Path) -> list[str]:
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimised.onnx")
     options.log_severity_level = 3
-    onnxruntime.InferenceSession(str(folder / "small.onnx"), options)
+    onnxruntime.InferenceSession(made.SerializeToString(), options)
     return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
 
 
@@ -115,6 +119,33 @@ def test_a_constant_of_0_is_free_under_padding(tmp_path: Path) -> None:
 def test_another_constant_becomes_a_plane_under_padding(tmp_path: Path) -> None:
     lowered = proved(pictures(PADDED, tmp_path), "a", [0, 3], [0.3, 0.7], random(9, 3, 8, 8, seed=50))
     assert sizes_of(lowered.host)["w2_quantized"] == [12, 6, 3, 3]
+
+
+@pytest.mark.parametrize("constant", [0.0, [0.3, 0.7]], ids=["0", "others"])
+def test_what_a_constant_under_padding_costs_is_said(constant: Any, tmp_path: Path) -> None:
+    program = cmrc.trace(pictures(PADDED, tmp_path))
+    told = str(cmrc.lower(program, cmrc.Plan(program).do("a", units=[0, 3], constant=constant)).report)
+    leaves = "it leaves the integers for that: only constants that are quantised to 0 are free here"
+    assert (leaves in told) == bool(np.any(constant))
+
+
+IN_INTEGERS = ("QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat")
+
+
+def in_integers(ops: Sequence[str]) -> int:
+    return sum(op in IN_INTEGERS for op in ops)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nodes", [CONV, MATMUL], ids=["convolutions", "products"])
+def test_onnxruntime_finds_as_many_ops_on_integers_as_before(nodes: str, kind: str, tmp_path: Path) -> None:
+    """A product without a bias has no place for a sum of integers: QLinearMatMul becomes MatMulIntegerToFloat and a sum."""
+    made = (pictures(nodes, tmp_path, **KINDS[kind])) if nodes == CONV else words(tmp_path, **KINDS[kind])
+    x = random(9, 3, 8, 8, seed=50) if nodes == CONV else random(3, 6, 16, seed=50)
+    lowered = proved(made, "a", [0, 3, 6], [0.05, 0.7, 0.31], x)
+    before = optimised_file(made, tmp_path)
+    after = optimised(lowered, tmp_path)
+    assert in_integers(after) == in_integers(before) > 0
 
 
 def test_a_transposed_convolution(tmp_path: Path) -> None:
@@ -314,6 +345,33 @@ def test_dynamic_quantisation_is_refused_with_the_way_out(tmp_path: Path) -> Non
     program = cmrc.trace(tmp_path / "int8.onnx")
     with pytest.raises(cmrc.CmrcError, match="lower the float model, then quantise"):
         cmrc.lower(program, cmrc.Plan(program).do("a", units=[3], constant=0.5))
+
+
+def test_weights_of_the_quantiser_of_onnxruntime(tmp_path: Path) -> None:
+    """A gated FFN as language models have it, its products quantised to 4 bits by onnxruntime's own tool."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    nodes = "g = MatMul(x, gate)\ns = Sigmoid(g)\nsilu = Mul(g, s)\nu = MatMul(x, up)\nh = Mul(silu, u)\ny = MatMul(h, down)"
+    arrays = {
+        "gate": random(32, 96, scale=0.2),
+        "up": random(32, 96, seed=1),
+        "down": random(96, 32, seed=2, scale=0.2),
+    }
+    plain = model(nodes, {"x": ("N", 5, 32)}, "y", opset=21, **arrays)
+    for node in plain.graph.node:
+        node.name = node.output[0]
+    tool = MatMulNBitsQuantizer(plain, block_size=32, is_symmetric=True)
+    tool.process()
+    made = tool.model.model
+    program = cmrc.trace(made)
+    assert nodes_of(program.host).count("MatMulNBits") == 3
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("h", units=range(32, 64), constant=np.linspace(-1, 1, 32)))
+    assert nodes_of(lowered.host).count("MatMulNBits") == 3
+    check = lowered.check((random(3, 5, 32, seed=3),))
+    assert check.error <= EXACT_F32
+    assert check.moved >= MOVES * EXACT_F32
+    stored = sizes_of(lowered.host)
+    assert sorted(size for size in stored.values() if len(size) == 3) == [[32, 2, 16], [64, 1, 16], [64, 1, 16]]
 
 
 # ---------------------------------------------------------------- the other way round: lower, then quantise
