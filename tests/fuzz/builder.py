@@ -65,6 +65,9 @@ class Builder:
     named: bool = True
     channels_first: bool = False  # whether the latest affine op was a convolution
     current: Held | None = None
+    signed: bool | None = (
+        None  # whether activations are quantised to int8, else uint8: one of them throughout, as tools do it
+    )
 
     # ------------------------------------------------------------ choices
 

@@ -12,10 +12,11 @@ from onnx import helper
 from tests.fuzz.builder import Builder, Held, Unfit, onnx_type
 from tests.fuzz.layers import LAYERS
 from tests.fuzz.nodes import AFFINE, ALONG, BLOCKS, LAYOUT, POINTWISE
+from tests.fuzz.quantised import QUANTISED
 from tests.fuzz.session import BFLOAT16, Array, ir_version, newest_opset
 
-KINDS = (AFFINE, POINTWISE, ALONG, LAYOUT, BLOCKS, LAYERS)
-WEIGHTS = np.array([0.21, 0.28, 0.11, 0.16, 0.09, 0.15])
+KINDS = (AFFINE, POINTWISE, ALONG, LAYOUT, BLOCKS, LAYERS, QUANTISED)
+WEIGHTS = np.array([0.21, 0.28, 0.11, 0.16, 0.09, 0.12, 0.03])
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.float64), BFLOAT16)
 
 

@@ -173,7 +173,7 @@ def _quantised(b: Builder, x: Held) -> tuple[Held, Held, Held]:
     """What a value is on a grid, and the grid: integers, scale and zero point."""
     if x.array.dtype != np.float32 or b.opset < 10:
         raise Unfit("quantised models are of float32")
-    signed = b.chance(0.5)
+    signed = b.signed = b.chance(0.5) if b.signed is None else b.signed
     zero = np.asarray(b.choose([0, 0, 3, -5]) if signed else b.choose([128, 120, 0]), np.int8 if signed else np.uint8)
     scale, point = b.const(np.asarray(_step(b, x), np.float32)), b.const(zero, plain=True)
     return b.node("QuantizeLinear", [x, scale, point])[0], scale, point
