@@ -11,7 +11,7 @@ from hosts.onnx.lowering import model, random
 from hosts.onnx.quantisation import quantised
 
 import cmrc
-from cmrc.planning.borders import only_zero_is_free
+from cmrc.planning.ranking import only_zero_is_free
 from cmrc.statistics.calibrate import choose
 
 NODES = """h = Conv(x, w1, b1)
