@@ -17,7 +17,7 @@ PROMISES = (
     ("A lowered model computes what the model with its units literally replaced computes, within rounding. What cannot be folded is refused, by name.", ("fuzz/test_fuzz.py", "differential/test_differential.py", "zoo/test_matrix.py")),
     ("Every folded number is within a stated bound of the exact one: one float64 expression, rounded once.", ("program/test_error_bound.py", "ir/test_tensors.py")),
     ("`check` compares every output on several batches, and allows no more than follows from the rounding that the model itself shows; the rewritten graph it compares in float64. How small a fault it notices is measured below.", ("program/test_check.py", "numerics/test_tolerance.py")),
-    ("A lowered file holds no more numbers than the model, or the first line of its report says how many more.", ("passes/test_stored_numbers.py", "fuzz/test_fuzz.py")),
+    ("A result that folds and would hold more numbers than the model is refused, with the node and both numbers. With `growth=\"allow\"`, or where something stays at run time because you asked for it, the first line of the report says how many more, as it does for bytes and multiply-adds.", ("program/test_growth.py", "passes/test_stored_numbers.py", "fuzz/test_fuzz.py")),
     ("Your model is not changed: a result shares no writable memory with it, and what you train is what is saved.", ("hosts/fx/test_memory.py",)),
     ("No input is overwritten unless you say `--force`.", ("cli/test_outputs.py", "hosts/onnx/test_save.py")),
     ("An output appears whole or not at all. After a kill at any moment the old or the new one is there, and the next run removes what was left.", ("faults/test_kills.py", "hosts/onnx/test_faults.py")),
@@ -27,7 +27,7 @@ PROMISES = (
     ("Whatever a file says, it is read or refused with one message that names the reason. Nothing in it is executed, and memory is bounded.", ("loaders/test_loaders.py", "program/test_plan_file.py", "statistics/test_files.py", "planning/test_recipe.py", "hosts/onnx/test_load.py")),
     ("Files are read only from where you pointed: external data within the model's folder, a plan's arrays beside the plan and equal to their hash.", ("hosts/onnx/test_load.py", "program/test_plan_file.py")),
     ("A plan is used only for the model that it was made for.", ("program/test_plan.py",)),
-    ("The same model, data, recipe and seed give the same bytes.", ("planning/test_numerics.py", "faults/test_kills.py")),
+    ("The same model, data, recipe, seed and number of threads give the same bytes; another number of threads changes the last bits of sums.", ("planning/test_numerics.py", "faults/test_kills.py")),
 )  # fmt: skip
 
 HEAD = """# Reliability
@@ -84,8 +84,9 @@ The rest have no site to replace, or were too close to call (onnxruntime itself 
 
 Random ONNX graphs: {now.get("note", "")}
 
-{now.get("grown", 0):,} of the clean folds hold more numbers than the model, and say so in the first line of their report: the plan has more
-numbers (constants by position) than it saves, or uses of one shared weight became different.
+{now.get("grown", 0):,} of the clean folds hold more numbers than the model: the plan has more numbers (constants by position) than it saves, or uses
+of one shared weight became different. `lower` refuses them, and the fuzzer asks again with `growth="allow"`, since they must be right too. A
+file that grew and was not refused is a failure.
 
 The earlier run: {earlier.get("note", "")}
 """
@@ -179,7 +180,7 @@ kept under `tests/loaders/regressions` and pass now. A .npz file may expand to 1
 
 
 def numerics() -> str:
-    record = read("numerics/record.json")
+    record, fuzzed = read("numerics/record.json"), read("fuzz/records/onnx.json") or {}
     if record is None:
         return ""
     rows: list[tuple[object, ...]] = [("network", "the lowered model, error / tolerance", "one entry off by 1e-3: seen in the file", "of a fold: seen in float64", "the right fold in float64", "of a file: seen in the float32 outputs", "not above rounding", "error / tolerance, median (smallest)")]  # fmt: skip
@@ -199,8 +200,8 @@ tolerance, the clamped model is computed in float64, and they may differ by twic
 and divide by almost nothing, so that its float32 outputs are off by 2.3e-03, which hides single wrong entries there.
 
 `lowered.check()` also computes the rewritten graph and the clamped one in float64, on one batch, where every op has a meaning in the IR, none behind
-a replacement jumps, and the work is seconds. Of 1,103 right folds of random graphs all but one lay within 3e-15, and 1e-9 is allowed; that one lay at 7e-9, because
-the reference computed in float32 after a cast, which it no longer does. A wrong entry that is not seen there
+a replacement jumps, and the work is seconds. Of {fuzzed.get("in_float64", 0):,} right folds of random graphs (in the fuzz run above), the farthest lay at {fuzzed.get("worst_in_float64", 0):.0e}, where 1e-9 is
+allowed; one beyond it is a failure of the run. Models that round to steps are compared more loosely, and are not among them. A wrong entry that is not seen there
 belongs to a unit that is off on that batch, or hardly reaches the output. The perturbed entries of the columns are drawn apart from each other.
 
 An error above 1 times the tolerance is noticed. "Not above rounding" are wrong entries that move the outputs on these batches by
@@ -210,14 +211,21 @@ between rounding and the tolerance: the outputs do not show single errors of thi
 
 
 def supply() -> str:
-    return """
+    record = read("supply/record.json")
+    if record is None:
+        return ""
+    faults = (
+        "; ".join(f"{name}: {', '.join(ids)}" for name, ids in record["faults"].items()) or "none has a known fault"
+    )
+    return f"""
 ## Supply chain
 
 - `bash .ci/wheel` builds the wheel twice from the committed tree, compares the two byte by byte, tries it in an empty environment, and writes a
   bill of materials (CycloneDX) beside it. `.ci/run` builds twice and compares (`bash .ci/wheel --build`).
-- `pip-audit -r constraints.txt --no-deps --disable-pip` audits the pinned set. It asks a database of known faults on the web; none was reachable where this page was
-  written: "Dependency not found on PyPI and could not be audited" for every package, and with `-s osv` a `NameResolutionError`. A database that is shipped
-  as a package (`safety-db`) could not be had there either. So there is no result here yet; run the command where the web can be reached.
+- `{record["command"]}` asks PyPI for the known faults of the pinned set (commit {record["commit"]}): {record["audited"]} of {record["packages"]} packages
+  are pinned at their newest version, for which it answers, and {faults}. As a control, it names those of {", ".join(record["control"])}. Not asked are the pinned
+  versions that are not the newest: {", ".join(record["not newest"])}. `pip-audit -r constraints.txt --no-deps --disable-pip` asks for
+  those too; the mirror that could be reached where this page was written does not answer for single versions.
 """
 
 

@@ -19,7 +19,7 @@ def test_every_promise_names_tests_that_exist() -> None:
 
 
 def test_every_record_names_its_commit_and_its_command() -> None:
-    folders = ("fuzz/records", "faults/records", "loaders/records", "numerics")
+    folders = ("fuzz/records", "faults/records", "loaders/records", "numerics", "supply")
     paths = [path for folder in folders for path in (reliability.TESTS / folder).glob("*.json")]
     assert len(paths) > 10
     for path in paths:

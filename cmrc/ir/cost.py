@@ -66,13 +66,16 @@ def stored_by_node(graph: Graph, *, since: Graph | None = None) -> dict[str, lis
         mine = by_node.setdefault(node.name, [])
         for operand in node.inputs:
             if isinstance(operand, Leaf) or (isinstance(operand, Apply) and (node.name, operand) in own):
-                parts = {part.name: part for leaf in leaves_of(operand) for part in leaf.parts or (leaf,)}
-                mine += [(part, part.dtype) for name, part in parts.items() if name not in seen]
-                seen.update(parts)
+                parts: list[Tensor] = [part for leaf in leaves_of(operand) for part in leaf.parts or (leaf,)]
             elif isinstance(operand, Tensor) and operand.shape:
-                fresh = [part for part in dict.fromkeys(stored_parts(operand)) if part not in seen]
-                mine += [(part, _stored_as(part, node)) for part in fresh]
-                seen.update(fresh)
+                parts = stored_parts(operand)
+            else:
+                continue
+            for part in parts:
+                key = part.name if isinstance(part, Leaf) else part
+                if key not in seen:
+                    seen.add(key)
+                    mine.append((part, part.dtype if isinstance(part, Leaf) else _stored_as(part, node)))
     return by_node
 
 
@@ -89,7 +92,8 @@ def stored_parts(tensor: Tensor) -> list[Tensor]:
         given = (
             parts.zero if parts.zero is not None and any(leaves_of(parts.zero)) else None
         )  # not the default of an op
-        return [part for part in (parts.numbers, parts.scale, given) if part is not None and part.shape]
+        read = (part for part in (parts.numbers, parts.scale, given) if part is not None)
+        return [part for part in read if part.shape or isinstance(part, Leaf)]
     if isinstance(tensor, Apply) and tensor.op == "expand" and math.prod(tensor.inputs[0].shape) == 1:
         return list(tensor.inputs)
     return [tensor]

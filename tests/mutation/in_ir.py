@@ -119,8 +119,8 @@ bug(
 )
 bug(
     "shared-parameters-count-twice",
-    "for name, part in parts.items() if name not in seen]",
-    "for name, part in parts.items()]",
+    "key = part.name if isinstance(part, Leaf) else part\n",
+    "key = node.name + part.name if isinstance(part, Leaf) else part\n",
     "a tied weight counts once for every reader",
     "tests/ir/test_cost.py",
 )

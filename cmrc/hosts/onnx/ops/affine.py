@@ -47,6 +47,9 @@ def read_einsum(view: View) -> list[Step] | Step:
     plain = all(len(set(part)) == len(part) for part in (left, right, result))
     if not plain or len(over) != 1 or set(result) != {*batch, *mine, *theirs}:
         raise LeftWhole("it is no product of two operands that contracts one letter")
+    pairs = [(view.shape(0)[left.index(c)], view.shape(1)[right.index(c)]) for c in shared]
+    if any(1 in pair and pair[0] != pair[1] for pair in pairs):
+        raise LeftWhole("a letter of size 1 is broadcast to another size")
     known = [not isinstance(o, str) for o in view.operands]
     if any(known):
         x, w = (1, 0) if known[0] else (0, 1)
