@@ -381,14 +381,23 @@ def numbers_in(model: onnx.ModelProto) -> tuple[int, int, int]:
 
     The first has the floating-point numbers and truth values of larger tensors that outputs need: a Reshape or Gather that a
     fold puts in has whole numbers, which are no growth. The second has every number that outputs need: a fold may cut indices
-    short, or take in a single number. The third has every number in the file: a fold may cut short what nobody reads.
+    short, or take in a single number; numbers of a few bits count one by one, not by the bytes of their blocks. The third has
+    every number in the file: a fold may cut short what nobody reads.
     """
-    needed = _tensors(_needed(model.graph))
+    graph = _needed(model.graph)
+    needed = _tensors(graph)
+    packed = {
+        node.input[1]: _number(node, "K") * _number(node, "N") for node in graph.node if node.op_type == "MatMulNBits"
+    }
     kinds = onnx.TensorProto
     wanted = (kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.BFLOAT16, kinds.BOOL)
-    sizes = [(int(np.prod(tensor.dims)), tensor.data_type in wanted) for tensor in needed]
+    sizes = [(packed.get(tensor.name, int(np.prod(tensor.dims))), tensor.data_type in wanted) for tensor in needed]
     everything = sum(int(np.prod(tensor.dims)) for tensor in _tensors(model.graph))
     return sum(size for size, counts in sizes if counts and size > 1), sum(size for size, _ in sizes), everything
+
+
+def _number(node: onnx.NodeProto, name: str) -> int:
+    return next(int(attribute.i) for attribute in node.attribute if attribute.name == name)
 
 
 def _tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
