@@ -31,6 +31,7 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
         "compile_cost",
         "peer_cost",
         "calibration",
+        "planning_cost",
         "depth",
         "scaling",
         "llm_size",

@@ -191,12 +191,15 @@ def _held_out(
         values, vectors = np.linalg.eigh(among / np.outer(deviation, deviation))
         basis = vectors / deviation[:, None]
         plain = solve_ridge(among, cross, ridge)  # fitted without the drift
-        inside, aim = basis.T @ other @ basis, basis.T @ (other_cross + other_drift - other @ plain)
+        aim = basis.T @ (other_cross + other_drift - other @ plain)
         right = basis.T @ drift
+        weighed = right @ weigh
+        # tr of the products for a ridge whose factors are the vector f: fᵀ A f − 2 f·b
+        a, b = (basis.T @ other @ basis) * (weighed @ right.T), (aim * weighed).sum(1)
         for i, stiff in enumerate(DRIFT_RIDGES):
             if np.isfinite(stiff):
-                drifting = right / (np.maximum(values, 0.0) + max(stiff, ridge))[:, None]
-                errors[i] += float(np.sum((inside @ drifting - 2 * aim) * (drifting @ weigh)))
+                f = 1.0 / (np.maximum(values, 0.0) + max(stiff, ridge))
+                errors[i] += float(f @ a @ f - 2 * f @ b)
     return float(DRIFT_RIDGES[int(errors.argmin())])
 
 

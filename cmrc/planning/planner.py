@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from cmrc.planning.learned import learnable
 from cmrc.planning.objectives import decomposition
 from cmrc.planning.probe import LossProbe
 from cmrc.planning.progress import Progress, SiteResult, remove_checkpoint
-from cmrc.planning.ranking import Ranked, rank
+from cmrc.planning.ranking import Ranked, for_site, rank
 from cmrc.planning.recipe import AUTO, Budget, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
 from cmrc.planning.stream import Stream
@@ -37,6 +37,8 @@ from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics.batches import batches, in_batches_of_model
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
+from cmrc.statistics.columns import columns_of, position_of
+from cmrc.statistics.readers import elements
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
 from cmrc.verification.targets import Target
@@ -200,6 +202,8 @@ class _Planning:
         self.constants = {site.value: {} for site in self.sites}
 
     def run(self, given: Stats | None) -> Plan:
+        if given is None and self._in_one_pass():
+            return self._rank_along_stream()
         stats = self.first_statistics() if given is None else given
         probe = LossProbe(self.program, self.recipe, self.data, self.watch, progress=self.progress)
         ranked = with_best_orders(self.rank_what_can_be(stats), self.recipe, probe)
@@ -214,12 +218,68 @@ class _Planning:
                 stats = self._statistics(step)
                 ranked = self._rank(stats)
             self._replace(step, ranked, counts)
-        self.result.made = _record(self.recipe, recorded, ranked, final, self.left_out)
+        self._recorded(recorded, ranked, final)
         for r, count, earlier in zip(ranked, final, steps[-2] if len(steps) > 1 else [0] * len(ranked), strict=True):
             known = _of_site(stats, r.site)  # a site that was done before an interruption holds no statistics itself
             self.result.made["sites"][r.site.name] |= self._told(known, r.order.units[earlier:count])
+        return self.result
+
+    def _recorded(self, stats: Stats, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
+        self.result.made = _record(self.recipe, stats, ranked, counts, self.left_out)
         self.result.scores = {r.site.name: r.order.by_unit() for r in ranked}
         return self.result
+
+    def _in_one_pass(self) -> bool:
+        """Whether every site can be ranked when the stream reaches it, which saves a pass over the data: where nothing is decided
+        by several sites together, and all of them are refitted."""
+        recipe = self.recipe
+        if recipe.recompute != "fits" or recipe.schedule or recipe.budget is not None or self.progress is not None:
+            return False
+        if self.data is None or recipe.needs & BY_DERIVATIVES:
+            return False
+        try:
+            columns = [columns_of(self.program, site, position_of(recipe.positions, site)) for site in self.sites]
+        except StatsError:
+            return False
+        return all(
+            for_site(self.program, site, c, recipe, elements(self.program, c)).method.replace == "affine"
+            for site, c in zip(self.sites, columns, strict=True)
+        )
+
+    def _rank_along_stream(self) -> Plan:
+        """Rank and replace the units of one site after the other."""
+        stream = Stream(self.program, [s.value for s in self.sites])
+        probe = LossProbe(self.program, self.recipe, None, self.watch)
+        named, ranked, counts = _named(self.program, self.recipe), dict[int, Ranked](), dict[int, int]()
+        recorded: Stats | None = None
+        refused: ObjectiveError | StatsError | None = None
+        for i in stream.order():
+            site = self.sites[i]
+            if recorded is None:
+                taps = stream.at(site.value, self.program.host)
+                gathered = recorded = self._calibrate([site], self.recipe.needs, taps=taps)
+            else:
+                taps = self._taps_of_moved(site, stream, plain=True)
+                gathered = self._calibrate([site], self._needs(stream), taps=taps)
+            moved, halves = _together(gathered[site.value], taps)
+            try:
+                plain = taps.unmoved or moved
+                _require_usable(plain, site)
+                ranked[i] = self._rank_site(site, plain)
+            except (ObjectiveError, StatsError) as error:
+                if site.value in named:
+                    raise
+                refused = refused or error
+                self.left_out[site.name] = error.reason
+                continue
+            (counts[i],) = final_counts(self.program, [ranked[i]], self.recipe, probe)
+            ranked[i] = dataclasses.replace(ranked[i], stats=moved, halves=halves)
+            self._replace_units(ranked[i], counts[i])
+        if refused is not None and not ranked:
+            raise refused
+        assert recorded is not None
+        self.sites = [self.sites[i] for i in sorted(ranked)]
+        return self._recorded(recorded, [ranked[i] for i in sorted(ranked)], [counts[i] for i in sorted(ranked)])
 
     def _final_counts(self, ranked: Sequence[Ranked], probe: LossProbe) -> list[int]:
         """How many units go in the end. Found once: a latency would be another one after an interruption."""
@@ -246,11 +306,11 @@ class _Planning:
     def _statistics(self, step: int) -> Stats:
         """Of all sites, with what is replaced before this step."""
         if self.progress is None:
-            return self._calibrate(self.sites, host=self._host())
+            return self._calibrate(self.sites, self.recipe.needs)
         stats = self.progress.load_stats(step)
         if stats is None:
             checkpoint = None if len(self.result) else self.progress.calibration
-            stats = self._calibrate(self.sites, host=self._host(), checkpoint=checkpoint)
+            stats = self._calibrate(self.sites, self.recipe.needs, checkpoint=checkpoint)
             self.progress.save_stats(step, stats)
         return stats
 
@@ -298,26 +358,32 @@ class _Planning:
                 stream.restore(batches(self.data, self.program.host.inputs, size=self.recipe.batch), done.let_go)
                 done = None
             if i and stream is not None:
-                moved, halves = self._moved(site, stream)
+                taps = self._taps_of_moved(site, stream)
+                moved, halves = _together(self._calibrate([site], self._needs(stream), taps=taps)[site.value], taps)
                 if self.recipe.recompute == "all":
                     ranked[i] = self._rank_site(site, moved)
                 ranked[i] = dataclasses.replace(ranked[i], stats=moved, halves=halves)
-            own = self.constants[site.value]
-            with _moments_of_data(site):
-                self.result = replace_units(self.program, ranked[i], counts[i], self.result, own)
+            self._replace_units(ranked[i], counts[i])
             if self.progress is not None:
                 self.progress.save_site(step, i, ranked[i], self._result_of(ranked[i], stream))
 
-    def _moved(self, site: Site, stream: Stream) -> tuple[SiteStats, tuple[SiteStats, ...]]:
-        """The statistics of a site after the replacements before it: of all data, and of every other batch where a fit needs both."""
-        host = self._host()
-        gather = partial(self._calibrate, [site], stream=stream, host=host, taps=self._taps(stream, site, host))
-        if "drift" not in self._needs(stream) or self.recipe.method.drift_ridge is not None:
-            return gather()[site.value], ()
-        halves = [gather(shard=(i, 2))[site.value] for i in range(2)]
-        if not all(half.count for half in halves):
-            return halves[0], ()
-        return halves[0].merge(halves[1]), tuple(halves)
+    def _replace_units(self, ranked: Ranked, count: int) -> None:
+        own = self.constants[ranked.site.value]
+        with _moments_of_data(ranked.site):
+            self.result = replace_units(self.program, ranked, count, self.result, own)
+
+    def _taps_of_moved(self, site: Site, stream: Stream, *, plain: bool = False) -> Taps:
+        """The values of a site after the replacements before it: by every other batch where a fit needs both halves; with
+        `plain` its statistics in the model itself are gathered as well."""
+        needs, host = self._needs(stream), self._host() or self.program.host
+        taps = self._taps(stream, site, host) or Taps(self.program.host, host, [site.value])
+        columns = columns_of(self.program, site, position_of(self.recipe.positions, site))
+        if "drift" in needs and self.recipe.method.drift_ridge is None:
+            taps.halves = (SiteStats(columns, needs), SiteStats(columns, needs))
+        if plain:
+            taps.unmoved = SiteStats(columns, self.recipe.needs)
+        taps.read_anew = False
+        return taps
 
     def _take(self, ranked: Ranked, result: SiteResult) -> None:
         others = [entry for entry in self.result.entries if entry.value not in ranked.values]
@@ -350,14 +416,7 @@ class _Planning:
         return stream.at(site.value, host or self._host() or self.program.host)
 
     def _calibrate(
-        self,
-        sites: Sequence[Site],
-        *,
-        host: Host | None,
-        stream: Stream | None = None,
-        taps: Taps | None = None,
-        checkpoint: Path | None = None,
-        shard: tuple[int, int] = (0, 1),
+        self, sites: Sequence[Site], need: frozenset[str], *, taps: Taps | None = None, checkpoint: Path | None = None
     ) -> Stats:
         """The statistics of sites, in the form of the model that `host` runs."""
         if self.data is None:
@@ -369,14 +428,21 @@ class _Planning:
             self.program,
             self.data,
             sites=[site.value for site in sites],
-            need=self._needs(stream),
+            need=need,
             **self.recipe.calibration,
-            host=host,
+            host=self._host() if taps is None else taps.host,
             taps=taps,
             watch=self.watch,
             checkpoint=checkpoint,
-            shard=shard,
         )
+
+
+def _together(stats: SiteStats, taps: Taps) -> tuple[SiteStats, tuple[SiteStats, ...]]:
+    """The statistics of all batches, and of both halves where they were gathered apart and there are several batches."""
+    if not taps.halves:
+        return stats, ()
+    first, second = taps.halves
+    return (first.merge(second), taps.halves) if second.count else (first, ())
 
 
 def _for_swaps(recipe: Recipe, target: str) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from cmrc.planning.recipe import AUTO, CONSTANT, Recipe
 from cmrc.planning.selection import Order, bottom, eliminate, eliminate_for_interchange, eliminate_groups, greedy
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
+from cmrc.statistics.columns import Columns
 from cmrc.statistics.readers import Elements, elements
 from cmrc.statistics.site_stats import SiteStats
 
@@ -45,7 +46,7 @@ class Ranked:
 def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: Sequence[int]) -> Ranked:
     """The units of a site in the order in which they go; those that are gone already come first."""
     columns, place = stats.columns, elements(program, stats.columns)
-    recipe = _for_site(program, site, stats, recipe, place)
+    recipe = for_site(program, site, columns, recipe, place, scatter="scatter" in stats.arrays)
     method = recipe.method
     if method.replace not in CONSTANT:
         _require_single(site, stats, recipe, place)
@@ -68,11 +69,11 @@ def rank(program: Program, site: Site, stats: SiteStats, recipe: Recipe, gone: S
     if columns.features > 1:
         order = eliminate_groups(weight, covariance, columns.features, ridge=ridge, first=gone)
     elif method.interchange:
-        weight, moments = _under_swaps(program, stats, recipe, weight)
-        order = eliminate_for_interchange(weight, *moments, ridge=ridge, first=gone)
+        doubted, moments = _under_swaps(program, stats, recipe, weight)
+        order = eliminate_for_interchange(doubted, *moments, ridge=ridge, first=gone)
     else:
         order = eliminate(weight, covariance, ridge=ridge, first=gone)
-    return Ranked(site, stats, scores, order, _fit_gram(context, recipe), recipe, place)
+    return Ranked(site, stats, scores, order, _fit_gram(context, recipe, {method.objective: weight}), recipe, place)
 
 
 def _under_swaps(
@@ -89,14 +90,17 @@ def _under_swaps(
     return weight, (*swapped(covariance, covariance, swap), covariance)
 
 
-def _for_site(program: Program, site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> Recipe:
+def for_site(
+    program: Program, site: Site, columns: Columns, recipe: Recipe, place: Elements | None, *, scatter: bool = True
+) -> Recipe:
+    """The recipe with the preset that suits a site."""
     if recipe.preset != AUTO:
         return recipe
     folding = site.folding or program.describe(site).folding
     affine = place is not None and (folding is None or folding.affine.folds)
-    swapped = stats.columns.features > 1 and bool(recipe.method.interchange)
+    swapped = columns.features > 1 and bool(recipe.method.interchange)
     zero = recipe.replace is None and only_zero_is_free(program, site)
-    return recipe.at_site(scatter="scatter" in stats.arrays, affine=affine and not swapped, zero=zero)
+    return recipe.at_site(scatter=scatter, affine=affine and not swapped, zero=zero)
 
 
 def _require_single(site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> None:
@@ -121,11 +125,12 @@ def _require_single(site: Site, stats: SiteStats, recipe: Recipe, place: Element
         )
 
 
-def _fit_gram(context: Context, recipe: Recipe) -> Array | None:
+def _fit_gram(context: Context, recipe: Recipe, known: Mapping[str, Array] | None = None) -> Array | None:
     """How errors of the rebuilt units are weighed where the fit depends on it: by the loss if its curvature is known."""
     if recipe.method.replace != "affine" or (recipe.method.ridge != "loo" and recipe.recompute == "never"):
         return None
-    return gram("task" if "H" in context.stats.arrays else "logit", context)
+    objective = "task" if "H" in context.stats.arrays else "logit"
+    return known[objective] if known and objective in known else gram(objective, context)
 
 
 # Functions that make 0 of 0, or of values that are all 0.

@@ -99,7 +99,7 @@ def calibrate(
     parts = batches(data, program.host.inputs, size=size, shard=shard)
     seen = Seen()
     for i, batch in enumerate(watch(parts, length(data))):
-        digest = digest_of_batch(batch.arrays())
+        digest = digest_of_batch(batch.arrays()) if source.read_anew else b""
         seen.take(digest)
         if saved is not None and i < saved.reached.batches:
             if seen.batches == saved.reached.batches:
@@ -110,7 +110,8 @@ def calibrate(
         number = shard[0] + i * shard[1]
         with np.errstate(invalid="ignore", over="ignore"):  # `_require_finite` reports it with the place
             calibration.add(batch, number)
-        _require_finite(stats.sites.values(), batch, number, None if shard[1] > 1 else stats.samples - len(batch))
+        known = None if shard[1] > 1 else stats.samples - len(batch)
+        _require_finite([*stats.sites.values(), *source.halves], batch, number, known)
         if saved is not None:
             saved.save_if_due(stats, seen)
     if saved is not None:
@@ -167,6 +168,9 @@ class Taps:
     def __init__(self, plain: Host, host: Host, names: Sequence[str]) -> None:
         self.plain, self.host, self.names = plain, host, list(names)
         self.beside: Columns | None = None  # of a single site: see `readers.beside`
+        self.read_anew = True  # whether nobody has told yet which data these are
+        self.unmoved: SiteStats | None = None  # of a single site, where wanted: its statistics in the model itself
+        self.halves: tuple[SiteStats, ...] = ()  # likewise: of every other batch, instead of all together
         self._pieces: dict[int, Any] = {}
 
     def original(self, number: int, batch: Batch) -> Mapping[str, Array]:
@@ -226,14 +230,17 @@ class _Calibration:
             if original is not None and beside is not None:
                 same_rows = dataclasses.replace(beside, positions=stats.columns.positions)
                 lost = rows_of(same_rows, original[beside.value] - values[beside.value], batch)
-            rows = rows_of(stats.columns, values[name], batch)
-            stats.add(rows, samples=len(batch), origin=self._origin(stats, original, batch), lost=lost)
+            rows, before = rows_of(stats.columns, values[name], batch), self._origin(stats, original, batch)
+            self._part(stats, number).add(rows, samples=len(batch), origin=before, lost=lost)
+            if self.taps.unmoved is not None and before is not None:
+                self.taps.unmoved.add(before, samples=len(batch))
 
     def _add_derivatives(self, batch: Batch, number: int, original: Mapping[str, Array] | None) -> None:
         columns = [stats.columns for stats in self.sites.values()]
         coupled = "coupling" in self.needs
         by_site = derivatives(self.program, self.host, batch, columns, self.options, number, coupled)
-        for stats, d in zip(self.sites.values(), by_site, strict=True):
+        for whole, d in zip(self.sites.values(), by_site, strict=True):
+            stats = self._part(whole, number)
             stats.how = d.how
             factors = None
             if coupled:
@@ -246,6 +253,9 @@ class _Calibration:
                 factors=factors,
                 origin=self._origin(stats, original, batch),
             )
+
+    def _part(self, stats: SiteStats, number: int) -> SiteStats:
+        return self.taps.halves[number % 2] if self.taps.halves else stats
 
     @staticmethod
     def _origin(stats: SiteStats, original: Mapping[str, Array] | None, batch: Batch) -> Array | None:

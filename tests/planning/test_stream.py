@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from nets import Branches, data, exported, seeded, traced
-from tolerances import EXACT_F64, distance
+from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
 from cmrc.planning.stream import Stream
@@ -61,6 +61,30 @@ def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: p
     cmrc.plan(program, data=parts(x), sites=list(SITES), preset="joint", keep=4, recompute="fits")
     # three batches; the first piece is the same with and without replacements
     assert sorted(ran.values()) == [3, 6]
+
+
+@pytest.mark.parametrize("drift_ridge", [None, 1.0])
+def test_ranking_along_the_stream_plans_what_a_pass_before_it_does(
+    program: cmrc.Program, drift_ridge: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, _ = data(60, 5)
+    ran = Counter[int]()
+    made = cmrc.calibrate
+    monkeypatch.setattr(
+        "cmrc.planning.planner.calibrate",
+        lambda *a, **options: ran.update([len(options["sites"])]) or made(*a, **options),
+    )
+    given = {"sites": list(SITES), "preset": "joint", "keep": 4, "drift_ridge": drift_ridge}
+    along = cmrc.plan(program, data=parts(x), recompute="fits", **given)
+    assert ran == {1: 4}  # each site once
+    stats = made(program, parts(x), sites=list(SITES), need="scatter")
+    before = cmrc.plan(program, stats, data=parts(x), recompute="fits", **given)
+    assert (along.made["data"], along.made["samples"]) == (before.made["data"], 60)
+    assert [list(along.made["sites"]), list(along.scores)] == [list(before.made["sites"]), list(before.scores)]
+    for a, b in zip(along.entries, before.entries, strict=True):
+        assert (a.site, a.units, a.parents) == (b.site, b.units, b.parents)
+        assert distance(a.constant, b.constant) < ACROSS_F32
+        assert distance(a.weight, b.weight) < ACROSS_F32
 
 
 def test_plans_do_not_depend_on_what_is_held(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,183 @@
+"""What planning costs beside one plain forward pass over the same data.
+
+python -m benchmarks.planning_cost [NAME ...] [--quick] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import cmrc
+from benchmarks import models, subjects
+from benchmarks.measure import Resumed, console, parser, show, use_threads, write_record
+from benchmarks.section import Record, Section, claim, claims, table
+from benchmarks.subjects import Subject
+from benchmarks.trained import TRAININGS
+from cmrc.planning.recipe import make_recipe
+from cmrc.planning.selection import eliminate
+
+JOINT, FITS = 1.25, 2.5  # plain forward passes, at most
+WIDTHS = {3072: 1.5, 11008: 60.0}  # units of a site, and the seconds that half of them may take
+MATRICES = 3  # of units by units in float64, at most
+
+
+def untrained(name: str, samples: int) -> Subject:
+    """A network of ours with random weights, on random pictures: what is measured does not depend on either."""
+    model = models.randomise(TRAININGS[name].make())
+    x = np.random.default_rng(0).normal(size=(samples, 3, 32, 32)).astype(np.float32)
+    batches = [{"x": x[i : i + 50]} for i in range(0, samples, 50)]
+    return Subject(name, "", model, TRAININGS[name].sites, batches, lambda run: {})
+
+
+SUBJECTS: dict[str, Callable[[bool], Subject]] = {
+    "ResNet-8": lambda quick: untrained("resnet", 100 if quick else 1000),
+    "ViT": lambda quick: untrained("vit", 100 if quick else 1000),
+    "MiniLM-L6": lambda quick: subjects.minilm(),
+    "EfficientNet-Lite0": lambda quick: subjects.efficientnet(images=80, tests=20),
+    "PP-OCRv4 rec": lambda quick: subjects.recogniser(tests=20),
+    "SmolLM2-135M": lambda quick: subjects.smollm(tests=1),
+}
+QUICK = ("ResNet-8", "ViT")
+
+
+def measure(subject: Subject, rounds: int) -> dict[str, Any]:
+    """Processor seconds of each step, the least of some rounds; a round runs all of them, one after the other."""
+    program, batches = subject.program, subject.batches
+    given = {"sites": subject.sites, "keep": subject.keep, "multiple_of": 1, **subject.recipe, "preset": "joint"}
+    recipe = make_recipe(**given, recompute="never")
+    program.fingerprint  # noqa: B018  (of the model, once)
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, step: Callable[[], Any]) -> Any:
+        start = time.process_time()
+        found = step()
+        spent.setdefault(name, []).append(time.process_time() - start)
+        return found
+
+    def round_of_all() -> None:
+        timed("forward", lambda: [program.run(batch) for batch in batches])
+        stats = timed(
+            "calibrate",
+            lambda: cmrc.calibrate(program, batches, sites=subject.sites, need=recipe.needs, **recipe.calibration),
+        )
+        plan = timed("plan", lambda: cmrc.plan(program, stats, recipe=recipe))
+        timed("lower", lambda: cmrc.lower(program, plan).report)
+        fitted = timed("fits", lambda: cmrc.plan(program, data=batches, recipe={**given, "recompute": "fits"}))
+        timed("lower fits", lambda: cmrc.lower(program, fitted).report)
+
+    for _ in range(rounds):
+        round_of_all()
+    least = {name: min(seconds) for name, seconds in spent.items()}
+    samples = sum(len(next(iter(batch.values()))) for batch in batches)
+    return {"samples": samples, "sites": len(subject.sites), "rounds": rounds, "seconds": least}
+
+
+def passes(row: Record) -> tuple[float, float]:
+    """Of `joint` and with fits in order, in plain forward passes."""
+    s = row["seconds"]
+    return (s["calibrate"] + s["plan"] + s["lower"]) / s["forward"], (s["fits"] + s["lower fits"]) / s["forward"]
+
+
+def selection(units: int) -> dict[str, Any]:
+    """Half of the units of a site by elimination: processor seconds, and what the process held beyond the two matrices given."""
+    random = np.random.default_rng(0)
+    rows = np.maximum(random.normal(size=(units + units // 2, units // 4)) @ random.normal(size=(units // 4, units)), 0)
+    rows = (rows + random.normal(size=rows.shape)).astype(np.float32)
+    weight = random.normal(size=(units // 4, units)).astype(np.float32)
+    covariance, gram = (np.asarray(part.T @ part, dtype=np.float64) / len(part) for part in (rows, weight))
+    del rows, weight
+    before = _peak()
+    start, used = time.perf_counter(), time.process_time()
+    order = eliminate(gram, covariance, count=units // 2)
+    told = {"seconds": time.perf_counter() - start, "processor seconds": time.process_time() - used}
+    return {
+        "units": units,
+        **told,
+        "matrices": (_peak() - before) / covariance.nbytes,
+        "risk": float(order.added.sum()),
+    }
+
+
+def _peak() -> int:
+    """What this process holds now, made the mark from which the kernel counts its peak."""
+    from pathlib import Path
+
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    held = int(status["VmHWM"].split()[0]) << 10
+    Path("/proc/self/clear_refs").write_text("5")
+    return held
+
+
+def body(record: Record) -> str:
+    rows = [
+        (
+            name,
+            f"{row['samples']}",
+            f"{row['sites']}",
+            *(show(row["seconds"][step]) for step in ("forward", "calibrate", "plan", "lower", "fits")),
+            *(f"{each:.2f}" for each in passes(row)),
+        )
+        for name, row in record["networks"].items()
+    ]
+    head = ("network", "samples", "sites", "forward", "calibrate", "plan", "lower", "plan with fits", "joint, in passes", "with fits, in passes")  # fmt: skip
+    widths = [
+        (str(row["units"]), show(row["processor seconds"]), f"{row['matrices']:.2f}") for row in record["selection"]
+    ]
+    told = table(("units of a site", "half of them selected in", "matrices held beyond the two given"), widths)
+    return "\n".join((table(head, rows), told, claims(record["claims"])))
+
+
+TEXT = """Half of the units at the sites of each network, one thread, processor seconds, the least of some rounds that run every step.
+*joint* is to calibrate, plan and lower; *with fits* one call that calibrates, selects, fits each site after those before it, and the
+lowering. ResNet-8 and ViT have random weights. Second moments of a layer as wide as the next one's weights cost about as many
+products as that layer, so they do not vanish beside the pass.
+"""
+SECTIONS = (Section("planning_cost", "Planning cost", TEXT, body),)
+
+
+def judged(networks: dict[str, Any], widths: Sequence[Record]) -> list[dict[str, Any]]:
+    found = []
+    for name, row in networks.items():
+        joint, fits = passes(row)
+        found.append(claim(f"{name}: calibrate, plan and lower by joint, in forward passes", joint, "<=", JOINT))
+        found.append(claim(f"{name}: with fits in order, in forward passes", fits, "<=", FITS))
+    for row in widths:
+        if row["units"] in WIDTHS:
+            limit = WIDTHS[row["units"]]
+            found.append(claim(f"{row['units']} units: seconds of selection", row["processor seconds"], "<=", limit))
+            found.append(claim(f"{row['units']} units: matrices held", row["matrices"], "<=", MATRICES))
+    return found
+
+
+def main() -> None:
+    arguments = parser("What planning costs beside a forward pass.", "planning_cost.json")
+    arguments.add_argument("names", nargs="*", help="networks; all of them if absent")
+    options = arguments.parse_args()
+    use_threads(options.threads)
+    torch.manual_seed(0)
+    names = options.names or (QUICK if options.quick else list(SUBJECTS))
+    resumed = Resumed(options.json)
+    networks = {}
+    for name in names:
+        console.print(name)
+        networks[name] = resumed(
+            name, lambda name=name: measure(SUBJECTS[name](options.quick), 1 if options.quick else 3)
+        )
+        console.print(networks[name]["seconds"], [round(each, 2) for each in passes(networks[name])])
+    widths = [
+        resumed(f"{units} units", lambda units=units: selection(units))
+        for units in ((512,) if options.quick else WIDTHS)
+    ]
+    write_record(
+        options.json, "planning cost", [], options, networks=networks, selection=widths, claims=judged(networks, widths)
+    )
+    resumed.forget()
+
+
+if __name__ == "__main__":
+    main()
