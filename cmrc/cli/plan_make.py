@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ from cmrc.planning.plots import plot_scores
 from cmrc.planning.progress import remove_checkpoint
 from cmrc.planning.recipe import Recipe
 from cmrc.program.program import trace
+from cmrc.statistics import distributed
 from cmrc.statistics.stats import Stats
 
 app = new_app()
@@ -111,12 +113,16 @@ def plan_make(
 ) -> None:
     """Make a plan from a model, data (or statistics) and a recipe.
 
-    The plan says which units are replaced, and by what. The word `make` may be left out.
+    The plan says which units are replaced, and by what. The word `make` may be left out. Under torchrun every process runs its
+    share of the data.
     """
-    reads = [model, data, stats, recipe, held_out]
+    reads, first = [model, data, stats, recipe, held_out], not distributed.shard()[0]
     with (
         reported(as_json),
-        writable(output, "a plan", ".json", reads=reads, force=force, as_json=as_json) as path,
+        distributed.group(),
+        writable(output, "a plan", ".json", reads=reads, force=force, as_json=as_json)
+        if first
+        else nullcontext() as path,
     ):
         if plot is not None:
             require_picture(plot)
@@ -136,8 +142,10 @@ def plan_make(
         known = Stats.load(stats) if stats is not None else None
         plan = make_plan(
             program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
-            checkpoint=checkpoint, keep_checkpoint=True, **options,
+            checkpoint=checkpoint, keep_checkpoint=True, spread=True, **options,
         )  # fmt: skip
+        if path is None:  # the first process writes
+            return
         plan.save(path, one_file=path is not output)
         if plot is not None:
             plot_scores(plan, plot)

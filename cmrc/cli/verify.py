@@ -16,6 +16,7 @@ from cmrc.errors import CmrcError
 from cmrc.files import require_picture
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace
+from cmrc.statistics import distributed
 from cmrc.verification.protocol import better, verify
 from cmrc.verification.result import Verification, draw_plans
 
@@ -79,8 +80,11 @@ def verify_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Verify lowered models under interchange interventions. Exit code 1 if the target of --until is not met."""
-    with reported(as_json):
+    """Verify lowered models under interchange interventions. Exit code 1 if the target of --until is not met.
+
+    Under torchrun every process runs its share of the swaps.
+    """
+    with reported(as_json), distributed.group():
         if len(reduced) % 2:
             raise CmrcError(
                 "every lowered model needs its plan", fix="cmrc verify MODEL LOWERED PLAN [LOWERED PLAN ...]"
@@ -108,8 +112,10 @@ def verify_command(
             results[name] = verify(
                 program, plan if str(lowered) == "-" else lowered, data, plan=plan, swaps=swaps, p=rates, seed=seed,
                 until=until or None, delta=delta, about=about, distinct=distinct, stress=stress, controls=controls,
-                watch=terminal.progress, **reading,
+                watch=terminal.progress, spread=True, **reading,
             )  # fmt: skip
+        if distributed.shard()[0]:  # the first process tells
+            return
         if plot is not None:
             draw_plans(results, plot)
         first, *others = results

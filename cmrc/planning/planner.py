@@ -27,7 +27,7 @@ from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
 from cmrc.planning.learned import learnable
 from cmrc.planning.objectives import decomposition
 from cmrc.planning.probe import LossProbe
-from cmrc.planning.progress import Progress, SiteResult, remove_checkpoint
+from cmrc.planning.progress import Progress, SiteResult, SpreadProgress, remove_checkpoint
 from cmrc.planning.ranking import Ranked, for_site, rank
 from cmrc.planning.recipe import AUTO, Budget, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
@@ -35,6 +35,7 @@ from cmrc.planning.stream import Stream
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
+from cmrc.statistics import distributed
 from cmrc.statistics.batches import batches, in_batches_of_model
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
 from cmrc.statistics.columns import columns_of, position_of
@@ -58,6 +59,7 @@ def plan(
     reading: Mapping[str, Any] | None = None,
     checkpoint: str | Path | None = None,
     keep_checkpoint: bool = False,
+    spread: bool = False,
     **options: Any,
 ) -> Plan:
     """A plan by a recipe, or by a preset and the keys of a recipe as options: `preset="joint", keep=0.5`.
@@ -73,6 +75,9 @@ def plan(
     `checkpoint` is a folder for the statistics and for every site that is done. If this call is interrupted, the same
     call continues from there, to the same bits; the folder is removed at the end. With `keep_checkpoint` it stays, until
     `remove_checkpoint` is called once the plan is saved.
+
+    `spread` is for processes that torchrun started, all of which call this: each runs its share of the batches, and all return
+    the same plan. The first process alone writes the checkpoint.
     """
     chosen = make_recipe(recipe, **options)
     data = in_batches_of_model(data, program.graph.inputs)
@@ -86,16 +91,21 @@ def plan(
         chosen = _for_swaps(chosen, certify)
     chosen = chosen.for_run(data=again and certify is None, sites=len(sites))
     if certify is not None:
-        known = stats if stats is not None else _Planning(program, data, chosen, sites, watch).first_statistics()
+        known = (
+            stats
+            if stats is not None
+            else _Planning(program, data, chosen, sites, watch, spread=spread).first_statistics()
+        )
         asked = Certify(
             certify, held_out, delta, seed=chosen.seed, keeps=keeps, calibration=data, reading=reading or {}
         )
         given = {"recipe": chosen, "data": data, "watch": watch}
         return certified(program, known, lambda keep: plan(program, known, **given, keep=keep), asked)
-    progress = None if checkpoint is None else Progress.start(Path(checkpoint), program, chosen, stats, data)
-    planning = _Planning(program, data, chosen, sites, watch, progress)
+    kind = SpreadProgress if spread else Progress
+    progress = None if checkpoint is None else kind.start(Path(checkpoint), program, chosen, stats, data)
+    planning = _Planning(program, data, chosen, sites, watch, progress, spread=spread)
     result = planning.run(stats)
-    if checkpoint is not None and not keep_checkpoint:
+    if checkpoint is not None and not keep_checkpoint and not (spread and distributed.shard()[0]):
         remove_checkpoint(Path(checkpoint))
     return result
 
@@ -196,6 +206,7 @@ class _Planning:
     constants: dict[str, dict[int, Array]] = field(init=False)  # by site: what the replaced units became
     left_out: dict[str, str] = field(default_factory=dict)  # by site: why it cannot be scored
     larger: Sequence[int] | None = None  # how many units of each site a larger size leaves out
+    spread: bool = False  # over the processes that torchrun started
 
     def __post_init__(self) -> None:
         self.result = Plan(self.program)
@@ -286,6 +297,8 @@ class _Planning:
         counts = None if self.progress is None else self.progress.load_counts()
         if counts is None:
             counts = final_counts(self.program, ranked, self.recipe, probe, self.larger)
+            if self.spread:
+                counts = distributed.from_each(counts)[0]  # a latency is another one in each process
             if self.progress is not None:
                 self.progress.save_counts(counts)
         return counts
@@ -355,7 +368,8 @@ class _Planning:
                 done = earlier
                 continue
             if done is not None and stream is not None:
-                stream.restore(batches(self.data, self.program.host.inputs, size=self.recipe.batch), done.let_go)
+                own = batches(self.data, self.program.host.inputs, size=self.recipe.batch, shard=self._shard)
+                stream.restore(own, done.let_go, self._shard)
                 done = None
             if i and stream is not None:
                 taps = self._taps_of_moved(site, stream)
@@ -371,6 +385,8 @@ class _Planning:
         own = self.constants[ranked.site.value]
         with _moments_of_data(ranked.site):
             self.result = replace_units(self.program, ranked, count, self.result, own)
+        if self.spread:  # unlike processors round unlike
+            self.result.entries = distributed.from_each(self.result.entries)[0]
 
     def _taps_of_moved(self, site: Site, stream: Stream, *, plain: bool = False) -> Taps:
         """The values of a site after the replacements before it: by every other batch where a fit needs both halves; with
@@ -424,7 +440,7 @@ class _Planning:
                 "there is no data to calibrate on",
                 fix="give data=, or stats= and neither a schedule nor recompute",
             )
-        return calibrate(
+        stats = calibrate(
             self.program,
             self.data,
             sites=[site.value for site in sites],
@@ -434,7 +450,18 @@ class _Planning:
             taps=taps,
             watch=self.watch,
             checkpoint=checkpoint,
+            shard=self._shard,
         )
+        if not self.spread:
+            return stats
+        if taps is not None:
+            taps.halves = tuple(map(distributed.all_merge_site, taps.halves))
+            taps.unmoved = None if taps.unmoved is None else distributed.all_merge_site(taps.unmoved)
+        return distributed.all_merge(stats)
+
+    @property
+    def _shard(self) -> tuple[int, int]:
+        return distributed.shard() if self.spread else (0, 1)
 
 
 def _together(stats: SiteStats, taps: Taps) -> tuple[SiteStats, tuple[SiteStats, ...]]:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -36,6 +36,7 @@ from cmrc.planning.selection import Order
 from cmrc.program.lower import plan_digest
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
+from cmrc.statistics import distributed
 from cmrc.statistics.batches import batches
 from cmrc.statistics.checkpoint import Seen
 from cmrc.statistics.site_stats import SiteStats
@@ -88,7 +89,7 @@ class Progress:
     asked: str
 
     @classmethod
-    def start(cls, folder: Path, program: Program, recipe: Recipe, stats: Stats | None, data: Any) -> Progress:
+    def start(cls, folder: Path, program: Program, recipe: Recipe, stats: Stats | None, data: Any) -> Self:
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -185,6 +186,34 @@ class Progress:
 
     def _of_another_run(self, path: Path) -> PlanError:
         return PlanError("the checkpoint was written for another model, recipe or data", at=str(path), fix=FIX)
+
+
+class SpreadProgress(Progress):
+    """Of several processes: the first one reads and writes, and tells the others."""
+
+    def load_stats(self, step: int) -> Stats | None:
+        load = super().load_stats
+        return distributed.from_first(lambda: load(step))
+
+    def save_stats(self, step: int, stats: Stats) -> None:
+        if not distributed.shard()[0]:
+            super().save_stats(step, stats)
+
+    def load_site(self, step: int, number: int) -> SiteResult | None:
+        load = super().load_site
+        return distributed.from_first(lambda: load(step, number))
+
+    def save_site(self, step: int, number: int, ranked: Ranked, result: SiteResult) -> None:
+        if not distributed.shard()[0]:
+            super().save_site(step, number, ranked, result)
+
+    def _load_numbers(self, name: str) -> list[float] | None:
+        load = super()._load_numbers
+        return distributed.from_first(lambda: load(name))
+
+    def _save_numbers(self, name: str, numbers: Sequence[float]) -> None:
+        if not distributed.shard()[0]:
+            super()._save_numbers(name, numbers)
 
 
 def remove_checkpoint(folder: Path) -> None:

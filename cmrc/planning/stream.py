@@ -9,6 +9,7 @@ one is reached. Batches whose values do not fit are not held: they run from the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -103,11 +104,11 @@ class Stream:
         """The batches whose values did not fit."""
         return tuple(number for number, live in self._live_values.items() if live is None)
 
-    def restore(self, parts: Iterable[Batch], let_go: Collection[int]) -> None:
-        """Bring the batches to where an interrupted run had left them: held at the last level, or let go."""
+    def restore(self, parts: Iterable[Batch], let_go: Collection[int], shard: tuple[int, int] = (0, 1)) -> None:
+        """Bring the batches of a shard to where an interrupted run had left them: held at the last level, or let go."""
         if self.reached is None:
             return
-        for number, batch in enumerate(parts):
+        for number, batch in zip(itertools.count(*shard), parts, strict=False):
             if number in let_go:
                 self._live_values[number] = None
             else:

@@ -1,22 +1,24 @@
-"""Statistics of several processes put together by all-reduce: for `torchrun --nproc-per-node N -m cmrc calibrate ...`.
+"""Several processes at one task: for `torchrun --nproc-per-node N -m cmrc calibrate ...`, and likewise `plan` and `verify`.
 
-Every process takes its own batches. The merged mean is Σnᵢāᵢ/Σnᵢ; about it, each brings Mᵢ + nᵢ(āᵢ−ā)(āᵢ−ā)ᵀ; sums, minima
+Every process takes its own batches, and their statistics are put together by all-reduce. The merged mean is Σnᵢāᵢ/Σnᵢ; about it, each brings Mᵢ + nᵢ(āᵢ−ā)(āᵢ−ā)ᵀ; sums, minima
 and maxima reduce as they are; sampled rows are gathered.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cmrc.ir.graph import Array
 from cmrc.statistics.site_stats import EXTREMES, SAMPLED, SUMS, SiteStats
 from cmrc.statistics.stats import Stats
+
+Item = TypeVar("Item")
 
 
 def shard() -> tuple[int, int]:
@@ -52,19 +54,53 @@ def all_merge(stats: Stats) -> Stats:
     parts: list[Any] = [None] * shard()[1]
     distributed.all_gather_object(parts, (stats.data, stats.samples, [s.how for s in stats.sites.values()]))
     data, samples = sum(t[0] for t in parts) % 2**256, sum(t[1] for t in parts)
-    sites = {name: _merge(site) for name, site in stats.sites.items()}
+    sites = {name: all_merge_site(site) for name, site in stats.sites.items()}
     for i, site in enumerate(sites.values()):
         site.how = next((t[2][i] for t in parts if t[2][i]), "")
     return replace(stats, sites=sites, data=data, samples=samples)
 
 
-def _merge(mine: SiteStats) -> SiteStats:
+def from_first(make: Callable[[], Item]) -> Item:
+    """What the first process makes of it, in every process; also its error."""
+    if shard()[1] == 1:
+        return make()
+    import torch.distributed as distributed
+
+    told: list[Any] = [None, None]
+    if not shard()[0]:
+        try:
+            told[0] = make()
+        except Exception as error:  # or the others would wait for ever
+            told[1] = error
+    distributed.broadcast_object_list(told)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]  # type: ignore[no-any-return]
+
+
+def from_each(mine: Item) -> list[Item]:
+    """What every process has, in every process."""
+    if shard()[1] == 1:
+        return [mine]
+    import torch.distributed as distributed
+
+    told: list[Any] = [None] * shard()[1]
+    distributed.all_gather_object(told, mine)
+    return told
+
+
+def all_merge_site(mine: SiteStats) -> SiteStats:
+    """The statistics that all processes have of a site, the same in every one of them."""
+    if shard()[1] == 1:
+        return mine
     import torch.distributed as distributed
 
     operation = distributed.ReduceOp
     names: list[Any] = [None] * shard()[1]
     distributed.all_gather_object(names, {key: array.shape for key, array in mine.arrays.items()})
     shapes = max(names, key=len)  # a process without a batch has no arrays
+    if not shapes:
+        return mine
 
     def own(name: str, absent: float = 0.0) -> Array:
         return mine.arrays[name] if name in mine.arrays else np.full(shapes[name], absent)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from cmrc.errors import CertifyError, VerifyError
+from cmrc.ir.graph import Array
 from cmrc.program.lower import Lowered
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace
+from cmrc.statistics import distributed
 from cmrc.verification import bounds
 from cmrc.verification.certificates import Search, require_level, smallest
 from cmrc.verification.draws import Draw, Schedule, Scope
@@ -50,6 +52,7 @@ def verify(
     stress: float | None = None,
     controls: bool = True,
     watch: Watch = unwatched,
+    spread: bool = False,
     **reading: Any,
 ) -> Verification:
     """Verify a reduced model under `swaps` interchange interventions at rate `p` (several rates take turns).
@@ -61,6 +64,9 @@ def verify(
     `about="fixed"` is about these very inputs instead (`distinct`: no input meets itself). `stress=4` draws easy inputs four
     times more rarely, and weighs them so much more. With `until="iia>=0.95"` the run stops as soon as the target is decided
     at level 1 − δ, or cannot be shown any more, at most after `swaps`. `Verifier` describes the rest of the arguments.
+
+    `spread` is for processes that torchrun started, all of which call this: each runs its share of the swaps, and all return
+    what one process alone would, to the same bits.
     """
     program = trace(program)
     plan = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
@@ -80,7 +86,7 @@ def verify(
         return Verification(keep, None, plain, {}, decision, delta, asked.scope, {**setting, "swaps": 0})
     rng = np.random.default_rng(seed)
     schedule = verifier.schedule(rng, swaps, about=asked.scope, distinct=distinct, stress=stress)
-    evidence, decision, repeated = gather(verifier, rng, schedule, asked, watch)
+    evidence, decision, repeated = gather(verifier, rng, schedule, asked, watch, spread=spread)
     compared = compare_controls(verifier, repeated, seed) if controls else {}
     setting["swaps"] = len(evidence)
     same = Evidence.join(repeated.result)
@@ -120,9 +126,14 @@ class Repeated:
     result: list[Evidence] = field(default_factory=list)
     ignored: list[Evidence] = field(default_factory=list)
 
-    @property
-    def left(self) -> int:
-        return FOR_CONTROLS - sum(map(len, self.result))
+    def take(self, draw: Draw, evidence: Evidence, ignored: Evidence, each: int) -> None:
+        """From a draw as many as are still wanted; `ignored` is about the first of each unit."""
+        left = FOR_CONTROLS - sum(map(len, self.result))
+        if left > 0:
+            rows = _first_turns(draw, each)[:left]
+            self.draws.append(draw.part(rows))
+            self.result.append(evidence.part(rows))
+            self.ignored.append(ignored.part(slice(left)))
 
 
 def gather(
@@ -131,30 +142,46 @@ def gather(
     schedule: Schedule,
     asked: Asked,
     watch: Watch = unwatched,
+    *,
+    spread: bool = False,
 ) -> tuple[Evidence, Decision | None, Repeated]:
-    """Swap by the schedule until the target is decided or hopeless."""
+    """Swap by the schedule until the target is decided or hopeless. Of several processes each takes its turn with a piece of it."""
     parts: list[Evidence] = []
     repeated, decision = Repeated(), None
     pieces, each = schedule.parts(LOOK), max(1, FOR_CONTROLS // schedule.units)
-    for piece in watch(pieces, len(pieces), "swapping"):
-        draw = verifier.draw(rng, piece, asked.p)
-        before, after = verifier.outputs(draw)
-        parts.append(verifier.compare(draw, before, after))
-        if repeated.left > 0:
-            rows = np.flatnonzero(draw.schedule.turn < each)[: repeated.left]
-            some = draw.part(rows)
-            repeated.draws.append(some)
-            repeated.result.append(parts[-1].part(rows))
-            repeated.ignored.append(verifier.compare(some, before[rows], verifier.answers[1][some.base]))
-        if asked.target is not None:
-            evidence = Evidence.join(parts)
-            decision = decide(
-                asked.target, asked.target.values(evidence), asked.delta, horizon=schedule.units, swaps=len(evidence),
-                weights=evidence.unit_weights, scope=asked.scope,
-            )  # fmt: skip
-            if decision.outcome is not Standing.OPEN:
-                break
+    own, processes = distributed.shard() if spread else (0, 1)
+    waiting: list[Draw] = []
+    for i, piece in enumerate(watch(pieces, len(pieces), "swapping"), 1):
+        waiting.append(verifier.draw(rng, piece, asked.p))
+        if len(waiting) < processes and i < len(pieces):
+            continue
+        mine = _swapped(verifier, waiting[own], each) if own < len(waiting) else None
+        told = distributed.from_each(mine) if spread else [mine]
+        for draw, (evidence, ignored) in zip(waiting, filter(None, told), strict=True):
+            parts.append(evidence)
+            repeated.take(draw, evidence, ignored, each)
+            if asked.target is not None:
+                every = Evidence.join(parts)
+                decision = decide(
+                    asked.target, asked.target.values(every), asked.delta, horizon=schedule.units, swaps=len(every),
+                    weights=every.unit_weights, scope=asked.scope,
+                )  # fmt: skip
+                if decision.outcome is not Standing.OPEN:
+                    return every, decision, repeated
+        waiting.clear()
     return Evidence.join(parts), decision, repeated
+
+
+def _swapped(verifier: Verifier, draw: Draw, each: int) -> tuple[Evidence, Evidence]:
+    """What the swaps of a draw show, and the first of each unit to a model that ignores them."""
+    before, after = verifier.outputs(draw)
+    rows = _first_turns(draw, each)
+    some = draw.part(rows)
+    return verifier.compare(draw, before, after), verifier.compare(some, before[rows], verifier.answers[1][some.base])
+
+
+def _first_turns(draw: Draw, each: int) -> Array:
+    return np.flatnonzero(draw.schedule.turn < each)[:FOR_CONTROLS]
 
 
 def compare_controls(verifier: Verifier, repeated: Repeated, seed: int) -> dict[str, Evidence]:
