@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ def measure(subject: Subject, rounds: int) -> dict[str, Any]:
         round_of_all()
     least = {name: min(seconds) for name, seconds in spent.items()}
     samples = sum(len(next(iter(batch.values()))) for batch in batches)
-    return {"samples": samples, "sites": len(subject.sites), "rounds": rounds, "seconds": least}
+    macs = len(batches) * subject.sized.cost({"batch": len(next(iter(batches[0].values())))}).macs
+    return {"samples": samples, "sites": len(subject.sites), "rounds": rounds, "macs": macs, "seconds": least}
 
 
 def passes(row: Record) -> tuple[float, float]:
@@ -90,27 +92,25 @@ def selection(units: int) -> dict[str, Any]:
     rows = (rows + random.normal(size=rows.shape)).astype(np.float32)
     weight = random.normal(size=(units // 4, units)).astype(np.float32)
     covariance, gram = (np.asarray(part.T @ part, dtype=np.float64) / len(part) for part in (rows, weight))
-    del rows, weight
-    before = _peak()
+    centred = rows[:512].astype(np.float64)
+    start = time.process_time()
+    centred.T @ centred  # one triangle, which is mirrored
+    products = len(centred) * units**2 / 2 / (time.process_time() - start)
+    del rows, weight, centred
+    before = _held("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel counts the peak from here on
     start, used = time.perf_counter(), time.process_time()
     order = eliminate(gram, covariance, count=units // 2)
-    told = {"seconds": time.perf_counter() - start, "processor seconds": time.process_time() - used}
-    return {
-        "units": units,
-        **told,
-        "matrices": (_peak() - before) / covariance.nbytes,
-        "risk": float(order.added.sum()),
-    }
+    seconds = {"seconds": time.perf_counter() - start, "processor seconds": time.process_time() - used}
+    matrices = (_held("VmHWM") - before) / covariance.nbytes
+    told = {"products a second": products, "matrices": matrices, "risk": float(order.added.sum())}
+    return {"units": units, **seconds, **told}
 
 
-def _peak() -> int:
-    """What this process holds now, made the mark from which the kernel counts its peak."""
-    from pathlib import Path
-
+def _held(what: str) -> int:
+    """Bytes of this process: now (VmRSS) or at most (VmHWM)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    held = int(status["VmHWM"].split()[0]) << 10
-    Path("/proc/self/clear_refs").write_text("5")
-    return held
+    return int(status[what].split()[0]) << 10
 
 
 def body(record: Record) -> str:
@@ -129,7 +129,46 @@ def body(record: Record) -> str:
         (str(row["units"]), show(row["processor seconds"]), f"{row['matrices']:.2f}") for row in record["selection"]
     ]
     told = table(("units of a site", "half of them selected in", "matrices held beyond the two given"), widths)
-    return "\n".join((table(head, rows), told, claims(record["claims"])))
+    return "\n".join((table(head, rows), told, claims(record["claims"]), on_paper(record)))
+
+
+MODEL = {"parameters": 70e9, "layers": 80, "units": 28672, "tokens": 1e8, "machines": 64}
+
+
+def on_paper(record: Record) -> str:
+    """What a model and an amount of data that no machine here holds would take, from the rates and exponents of this record."""
+    widths = [row for row in record["selection"] if row["units"] in WIDTHS]
+    slowest = min(record["networks"].values(), key=lambda row: row["macs"] / row["seconds"]["forward"])
+    largest = max(record["networks"].values(), key=lambda row: row["macs"])
+    if len(widths) < len(WIDTHS):
+        return ""
+    (small, small_time), (large, large_time) = ((row["units"], row["processor seconds"]) for row in widths)
+    exponent = np.log(large_time / small_time) / np.log(large / small)
+    m, rate = MODEL, largest["macs"] / largest["seconds"]["forward"]
+    forward = m["parameters"] * m["tokens"] / rate
+    products = m["layers"] * m["tokens"] * m["units"] ** 2 / 2 / widths[-1]["products a second"]
+    selection = m["layers"] * large_time * (m["units"] / large) ** exponent
+    bytes_of_all = m["layers"] * m["units"] ** 2 * 8
+    rows = (
+        ("one forward pass", f"{m['parameters'] * m['tokens']:.2g} products at {rate:.2g} a second", forward),
+        ("second moments of every FFN", f"{m['layers'] * m['tokens'] * m['units'] ** 2 / 2:.2g} products in float64", products),
+        ("selection of half of every FFN", f"{small} to {large} units grow with the power {exponent:.2f}", selection),
+    )  # fmt: skip
+    told = table(
+        ("what", "from", "days of one of these cores", "days of a core on each machine, shared out evenly"),
+        ((name, by, f"{s / 86400:.3g}", f"{s / 86400 / m['machines']:.3g}") for name, by, s in rows),
+    )
+    rates = f"{slowest['macs'] / slowest['seconds']['forward']:.2g}"
+    return f"""#### On paper: 70 billion parameters, 100 million tokens, 64 machines
+
+No machine here can run this. What is measured above gives, for {m["layers"]} layers with {m["units"]} units in each FFN:
+
+{told}
+The rate is that of the network with the most products here; the lowest is {rates} a second. Selection and fits run in every process today,
+so they are not shared out. The statistics are put together by one all-reduce of {bytes_of_all / 1e9:.0f} GB ({bytes_of_all / m["layers"] / 1e9:.1f} GB
+a layer), of which a ring sends and receives twice as much on each machine: at 10 GB a second {2 * bytes_of_all / 1e10:.0f} s. With fits in
+order, layer by layer, no more than a layer's statistics are held.
+"""
 
 
 TEXT = """Half of the units at the sites of each network, one thread, processor seconds, the least of some rounds that run every step.

@@ -10,8 +10,10 @@ What is hashed of the structure has a number, the scheme. Fingerprints of differ
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,6 +24,8 @@ from cmrc.errors import FingerprintError
 from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Operand, Value
 
 SCHEME = 2
+MANY = 1 << 27  # numbers from which on several threads read them
+WORKERS = 4
 FIX = "lower the model that the plan was made for, or make a plan for this one"
 
 
@@ -95,7 +99,10 @@ def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Finge
         operands, results = [_operand(o) for o in node.inputs], [_result(value) for value in node.outputs]
         meaning = known.get(node.origin) or sorted(node.attrs.items())
         wiring.update(repr((node.op, node.kind, operands, results, meaning)).encode())
-    weights = {name: _digest(leaf) for name, leaf in sorted(graph.leaves().items())}
+    leaves = dict(sorted(graph.leaves().items()))
+    many = sum(math.prod(leaf.shape) for leaf in leaves.values()) >= MANY
+    with ThreadPoolExecutor(WORKERS if many else 1) as pool:  # several wait for the disk together
+        weights = dict(zip(leaves, (pool.map if many else map)(_digest, leaves.values()), strict=True))
     ops = Counter(node.kind for node in graph.nodes)
     return Fingerprint(wiring.hexdigest()[:16], dict(sorted(ops.items())), weights)
 

@@ -27,7 +27,7 @@ bug(
 )
 bug(
     "scatter-just-added",
-    'merged["scatter"] = mine["scatter"] + theirs["scatter"] + np.outer(apart, apart) * weight',
+    'merged["scatter"] = _together(mine["scatter"], theirs["scatter"], weight, apart, apart)',
     'merged["scatter"] = mine["scatter"] + theirs["scatter"]',
     "the scatter is merged without the distance of the means",
     CALIBRATE,
@@ -49,8 +49,8 @@ bug(
 )
 bug(
     "cross-moments-transposed",
-    "merged[cross] = mine[cross] + theirs[cross] + np.outer(apart, moved) * weight",
-    "merged[cross] = mine[cross] + theirs[cross] + np.outer(moved, apart) * weight",
+    "merged[cross] = _together(mine[cross], theirs[cross], weight, apart, moved)",
+    "merged[cross] = _together(mine[cross].T, theirs[cross].T, weight, apart, moved).T",
     "the cross moments of two parts are merged the wrong way round",
     CALIBRATE,
     "tests/planning/test_stream.py",
@@ -249,7 +249,7 @@ bug(
 )
 bug(
     "infinite-sums",
-    "        _require_finite(stats.sites.values(), batch, number, None if shard[1] > 1 else stats.samples - len(batch))",
+    "        _require_finite([*stats.sites.values(), *source.halves], batch, number)",
     "        pass",
     "a batch with NaN makes the statistics NaN",
     CALIBRATE,

@@ -14,6 +14,8 @@ import re
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import onnx
@@ -28,6 +30,7 @@ from cmrc.ir.graph import Array, as_dtype
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
 WORKERS = 4  # threads that write weights: more wait for the disk
 MANY = 1 << 28  # bytes of new weights from which on threads are worth their own memory
+PIECE = 1 << 28  # bytes of a file that one thread reads
 WEIGHTS = "weights"  # what the data file is called until its content is known
 
 
@@ -138,15 +141,30 @@ def _name_by_content(staged: Path, weights: Path, stem: str) -> Path | None:
     """Call the data file after what is in it, in the model too; `None` where the model has all its weights itself."""
     if not weights.exists() or not weights.stat().st_size:
         return None
-    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        digest = xxhash.xxh3_128_hexdigest(content)[:16]
-    data = weights.with_name(f"{stem}.{digest}.onnx.data")
+    data = weights.with_name(f"{stem}.{_digest(weights)}.onnx.data")
     weights.rename(data)
     model = onnx.load(staged, load_external_data=False)
     for entry in _locations(model.graph):
         entry.value = data.name
     staged.write_bytes(model.SerializeToString())
     return data
+
+
+def _digest(path: Path) -> str:
+    """Of what is in a file; of the digests of its pieces where there are several, which threads read."""
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as whole,
+        ThreadPoolExecutor(WORKERS) as pool,
+    ):
+        digests = list(pool.map(_digest_of_piece, repeat(whole), range(0, len(whole), PIECE)))
+    return (digests[0].hex() if len(digests) == 1 else xxhash.xxh3_128_hexdigest(b"".join(digests)))[:16]
+
+
+def _digest_of_piece(whole: memoryview, start: int) -> bytes:
+    with whole[start : start + PIECE] as piece:
+        return xxhash.xxh3_128_digest(piece)
 
 
 def _locations(graph: onnx.GraphProto) -> Iterator[onnx.StringStringEntryProto]:

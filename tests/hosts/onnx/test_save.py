@@ -22,8 +22,10 @@ from hosts.onnx.lowering import (
 )
 from onnx import helper
 
+import cmrc
 from cmrc.errors import FileError
 from cmrc.hosts.onnx.host import OnnxHost
+from cmrc.hosts.onnx.save import _digest
 from cmrc.passes import pipeline as passes
 
 
@@ -50,6 +52,27 @@ def test_external_data_stays_external_and_mapped(tmp_path: Path) -> None:
     again = OnnxHost.load(target)
     assert again.model.metadata_props["cmrc.plan"] == "text"
     np.testing.assert_array_equal(again.run([random(4, 50)])[0], lowered.run([random(4, 50)])[0])
+
+
+def test_every_piece_of_a_data_file_counts_for_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = np.random.default_rng(0).bytes(1000)
+    files = [content, *(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in (0, 300, 999)), content[:-1]]
+    for size in (1 << 28, 256):
+        monkeypatch.setattr("cmrc.hosts.onnx.save.PIECE", size)
+        digests = []
+        for data in (*files, content):
+            (tmp_path / "data").write_bytes(data)
+            digests.append(_digest(tmp_path / "data"))
+        assert len(set(digests)) == len(files)
+        assert digests[0] == digests[-1]
+
+
+def test_a_fingerprint_is_the_same_with_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = external(tmp_path)
+    alone = cmrc.trace(path).fingerprint
+    monkeypatch.setattr("cmrc.ir.fingerprint.MANY", 0)
+    assert cmrc.trace(path).fingerprint == alone
+    assert len(set(alone.weights.values())) > 1
 
 
 def test_overwriting_the_model_that_is_being_read_is_safe(tmp_path: Path) -> None:
