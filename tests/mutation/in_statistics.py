@@ -249,7 +249,7 @@ bug(
 )
 bug(
     "infinite-sums",
-    "        _require_finite([*stats.sites.values(), *source.halves], batch, number)",
+    "        _require_finite([*stats.sites.values(), *source.halves], batch, number, known)",
     "        pass",
     "a batch with NaN makes the statistics NaN",
     CALIBRATE,
