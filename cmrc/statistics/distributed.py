@@ -66,16 +66,16 @@ def from_first(make: Callable[[], Item]) -> Item:
         return make()
     import torch.distributed as distributed
 
-    told: list[Any] = [None, None]
+    shared: list[Any] = [None, None]
     if not shard()[0]:
         try:
-            told[0] = make()
+            shared[0] = make()
         except Exception as error:  # or the others would wait for ever
-            told[1] = error
-    distributed.broadcast_object_list(told)
-    if told[1] is not None:
-        raise told[1]
-    return told[0]  # type: ignore[no-any-return]
+            shared[1] = error
+    distributed.broadcast_object_list(shared)
+    if shared[1] is not None:
+        raise shared[1]
+    return shared[0]  # type: ignore[no-any-return]
 
 
 def from_each(mine: Item) -> list[Item]:
@@ -84,9 +84,9 @@ def from_each(mine: Item) -> list[Item]:
         return [mine]
     import torch.distributed as distributed
 
-    told: list[Any] = [None] * shard()[1]
-    distributed.all_gather_object(told, mine)
-    return told
+    shared: list[Any] = [None] * shard()[1]
+    distributed.all_gather_object(shared, mine)
+    return shared
 
 
 def all_merge_site(mine: SiteStats) -> SiteStats:

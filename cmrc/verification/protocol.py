@@ -156,8 +156,8 @@ def gather(
         if len(waiting) < processes and i < len(pieces):
             continue
         mine = _swapped(verifier, waiting[own], each) if own < len(waiting) else None
-        told = distributed.from_each(mine) if spread else [mine]
-        for draw, (evidence, ignored) in zip(waiting, filter(None, told), strict=True):
+        pairs = distributed.from_each(mine) if spread else [mine]
+        for draw, (evidence, ignored) in zip(waiting, filter(None, pairs), strict=True):
             parts.append(evidence)
             repeated.take(draw, evidence, ignored, each)
             if asked.target is not None:
