@@ -42,14 +42,14 @@ def test_a_name_that_the_package_lacks() -> None:
 
 
 def test_no_module_is_hidden_by_a_name_of_its_package() -> None:
-    for found in pkgutil.walk_packages(cmrc.__path__, "cmrc."):
-        if found.name.endswith("__main__"):
+    for info in pkgutil.walk_packages(cmrc.__path__, "cmrc."):
+        if info.name.endswith("__main__"):
             continue
-        if found.name.startswith("cmrc.integrations.") and find_spec(found.name.rpartition(".")[2]) is None:
+        if info.name.startswith("cmrc.integrations.") and find_spec(info.name.rpartition(".")[2]) is None:
             continue  # the tool is not here
-        parent, _, name = found.name.rpartition(".")
-        module = importlib.import_module(found.name)
-        assert isinstance(getattr(importlib.import_module(parent), name), ModuleType), found.name
+        parent, _, name = info.name.rpartition(".")
+        module = importlib.import_module(info.name)
+        assert isinstance(getattr(importlib.import_module(parent), name), ModuleType), info.name
         assert getattr(importlib.import_module(parent), name) is module
     assert inspect.isfunction(cmrc.plan)
 

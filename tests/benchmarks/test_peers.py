@@ -50,8 +50,8 @@ def test_the_last_stage_is_cut_in_every_layer_that_shares_it() -> None:
         zeroed = copy.deepcopy(model)
         gone = weakest[: 8 - keep]
 
-        def without(module: nn.Module, inputs: object, found: torch.Tensor, gone: torch.Tensor = gone) -> torch.Tensor:
-            return found.index_fill(1, gone, 0.0)
+        def without(module: nn.Module, inputs: object, output: torch.Tensor, gone: torch.Tensor = gone) -> torch.Tensor:
+            return output.index_fill(1, gone, 0.0)
 
         for block in zeroed.blocks[-2:]:
             block.register_forward_hook(without)

@@ -224,7 +224,7 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (("bench", "model.onnx", "--sessions", "0"), "input: --sessions 0 is too few\n  fix: ask for at least one\n"),
         (("bench", "model.onnx", "--rounds", "0"), "input: --rounds 0 is too few\n  fix: ask for at least one\n"),
@@ -256,9 +256,9 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
         ),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(folder: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_numbers_that_make_no_sense_are_refused(folder: Path, arguments: tuple[str, ...], reason: str) -> None:
     shown = cli(*arguments)
-    assert (shown.exit_code, shown.stderr) == (2, told)
+    assert (shown.exit_code, shown.stderr) == (2, reason)
 
 
 @pytest.mark.parametrize(
@@ -284,19 +284,19 @@ def test_an_error_as_json(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         (b"", "is not a file of arrays: it does not begin as a .npy file does"),
         (b"nothing", "is not a file of arrays: it does not begin as a .npy file does"),
         (b"PK\x03\x04nothing", "is not a file of arrays: a .npz file that is cut short"),
     ],
 )
-def test_check_refuses_inputs_that_cannot_be_read(folder: Path, content: bytes, told: str) -> None:
+def test_check_refuses_inputs_that_cannot_be_read(folder: Path, content: bytes, reason: str) -> None:
     """That is no verdict on the model: exit code 2."""
     Path("bad.npz").write_bytes(content)
     shown = cli("check", "model.onnx", "model.onnx", "plan.json", "--data", "bad.npz", "--json")
     assert shown.exit_code == 2
-    assert json.loads(shown.stdout)["error"]["reason"] == told
+    assert json.loads(shown.stdout)["error"]["reason"] == reason
 
 
 def test_a_single_input_needs_no_name(folder: Path) -> None:
@@ -417,12 +417,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     begins = "lower" if command[0] == "lower" else "trace"
     module = "plan_make" if command[0] == "plan" else command[0]
     monkeypatch.setattr(f"cmrc.cli.{module}.{begins}", lambda *_, **__: pytest.fail("it began to work"))
-    for output, told in (
+    for output, reason in (
         ("nowhere/x.png", "file: cannot write nowhere/x.png: there is no folder nowhere\n  fix: mkdir -p nowhere\n"),
         ("taken", "file: cannot write taken: it is a folder\n  fix: give the path of a file\n"),
     ):
         shown = cli(*command, output)
-        assert (shown.exit_code, shown.stderr) == (2, told)
+        assert (shown.exit_code, shown.stderr) == (2, reason)
     assert sorted(held_out.iterdir()) == before
 
 
@@ -531,7 +531,7 @@ def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (("gentle.onnx",), "every lowered model needs its plan"),
         (("-", "gentle.json", "-", "gentle.json"), "- gentle.json is given twice"),
@@ -547,10 +547,10 @@ def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
         (("gentle.onnx", "gentle.json", "--delta", "2"), "delta is 2"),
     ],
 )
-def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, ...], reason: str) -> None:
     shown = cli("verify", "model.onnx", *arguments, "--data", "held-out.npz", "--json")
     assert shown.exit_code == 2
-    assert json.loads(shown.stdout)["error"]["reason"] == told
+    assert json.loads(shown.stdout)["error"]["reason"] == reason
 
 
 @pytest.mark.parametrize("group", [Commands, MakeOrRead])
@@ -577,14 +577,16 @@ def test_a_need_that_does_not_exist_is_named_by_its_flag(folder: Path) -> None:
     assert shown.stderr.startswith("stats: there is no --need sums\n  fix: use any of ")
 
 
-@pytest.mark.parametrize("made", [{"by": "hand"}, {"recipe": {"preset": 1}}, {"recipe": []}, {"sites": {"a": None}}])
-def test_a_plan_that_was_made_otherwise_is_shown_with_what_it_says(folder: Path, made: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "provenance", [{"by": "hand"}, {"recipe": {"preset": 1}}, {"recipe": []}, {"sites": {"a": None}}]
+)
+def test_a_plan_that_was_made_otherwise_is_shown_with_what_it_says(folder: Path, provenance: dict[str, object]) -> None:
     plan = cmrc.Plan.load("plan.json")
-    plan.made = made
+    plan.made = provenance
     plan.save("other.json")
     shown = cli("plan", "show", "other.json")
     assert shown.exit_code == 0
-    assert f"made: {json.dumps(made)}" in shown.stdout
+    assert f"made: {json.dumps(provenance)}" in shown.stdout
 
 
 def test_names_from_files_are_no_markup(folder: Path) -> None:

@@ -65,11 +65,11 @@ def test_streams_that_cannot_be(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"), [("cmrc red", "reduce"), ("cmrc reduce --spe", "--speedup"), ("cmrc plan sh", "show")]
+    ("words", "completed"), [("cmrc red", "reduce"), ("cmrc reduce --spe", "--speedup"), ("cmrc plan sh", "show")]
 )
-def test_a_shell_completes_commands_and_options(words: str, found: str) -> None:
+def test_a_shell_completes_commands_and_options(words: str, completed: str) -> None:
     env = {"_CMRC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    assert run(**env).stdout.decode().split() == [found]
+    assert run(**env).stdout.decode().split() == [completed]
 
 
 def test_completion_can_be_installed() -> None:

@@ -115,20 +115,20 @@ class Record:
         self.before = float(self.data["seconds"])
         self.start = time.monotonic()
 
-    def add(self, told: worker.Told) -> None:
-        data, outcome = self.data, told.outcome
+    def add(self, verdict: worker.Told) -> None:
+        data, outcome = self.data, verdict.outcome
         if outcome.kind == "no graph":
             data["no_graph"] += 1
             return
-        if told.seed in self.again:
-            former = self.again.pop(told.seed)
+        if verdict.seed in self.again:
+            former = self.again.pop(verdict.seed)
             if not outcome.failed:
                 data["mended"].append(former)
         else:
             data["graphs"] += 1
             data["code"][-1]["graphs"] += 1
         data["second_look"] += outcome.slow
-        for table, counts in (("opsets", {str(told.opset): 1}), ("ops", told.ops)):
+        for table, counts in (("opsets", {str(verdict.opset): 1}), ("ops", verdict.ops)):
             for name, count in counts.items():
                 data[table][name] = data[table].get(name, 0) + count
         if outcome.kind == "equal":
@@ -143,14 +143,14 @@ class Record:
             data["without_site"] += 1
         elif outcome.failed:
             data["failures"].append(
-                {"seed": told.seed, "kind": outcome.kind, "detail": outcome.detail, "file": told.file}
+                {"seed": verdict.seed, "kind": outcome.kind, "detail": outcome.detail, "file": verdict.file}
             )
         else:
             data[outcome.kind] += 1
-        for detail in [*told.refused, *([outcome.detail] if outcome.kind == "undecided" else [])]:
+        for detail in [*verdict.refused, *([outcome.detail] if outcome.kind == "undecided" else [])]:
             reason = re.sub(r"'[^']*'|\[[^]]*\]| \(and \d+ more\)|[\d.]+", "#", detail)[:120]
             data["reasons"][reason] = data["reasons"].get(reason, 0) + 1
-        data["plans_refused"] += len(told.refused)
+        data["plans_refused"] += len(verdict.refused)
 
     def save(self) -> None:
         self.data["seconds"] = round(self.before + time.monotonic() - self.start, 1)

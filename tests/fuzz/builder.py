@@ -99,12 +99,12 @@ class Builder:
             fitting = [value for value in fitting if value.name != same.name] if self.chance(0.9) else fitting
         return self.choose(fitting[-4:] if self.chance(0.6) else fitting)
 
-    def axis(self, held: Held, *, first: int = 0) -> int:
+    def axis(self, operand: Held, *, first: int = 0) -> int:
         """An axis, counted from behind a third of the time."""
-        if held.rank <= first:
+        if operand.rank <= first:
             raise Unfit("no such axis")
-        axis = self.between(first, held.rank - 1)
-        return axis - held.rank if self.chance(0.35) else axis
+        axis = self.between(first, operand.rank - 1)
+        return axis - operand.rank if self.chance(0.35) else axis
 
     # ------------------------------------------------------------ pieces
 
@@ -187,8 +187,8 @@ class Builder:
         self.domains |= {domain} - {""}
         self.read |= {o.name for o in (*operands, *captured) if o is not None}
         results = [Held(name, array) for name, array in zip(names, arrays, strict=True)]
-        for held in results:
-            self.values[held.name] = held
+        for operand in results:
+            self.values[operand.name] = operand
         if results[0].floating:
             self.current = results[0]
         return results

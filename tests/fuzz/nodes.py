@@ -16,10 +16,10 @@ Maker = Callable[[Builder], Any]
 MICROSOFT = "com.microsoft"
 
 
-def _sum_shape(builder: Builder, held: Held) -> list[int]:
+def _sum_shape(builder: Builder, operand: Held) -> list[int]:
     """A shape that broadcasts against a value: some axes one, leading ones sometimes left out."""
-    shape = [n if builder.chance(0.6) else 1 for n in held.shape]
-    return shape[builder.between(0, held.rank) :] if builder.chance(0.3) else shape
+    shape = [n if builder.chance(0.6) else 1 for n in operand.shape]
+    return shape[builder.between(0, operand.rank) :] if builder.chance(0.3) else shape
 
 
 # ---------------------------------------------------------------- affine

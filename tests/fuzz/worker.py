@@ -49,9 +49,9 @@ def make(seed: int) -> tuple[Case, np.random.Generator] | None:
     return case, rng
 
 
-def traced(made: Case) -> cmrc.Program | Outcome:
+def traced(fresh_case: Case) -> cmrc.Program | Outcome:
     try:
-        program = cmrc.trace(made.model)
+        program = cmrc.trace(fresh_case.model)
         program.sites(folds=False)
         return program
     except CmrcError as error:
@@ -60,7 +60,9 @@ def traced(made: Case) -> cmrc.Program | Outcome:
         return raw(error)
 
 
-def with_plan(made: Case, program: cmrc.Program, rng: np.random.Generator, described: dict[str, str]) -> Case | Outcome:
+def with_plan(
+    fresh_case: Case, program: cmrc.Program, rng: np.random.Generator, described: dict[str, str]
+) -> Case | Outcome:
     """The case with a random plan, or why there is none."""
     try:
         chosen = requests(program, rng, described)
@@ -70,7 +72,7 @@ def with_plan(made: Case, program: cmrc.Program, rng: np.random.Generator, descr
         return raw(error)
     if not chosen:
         return Outcome("no site")
-    return replace(made, requests=chosen, residue="keep" if rng.random() < 0.12 else "error")
+    return replace(fresh_case, requests=chosen, residue="keep" if rng.random() < 0.12 else "error")
 
 
 def run(seed: int, *, folder: Path | None = None, failures: Path | None = None, tell: Any = lambda stage: None) -> Told:
@@ -79,17 +81,17 @@ def run(seed: int, *, folder: Path | None = None, failures: Path | None = None, 
     fresh = make(seed)
     if fresh is None:
         return Told(seed, Outcome("no graph"))
-    made, rng = fresh
+    fresh_case, rng = fresh
     tell("judge")
-    verdict = Told(seed, Outcome("no site"), dict(Counter(n.op_type for n in made.model.graph.node)))
-    verdict.opset = made.model.opset_import[0].version
-    case, program, thorough = made, traced(made), bool(rng.random() < 0.1)
+    verdict = Told(seed, Outcome("no site"), dict(Counter(n.op_type for n in fresh_case.model.graph.node)))
+    verdict.opset = fresh_case.model.opset_import[0].version
+    case, program, thorough = fresh_case, traced(fresh_case), bool(rng.random() < 0.1)
     if isinstance(program, Outcome):
         verdict.outcome = program
     else:
         described: dict[str, str] = {}
         for _ in range(TRIES):
-            planned = with_plan(made, program, rng, described)
+            planned = with_plan(fresh_case, program, rng, described)
             if isinstance(planned, Outcome):
                 verdict.outcome = planned
             else:

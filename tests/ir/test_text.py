@@ -169,10 +169,10 @@ def test_several_results() -> None:
 
 def test_parameters_without_data_say_so_when_they_are_loaded() -> None:
     graph = parse(to_text(one(leaf("fc.weight", 2, 3))))
-    found = graph.leaves()["fc.weight"]
-    assert (found.shape, found.dtype) == ((2, 3), "float32")
+    weight = graph.leaves()["fc.weight"]
+    assert (weight.shape, weight.dtype) == ((2, 3), "float32")
     with pytest.raises(TextError) as error:
-        found.load()
+        weight.load()
     assert str(error.value) == (
         "ir-text: @fc.weight has no data, the text only names it\n  fix: give parse the parameters: leaves=..."
     )

@@ -87,12 +87,12 @@ def measure(path: Path, *, cases: int, seed: int = 0) -> Measured:
     right64 = folded_apart(program, plan.entries, lowered.graph, bound)
     wrong, in_float64, in_file = [], [], 0
     for _ in range(cases):
-        made = with_wrong_entry(proto, str(rng.choice(names)), rng)
+        altered = with_wrong_entry(proto, str(rng.choice(names)), rng)
         apart = folded_apart(program, plan.entries, with_wrong_fold(program.graph, lowered.graph, rng), bound)
         in_float64.append(0.0 if apart is None else apart)
-        worst = worst_of(OnnxHost.from_model(made))
+        worst = worst_of(OnnxHost.from_model(altered))
         wrong.append(worst.error / worst.tolerance)
-        in_file += bool(stored_otherwise(program, plan, cmrc.trace(made)))
+        in_file += bool(stored_otherwise(program, plan, cmrc.trace(altered)))
     fine = stored_otherwise(program, plan, cmrc.trace(proto)) == ()
     return Measured(right.error / right.tolerance, wrong, in_file, fine, right64, in_float64)
 

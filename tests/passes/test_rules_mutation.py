@@ -199,7 +199,7 @@ MUTANTS: dict[str, tuple[str, Patch, set[str]]] = {
     "blocks are laid out position by position": (
         "affine_fold",
         wrapped(affine_fold, "blocks", lambda original, *args: (
-            found if isinstance(found := original(*args), str) else (found[0], found[1].T.reshape(found[1].shape)))),
+            outcome if isinstance(outcome := original(*args), str) else (outcome[0], outcome[1].T.reshape(outcome[1].shape)))),
         {"reshape"}),
     "rows are dropped in reverse": (
         "dead_subgraph", wrapped((dead_subgraph, rewriter), "take", reversed_keep), {"linear", "conv", "pointwise", "embedding"}),

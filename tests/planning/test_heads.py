@@ -153,12 +153,12 @@ def test_what_heads_cannot_become_is_said(tmp_path: Path) -> None:
     program, (x, y) = heads_program("torch"), data(40, TOKENS, WIDTH)
     name = heads_of(program).name
     asked = {"data": [(x, y)], "sites": [name], "keep": 0.5}
-    for options, told in (
+    for options, reason in (
         ({"preset": "joint", "positions": "each"}, "an affine map is the same at every position"),
         ({"preset": "joint-interchange"}, "maps for swaps are for units of one number each"),
         ({"preset": "merge"}, "replace: merge is for units of one number each"),
     ):
-        with pytest.raises(ObjectiveError, match=told):
+        with pytest.raises(ObjectiveError, match=reason):
             cmrc.plan(program, **asked, **options)
     whole = cmrc.plan(program, **asked, preset="joint")
     again = cmrc.plan(program, **asked, preset="joint", checkpoint=tmp_path / "unfinished")

@@ -47,16 +47,16 @@ def test_the_map_has_the_least_divergence_under_swaps(monkeypatch: pytest.Monkey
         return divergence(weight[:, replaced] @ fit.weight, weight[:, replaced] @ fit.bias)
 
     first = fits.affine(site(rows), replaced, interchange=0.5)
-    found = learned(site(rows), replaced, first, weight, bias, interchange=0.5)
+    learned_map = learned(site(rows), replaced, first, weight, bias, interchange=0.5)
     least = minimize(lambda t: divergence(t[:9].reshape(3, 3), t[9:]), np.zeros(12), options={"maxiter": 300}).fun
     squares = of(first)
-    assert found.parents == tuple(keep)
-    assert of(found) < least + 0.02 * (squares - least) + 1e-3
-    assert of(found) < 0.8 * squares
+    assert learned_map.parents == tuple(keep)
+    assert of(learned_map) < least + 0.02 * (squares - least) + 1e-3
+    assert of(learned_map) < 0.8 * squares
     again = learned(site(rows), replaced, first, weight, bias, interchange=0.5)
     assert again.weight is not None
-    assert found.weight is not None
-    assert np.array_equal(found.weight, again.weight)
+    assert learned_map.weight is not None
+    assert np.array_equal(learned_map.weight, again.weight)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
@@ -86,10 +86,10 @@ def test_where_every_answer_is_certain_plain_moments_decide() -> None:
     gram, (among, cross, own) = hesitant(site(rows), weight, np.array([1e6, 0.0, 0.0]), interchange=0.5)
     covariance = site(rows).covariance
     assert distance(gram, weight.T @ weight) == 0.0
-    for found, wanted in zip(
+    for learned_map, wanted in zip(
         (among, cross, own), (*fits.swapped(covariance, covariance, 0.5), covariance), strict=True
     ):
-        assert distance(found, wanted) == 0.0
+        assert distance(learned_map, wanted) == 0.0
 
 
 def test_units_that_reach_nothing_keep_the_first_fit() -> None:

@@ -323,7 +323,7 @@ def test_leave_one_out_is_leaving_one_out() -> None:
     stats, replaced = stats_of(a), np.array([0, 5])
     keep = complement(replaced, 9)
     weight = rng.normal(size=(3, 9))
-    found = replace.leave_one_out(stats, replaced, keep, weight.T @ weight)
+    left_out = replace.leave_one_out(stats, replaced, keep, weight.T @ weight)
 
     def error(ridge: float) -> float:
         total = 0.0
@@ -341,8 +341,8 @@ def test_leave_one_out_is_leaving_one_out() -> None:
         return total
 
     errors = {ridge: error(ridge) for ridge in replace.RIDGES}
-    assert found == min(errors, key=errors.__getitem__)
-    assert found > min(replace.RIDGES)  # there is something to regularise
+    assert left_out == min(errors, key=errors.__getitem__)
+    assert left_out > min(replace.RIDGES)  # there is something to regularise
     assert replace.affine(stats, replaced, ridge="loo").ridge in replace.RIDGES
 
 

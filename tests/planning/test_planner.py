@@ -515,7 +515,7 @@ def test_the_certificate_of_the_calibration_says_where_the_search_starts() -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({}, "there are no held-out data to certify on"),
         ({"held_out": "train"}, "the held-out data are those of the calibration"),
@@ -527,13 +527,13 @@ def test_the_certificate_of_the_calibration_says_where_the_search_starts() -> No
         ),
     ],
 )
-def test_what_cannot_be_certified_is_refused(options: dict[str, object], told: str) -> None:
+def test_what_cannot_be_certified_is_refused(options: dict[str, object], reason: str) -> None:
     program, train, test = digits_program()
     given = {
         **options,
         **({"held_out": {"train": train, "test": test}[options["held_out"]]} if "held_out" in options else {}),
     }
-    with pytest.raises(CertifyError, match=told):
+    with pytest.raises(CertifyError, match=reason):
         cmrc.plan(program, data=train, sites=["act4"], **{"certify": "iia>=0.99", **given})
 
 

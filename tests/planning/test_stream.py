@@ -22,8 +22,8 @@ SITES = ("act_a", "act_b", "act_c", "act_early")
 
 @pytest.fixture(params=["fx", "onnx"])
 def program(request: pytest.FixtureRequest) -> cmrc.Program:
-    made = traced(seeded(Branches()), 5)
-    return made if request.param == "fx" else exported(made)
+    traced_model = traced(seeded(Branches()), 5)
+    return traced_model if request.param == "fx" else exported(traced_model)
 
 
 def parts(x: np.ndarray) -> list[np.ndarray]:
@@ -140,8 +140,8 @@ class Dropping(torch.nn.Module):
 def test_idle_dropout_and_a_bias_may_stand_before_the_sum(host: str) -> None:
     x = np.random.default_rng(0).normal(size=(40, 7, 5)).astype(np.float32)
     model, shapes = seeded(Dropping(), 1).float().eval(), ({0: torch.export.Dim("batch")},)
-    made = cmrc.trace(model, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
-    program = made if host == "fx" else exported(made)
+    traced_model = cmrc.trace(model, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
+    program = traced_model if host == "fx" else exported(traced_model)
     sites = [program.find(f"acts.{i}")[0].value for i in range(2)]
     beside = Stream(program, sites).beside
     assert [beside[site].value for site in sites] == [program.graph.inputs[0].name, program.find("norms.0")[0].value]

@@ -61,14 +61,14 @@ def feed(program: cmrc.Program, x: torch.Tensor = X) -> tuple[object, ...]:
     return (x,) if program.host.kind == "fx" else (to_numpy(x),)
 
 
-def same_plan(found: cmrc.Plan | None, wanted: cmrc.Plan) -> bool:
-    assert found is not None
+def same_plan(given: cmrc.Plan | None, wanted: cmrc.Plan) -> bool:
+    assert given is not None
     return all(
         (a.value, a.axis, a.units, a.parents) == (b.value, b.axis, b.units, b.parents)
         and np.array_equal(a.constant, b.constant)
         and (a.weight is None) == (b.weight is None)
         and (a.weight is None or np.array_equal(a.weight, b.weight))
-        for a, b in zip(found.entries, wanted.entries, strict=True)
+        for a, b in zip(given.entries, wanted.entries, strict=True)
     )
 
 

@@ -33,7 +33,7 @@ def reduction() -> cmrc.Reduction:
 
 
 @pytest.fixture(scope="module")
-def told(reduction: cmrc.Reduction) -> Account:
+def facts(reduction: cmrc.Reduction) -> Account:
     return account_of(reduction, "digits.onnx")
 
 
@@ -45,29 +45,29 @@ def test_the_paragraph_is_for_people(reduction: cmrc.Reduction) -> None:
     assert words.endswith("It meets what was asked for.")
 
 
-def test_markdown_has_the_tables(reduction: cmrc.Reduction, told: Account) -> None:
-    text = page.page_of(told).to_markdown()
+def test_markdown_has_the_tables(reduction: cmrc.Reduction, facts: Account) -> None:
+    text = page.page_of(facts).to_markdown()
     assert text.startswith("# digits.onnx: ready\n")
     assert reduction.verdict in text
     for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in rows.splitlines()}) == 1
 
 
-def test_pictures_hold_what_was_measured(reduction: cmrc.Reduction, told: Account) -> None:
-    points = charts.frontier_chart(told)["data"]["values"]
+def test_pictures_hold_what_was_measured(reduction: cmrc.Reduction, facts: Account) -> None:
+    points = charts.frontier_chart(facts)["data"]["values"]
     assert [point["which"] for point in points].count("chosen") == 1
     assert [point["agreement"] for point in points] == [s.measures.quality.agreement.value for s in reduction.sizes]
-    latency = charts.latency_chart(told)
+    latency = charts.latency_chart(facts)
     assert latency is not None
     assert [row["size"] for row in latency["data"]["values"]] == [
         "original",
         *(f"{s.share:g}" for s in reduction.sizes),
     ]
-    widths = charts.widths_chart(told)["data"]["values"]
+    widths = charts.widths_chart(facts)["data"]["values"]
     assert sum(row["units"] for row in widths if row["what"] == "removed") == sum(
         len(e.units) for e in reduction.plan.entries
     )
-    certificate = charts.certificate_chart(told)
+    certificate = charts.certificate_chart(facts)
     assert certificate is not None
     answers = certificate["data"]["values"]
     assert sum(row["answer"] == "the same" for row in answers) / 360 == reduction.measures.quality.agreement.value
@@ -75,9 +75,9 @@ def test_pictures_hold_what_was_measured(reduction: cmrc.Reduction, told: Accoun
 
 
 def test_risks_are_those_of_the_joint_selection_in_its_order_with_its_cut(
-    reduction: cmrc.Reduction, told: Account
+    reduction: cmrc.Reduction, facts: Account
 ) -> None:
-    rows = (charts.risk_chart(told) or {})["data"]["values"]
+    rows = (charts.risk_chart(facts) or {})["data"]["values"]
     for entry in reduction.plan.entries:
         own = [row for row in rows if row["layer"] == entry.site]
         assert [row["unit"] for row in own] == ["removed"] * len(entry.units) + ["kept"] * (len(own) - len(entry.units))
@@ -88,8 +88,8 @@ def test_risks_are_those_of_the_joint_selection_in_its_order_with_its_cut(
         assert own[-1]["total"] == pytest.approx(np.maximum(went_by, 0).sum())
 
 
-def test_the_graph_marks_what_became_of_each_node(reduction: cmrc.Reduction, told: Account) -> None:
-    spec = charts.graph_chart(told)
+def test_the_graph_marks_what_became_of_each_node(reduction: cmrc.Reduction, facts: Account) -> None:
+    spec = charts.graph_chart(facts)
     nodes = spec["layer"][1]["data"]["values"]
     assert len(nodes) == len(reduction.program.graph.nodes)
     assert {node["name"] for node in nodes if node["what"] == "replaced"} == {e.site for e in reduction.plan.entries}
@@ -238,12 +238,12 @@ def test_a_diagnosis_opens_in_a_browser(tmp_path: Path, width: int) -> None:
 @pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: cmrc[browser]")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
 def test_the_page_opens_in_a_browser(
-    reduction: cmrc.Reduction, told: Account, tmp_path: Path, width: int, scheme: Any
+    reduction: cmrc.Reduction, facts: Account, tmp_path: Path, width: int, scheme: Any
 ) -> None:
     """Offline, without a word on the console; every picture is drawn, nothing is wider than the window; hover and search work."""
     from playwright.sync_api import sync_playwright
 
-    page.write_page(page.page_of(told), told, tmp_path / "report.html")
+    page.write_page(page.page_of(facts), facts, tmp_path / "report.html")
     said: list[str] = []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

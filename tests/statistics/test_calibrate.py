@@ -202,7 +202,7 @@ def test_data_come_in_many_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "reason"),
     [
         ([], "there is no data to calibrate on"),
         (7, "cannot calibrate on data of type int"),
@@ -211,10 +211,10 @@ def test_data_come_in_many_forms(tmp_path: Path) -> None:
         ([{"y": np.zeros(3)}], "a batch has no 'x'"),
     ],
 )
-def test_data_that_will_not_do_are_refused(form: object, told: str) -> None:
+def test_data_that_will_not_do_are_refused(form: object, reason: str) -> None:
     with pytest.raises(StatsError) as caught:
         cmrc.calibrate(mlp(), form, sites="acts.0")
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
     assert caught.value.fix
 
 

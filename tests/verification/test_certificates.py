@@ -155,8 +155,8 @@ def test_targets_are_written_as_they_are_read(text: str) -> None:
     assert np.isclose(target.back(target.least), target.value)
 
 
-def decided(target: Target, found: Evidence) -> Decision:
-    return decide(target, target.values(found), 0.05, horizon=400, swaps=len(found))
+def decided(target: Target, shown: Evidence) -> Decision:
+    return decide(target, target.values(shown), 0.05, horizon=400, swaps=len(shown))
 
 
 def test_a_target_is_decided_once_the_swaps_suffice() -> None:

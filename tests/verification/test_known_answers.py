@@ -213,13 +213,13 @@ def test_a_trained_boolean_circuit() -> None:
     for seed in range(6):
         model = trained_circuit(seed)
         program = traced(model, torch.zeros(2, 8))
-        held = cmrc.interpret(program).tap((x,), "3")
+        activations = cmrc.interpret(program).tap((x,), "3")
         weight = model[4].weight.detach().numpy()
-        scores = {"logit": held.var(0) * (weight**2).sum(0), "random": np.random.default_rng(seed).random(64)}
+        scores = {"logit": activations.var(0) * (weight**2).sum(0), "random": np.random.default_rng(seed).random(64)}
         for name, score in scores.items():
             for keep in (32, 16):
                 gone = np.sort(np.argsort(score)[: 64 - keep])
-                plan = cmrc.Plan(program).do("3", units=gone, constant=held.mean(0)[gone])
+                plan = cmrc.Plan(program).do("3", units=gone, constant=activations.mean(0)[gone])
                 result = cmrc.verify(program, plan, [(x, y)], seed=seed, controls=False)
                 assert result.plain.accuracy is not None
                 assert result.plain.accuracy[0].value == 1.0

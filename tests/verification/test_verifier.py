@@ -323,18 +323,18 @@ def test_which_of_two_plans_is_better_is_decided_early() -> None:
 
 @pytest.mark.parametrize(("rows", "swaps"), [(10, 3), (11, 5), (10, 47), (2, 9)])
 def test_every_input_is_in_one_pair(rows: int, swaps: int) -> None:
-    found = pair_up(np.random.default_rng(0), rows, swaps)
-    assert len(found) == swaps
-    assert found.units == min(rows // 2, swaps)
-    pairs = [frozenset(p) for p in zip(found.base.tolist(), found.source.tolist(), strict=True)]
+    drawn = pair_up(np.random.default_rng(0), rows, swaps)
+    assert len(drawn) == swaps
+    assert drawn.units == min(rows // 2, swaps)
+    pairs = [frozenset(p) for p in zip(drawn.base.tolist(), drawn.source.tolist(), strict=True)]
     assert all(len(pair) == 2 for pair in pairs)
-    by_unit = {unit: {pairs[i] for i in np.flatnonzero(found.unit == unit)} for unit in range(found.units)}
+    by_unit = {unit: {pairs[i] for i in np.flatnonzero(drawn.unit == unit)} for unit in range(drawn.units)}
     assert all(len(members) == 1 for members in by_unit.values())
-    assert len(set().union(*(pair for members in by_unit.values() for pair in members))) == 2 * found.units
-    counts = np.bincount(found.unit)
+    assert len(set().union(*(pair for members in by_unit.values() for pair in members))) == 2 * drawn.units
+    counts = np.bincount(drawn.unit)
     assert counts.max() - counts.min() <= 1
-    parts = found.parts(4)
-    assert np.array_equal(np.concatenate([part.unit for part in parts]), found.unit)
+    parts = drawn.parts(4)
+    assert np.array_equal(np.concatenate([part.unit for part in parts]), drawn.unit)
     assert not any(set(a.unit.tolist()) & set(b.unit.tolist()) for a, b in itertools.pairwise(parts))
 
 
@@ -358,19 +358,19 @@ def test_stress_prefers_hard_inputs_and_stays_unbiased() -> None:
     fails = (margin < 0.1).astype(float)
     means, hard = [], []
     for seed in range(60):
-        found = pair_hard(np.random.default_rng(seed), easy, 2000, 4.0)
-        used = np.flatnonzero(np.diff(found.unit, prepend=-1))
-        base, weight = found.base[used], found.importance[used]
+        drawn = pair_hard(np.random.default_rng(seed), easy, 2000, 4.0)
+        used = np.flatnonzero(np.diff(drawn.unit, prepend=-1))
+        base, weight = drawn.base[used], drawn.importance[used]
         means.append(np.average(fails[base], weights=weight))
         hard.append(1 - easy[base].mean())
-        assert set(base.tolist()).isdisjoint(found.source.tolist())
+        assert set(base.tolist()).isdisjoint(drawn.source.tolist())
     assert np.isclose(np.mean(means), fails.mean(), atol=3 * np.std(means) / np.sqrt(60))
     assert np.isclose(np.mean(hard), 0.25 / (0.25 + 0.75 / 4), atol=0.02)
     rare = easy_inputs(np.ones(100), np.repeat([0, 1], [99, 1]))
     assert not rare[99]
     program = program_of()
-    found = cmrc.verify(program, one_unit(program), data(400), stress=3, swaps=400)
-    assert set(np.unique(found.evidence.importance)) == {1 / 3, 1.0}
+    drawn = cmrc.verify(program, one_unit(program), data(400), stress=3, swaps=400)
+    assert set(np.unique(drawn.evidence.importance)) == {1 / 3, 1.0}
 
 
 def test_statements_about_the_fixed_set_count_swaps() -> None:
@@ -557,21 +557,21 @@ def test_sites_that_cannot_be_verified_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "reason"),
     [
         (np.zeros((50, 2)), "the labels are float64 [50, 2], the model answers [50, 1]"),
         (np.array(["a"] * 50), "the labels are str32 [50], the model answers [50, 1]"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused_before_the_work(
-    labels: np.ndarray, told: str, monkeypatch: pytest.MonkeyPatch
+    labels: np.ndarray, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = outputs_of(3)
     plan = cmrc.Plan(program).do("act", units=range(4), constant=0.2)
     monkeypatch.setattr(cmrc.Verifier, "swap", lambda *_: pytest.fail("it began to swap"))
     with pytest.raises(VerifyError) as caught:
         cmrc.verify(program, plan, [(INPUT, labels)])
-    assert caught.value.reason == told
+    assert caught.value.reason == reason
 
 
 def test_numbers_that_are_none_are_refused() -> None:

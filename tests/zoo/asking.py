@@ -195,15 +195,15 @@ def drawn_for(program: cmrc.Program, site: Site) -> np.random.Generator:
 
 def carried(plan: cmrc.Plan, program: cmrc.Program) -> cmrc.Plan | None:
     """The same do's on the exported graph, if it has a value of the same name and shape for each."""
-    made = cmrc.Plan(program)
+    small_plan = cmrc.Plan(program)
     for entry in plan.entries:
         values = program.host.names.get(entry.value, ())
         shape = program.values[values[0]].shape if len(values) == 1 else ()
         before = plan.program.values[entry.value].shape  # type: ignore[union-attr]
         if len(shape) != len(before) or shape[entry.axis] != before[entry.axis]:
             return None
-        made.do(values[0], units=entry.units, constant=entry.constant, axis=entry.axis)
-    return made
+        small_plan.do(values[0], units=entry.units, constant=entry.constant, axis=entry.axis)
+    return small_plan
 
 
 # ---------------------------------------------------------------- answers

@@ -223,7 +223,7 @@ class Recurrent(nn.Module):
 class Built:
     """A module from its class and options."""
 
-    made: Callable[..., nn.Module]
+    build: Callable[..., nn.Module]
     options: tuple[tuple[str, Any], ...]
 
     def __call__(self) -> nn.Module:
@@ -231,9 +231,9 @@ class Built:
 
 
 def handwritten(
-    name: str, made: Callable[..., nn.Module], inputs: Any, dynamic: tuple[int, ...] = (0,), **options: Any
+    name: str, build: Callable[..., nn.Module], inputs: Any, dynamic: tuple[int, ...] = (0,), **options: Any
 ) -> None:
-    add(name, "hand-written", Built(made, tuple(options.items())), inputs, dynamic=dynamic)
+    add(name, "hand-written", Built(build, tuple(options.items())), inputs, dynamic=dynamic)
 
 
 handwritten("resnet20", CifarResNet, image(), depth=20)

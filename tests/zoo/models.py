@@ -64,8 +64,8 @@ class Wrapped(nn.Module):
     def forward(self, first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
         inputs = dict(zip(self.names, (first, second), strict=False))
         result = self.model(**inputs, return_dict=True)
-        found: torch.Tensor = result[self.output]
-        return found
+        tensor: torch.Tensor = result[self.output]
+        return tensor
 
 
 def randomise(module: nn.Module, seed: int = 0) -> nn.Module:

@@ -152,9 +152,9 @@ def rows(model: dict[str, Any], reasons: list[str]) -> list[str]:
         shown = next((answer for answer in ours if answer and answer.get("parameters", [0])[0]), None)
         counts = "{:,} → {:,}".format(*shown["parameters"]) if shown else ""
         peer = answers.get((PEER, request)) or {}
-        told = [milliseconds(peer.get(name, 0.0)) for name in ("ours", "cpu")]
+        times = [milliseconds(peer.get(name, 0.0)) for name in ("ours", "cpu")]
         shares = [f"{peer[name] / peer['cpu']:.2f}" if peer.get("cpu") else "" for name in ("ours", "constants")]
-        cells = [model["model"], request, *cells, counts, told[0], beside(peer), told[1], *shares]
+        cells = [model["model"], request, *cells, counts, times[0], beside(peer), times[1], *shares]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

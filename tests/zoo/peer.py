@@ -182,8 +182,8 @@ def side_by_side(
                 with limited(patience):
                     problem = prune(model, inputs, asked)
             except Exception as error:
-                told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                return SideBySide([(ours, 0.0, folded, assembled)], models[0], model, error=told)
+                failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                return SideBySide([(ours, 0.0, folded, assembled)], models[0], model, error=failure)
             theirs = CLOCK() - start
             if i >= 0:
                 seconds.append((ours, theirs, folded, assembled))
@@ -192,10 +192,10 @@ def side_by_side(
 
 def silent(program: cmrc.Program, plan: cmrc.Plan) -> cmrc.Plan:
     """The same units, at 0."""
-    made = cmrc.Plan(program)
+    zeros = cmrc.Plan(program)
     for do in plan.entries:
-        made.do(do.value, units=do.units, constant=0.0, axis=do.axis)
-    return made
+        zeros.do(do.value, units=do.units, constant=0.0, axis=do.axis)
+    return zeros
 
 
 def judged(

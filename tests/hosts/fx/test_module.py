@@ -278,11 +278,11 @@ def test_a_step_of_training_lowers_the_loss(lowered: cmrc.Lowered) -> None:
 
 
 def test_gradients_equal_those_of_the_clamped_model(model: nn.Module, lowered: cmrc.Lowered) -> None:
-    reference, made = clamped(model, "act", [1, 4], [0.7, 1.9]), copy.deepcopy(lowered.module).eval()
-    for module in (reference, made):
+    reference, small = clamped(model, "act", [1, 4], [0.7, 1.9]), copy.deepcopy(lowered.module).eval()
+    for module in (reference, small):
         module(images()).square().sum().backward()
     kept = [0, 2, 3, 5]
-    ours, wanted = dict(made.named_parameters()), dict(reference.named_parameters())
+    ours, wanted = dict(small.named_parameters()), dict(reference.named_parameters())
     for name, index in {
         "conv1.weight": kept,
         "bn1.weight": kept,

@@ -43,9 +43,9 @@ def words(folder: Path, **options: Any) -> onnx.ModelProto:
     return quantised(model(MATMUL, {"x": ("N", 6, 16)}, "y", **arrays), WORDS, folder, **options)
 
 
-def proved(made: onnx.ModelProto, site: str, units: Sequence[int], constant: Any, x: Array) -> cmrc.Lowered:
+def proved(proto: onnx.ModelProto, site: str, units: Sequence[int], constant: Any, x: Array) -> cmrc.Lowered:
     """Lowered and clamped give the same bits, and the do matters."""
-    program = cmrc.trace(made)
+    program = cmrc.trace(proto)
     plan = cmrc.Plan(program).do(site, units=units, constant=constant)
     lowered = cmrc.lower(program, plan)
     (want,), (got,), (plain,) = (host.run([x]) for host in (program.clamped(plan), lowered.host, program.host))
@@ -243,8 +243,8 @@ def blocked(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def close(made: onnx.ModelProto, units: Sequence[int], constant: Any) -> cmrc.Lowered:
-    program = cmrc.trace(made)
+def close(proto: onnx.ModelProto, units: Sequence[int], constant: Any) -> cmrc.Lowered:
+    program = cmrc.trace(proto)
     lowered = cmrc.lower(program, cmrc.Plan(program).do("a", units=units, constant=constant))
     check = lowered.check((random(3, 5, 16, seed=1),))
     assert check.error <= EXACT_F32
