@@ -22,11 +22,11 @@ from benchmarks.section import Section, sections
 
 
 def chosen(names: list[str]) -> list[tuple[str, Section]]:
-    found = [each for modules in report.CHAPTERS.values() for each in sections(modules)]
-    known = {name for module, section in found for name in (module, section.record)}
+    listed = [each for modules in report.CHAPTERS.values() for each in sections(modules)]
+    known = {name for module, section in listed for name in (module, section.record)}
     if unknown := sorted(set(names) - known):
         raise SystemExit(f"no table is called {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    return [each for each in found if not names or {each[0], each[1].record} & set(names)]
+    return [each for each in listed if not names or {each[0], each[1].record} & set(names)]
 
 
 def measure(tables: list[tuple[str, Section]], folder: Path, *, quick: bool, again: bool, jobs: int) -> list[str]:
@@ -49,8 +49,8 @@ def measure(tables: list[tuple[str, Section]], folder: Path, *, quick: bool, aga
         return not done.returncode
 
     with ThreadPoolExecutor(jobs) as pool:
-        held = list(pool.map(one, enumerate(tables, start=1)))
-    return [section.record for (_, section), fine in zip(tables, held, strict=True) if not fine]
+        results = list(pool.map(one, enumerate(tables, start=1)))
+    return [section.record for (_, section), fine in zip(tables, results, strict=True) if not fine]
 
 
 def main() -> None:

@@ -49,14 +49,14 @@ DELTAS: dict[tuple[int, int, float], tuple[float, float, float]] = {  # the pape
 
 def affine(case: Case, swaps: int) -> Row:
     """The same units, chosen by CMR-Logit, as constants and as affine functions."""
-    made: Row = {}
+    numbers_by: Row = {}
     for keep in (64, 128):
         left = keep if case.units == 512 else keep * case.units // 512
-        made[f"{keep} constant"] = case.verified(case.plan(left, {"preset": "cmr-logit"}), swaps=swaps)
+        numbers_by[f"{keep} constant"] = case.verified(case.plan(left, {"preset": "cmr-logit"}), swaps=swaps)
         for which, options in AFFINE.items():
             plan = case.plan(left, {"preset": "cmr-logit", **options})
-            made[f"{keep} {which}"] = case.verified(plan, swaps=swaps)
-    return made
+            numbers_by[f"{keep} {which}"] = case.verified(plan, swaps=swaps)
+    return numbers_by
 
 
 def affine_told(seeds: list[Row]) -> dict[str, Any]:
@@ -68,32 +68,32 @@ def affine_told(seeds: list[Row]) -> dict[str, Any]:
         if which == "constant":
             continue
         one, other = [s[key] for s in seeds], [s[f"{keep} constant"] for s in seeds]
-        found = {}
+        summaries = {}
         for number in NUMBERS:
             apart = np.array([a[number] - b[number] for a, b in zip(one, other, strict=True)])
             p = float(ttest_1samp(apart, 0.0).pvalue) if apart.std() > 0 else 1.0
-            found[number] = [*difference(one, other, number).to_json(), p]
+            summaries[number] = [*difference(one, other, number).to_json(), p]
         paper = None
         if which not in WORDS:
             parents, ridge = which.split()
             paper = DELTAS[int(keep), int(parents), float(ridge)]
-        rows.append({"keep": int(keep), "which": which, "ours": found, "paper": paper})
+        rows.append({"keep": int(keep), "which": which, "ours": summaries, "paper": paper})
     constants = {k: {n: spread(s[k][n] for s in seeds) for n in NUMBERS} for k in seeds[0] if k.endswith("constant")}
     return {"rows": rows, "constants": constants, "claims": affine_judged(rows)}
 
 
 def affine_judged(rows: list[Row]) -> list[Row]:
     """The paper's findings at 16 parents and the larger ridge; and that maps for swaps gain more."""
-    made = []
+    claims = []
     for keep in (64, 128):
-        found = {row["which"]: row["ours"] for row in rows if row["keep"] == keep}
+        ours_at = {row["which"]: row["ours"] for row in rows if row["keep"] == keep}
         for number, what in (("iia", "more IIA"), ("accuracy", "more accuracy"), ("kl", "more KL")):
-            low = found["16 0.01"][number][1]
-            made.append(claim(f"keep {keep}: affine has {what}, the interval's low end", low, ">", 0.0))
-        best = max(found[which]["iia"][0] for which in found if which not in WORDS)
-        gain = found["swaps"]["iia"][0] - best
-        made.append(claim(f"keep {keep}: gain in IIA of maps for swaps less the best other's", gain, ">", 0.0))
-    return made
+            low = ours_at["16 0.01"][number][1]
+            claims.append(claim(f"keep {keep}: affine has {what}, the interval's low end", low, ">", 0.0))
+        best = max(ours_at[which]["iia"][0] for which in ours_at if which not in WORDS)
+        gain = ours_at["swaps"]["iia"][0] - best
+        claims.append(claim(f"keep {keep}: gain in IIA of maps for swaps less the best other's", gain, ">", 0.0))
+    return claims
 
 
 def wording(which: str) -> str:
@@ -111,12 +111,12 @@ def affine_body(record: Record) -> str:
             paper = f" (paper {row['paper'][i]:+.4f})" if row["paper"] else ""
             cells.append(f"{value:+.4f} [{low:+.4f}, {high:+.4f}], p {p:.3f}{paper}")
         rows.append((str(row["keep"]), f"*{name}*" if row["which"] in WORDS else name, *cells))
-    told = ", ".join(
+    listing = ", ".join(
         f"keep {key.split()[0]}: IIA {v['iia'][0]:.3f}, KL {v['kl'][0]:.3f}, accuracy {v['accuracy'][0]:.3f}"
         for key, v in record["constants"].items()
     )
     head = ("keep", "affine functions", "ΔIIA", "ΔKL", "Δaccuracy")
-    return "\n".join((f"Constants: {told}. Affine less constant:\n", table(head, rows), claims(record["claims"])))
+    return "\n".join((f"Constants: {listing}. Affine less constant:\n", table(head, rows), claims(record["claims"])))
 
 
 def affine_draw(record: Record, figure: Figure) -> None:
@@ -150,21 +150,21 @@ PARENTS = (1, 4, 16, 64)
 
 def parents(case: Case, swaps: int) -> Row:
     half = case.units // 2
-    made = {}
+    overlaps = {}
     for rule in RULES:
         for count in PARENTS:
             options = {"preset": "cmr-affine", "gradient": True, "parents": min(count, half), "parent_rule": rule}
-            made[f"{rule} {count}"] = case.verified(case.plan(half, options), swaps=swaps // 2)
-    made["constant"] = case.verified(case.by("CMR-Const", half), swaps=swaps // 2)
-    made["CMR-Logit"] = case.verified(case.by("CMR-Logit", half), swaps=swaps // 2)
-    return made
+            overlaps[f"{rule} {count}"] = case.verified(case.plan(half, options), swaps=swaps // 2)
+    overlaps["constant"] = case.verified(case.by("CMR-Const", half), swaps=swaps // 2)
+    overlaps["CMR-Logit"] = case.verified(case.by("CMR-Logit", half), swaps=swaps // 2)
+    return overlaps
 
 
 def parents_told(seeds: list[Row]) -> dict[str, Any]:
-    found = {key: {n: spread(s[key][n] for s in seeds) for n in NUMBERS} for key in seeds[0]}
-    means = [float(np.mean([found[f"{rule} {count}"]["iia"][0] for count in PARENTS])) for rule in RULES]
+    summaries = {key: {n: spread(s[key][n] for s in seeds) for n in NUMBERS} for key in seeds[0]}
+    means = [float(np.mean([summaries[f"{rule} {count}"]["iia"][0] for count in PARENTS])) for rule in RULES]
     judged = [claim("largest difference in mean IIA between rules", max(means) - min(means), "<=", 0.05)]
-    return {"found": found, "means": dict(zip(RULES, means, strict=True)), "claims": judged}
+    return {"found": summaries, "means": dict(zip(RULES, means, strict=True)), "claims": judged}
 
 
 def parents_body(record: Record) -> str:
@@ -176,11 +176,11 @@ def parents_body(record: Record) -> str:
         ]
         rows.append((rule, *cells, f"{record['means'][rule]:.3f} (paper {paper:.3f})"))
     for name in ("constant", "CMR-Logit"):
-        told = record["found"][name]
+        numbers = record["found"][name]
         rows.append(
             (
                 f"no parents: {'CMR-Const' if name == 'constant' else name}",
-                f"{told['iia'][0]:.3f} / {told['kl'][0]:.2f}",
+                f"{numbers['iia'][0]:.3f} / {numbers['kl'][0]:.2f}",
                 *[""] * len(PARENTS),
             )
         )
@@ -201,42 +201,44 @@ def calibration(make: Callable[..., Case], seed: int, swaps: int) -> Row:
     """Accuracy by samples; then calibrated on classes 0 to 4 alone, verified on 1024 test pictures of all classes."""
     whole = make(seed, samples=10**6)
     half, (x, y), (held_out, labels) = whole.units // 2, whole.calibration, whole.test
-    made: Row = {}
+    numbers_by: Row = {}
     for size in SIZES:
         case = replace(whole, calibration=(x[:size], y[:size]))
         for method in SIZED:
-            made[f"size {method} {size}"] = case.verified(case.by(method, half), swaps=swaps // 4)
+            numbers_by[f"size {method} {size}"] = case.verified(case.by(method, half), swaps=swaps // 4)
     few = np.flatnonzero(y < 5)
     for size in SIZES[:2]:
         for name, rows in (("shift", few[:size]), ("all", np.arange(min(size, len(x))))):
             case = replace(whole, calibration=(x[rows], y[rows]), test=(held_out[:1024], labels[:1024]))
             for method in SHIFTED:
-                made[f"{name} {method} {size}"] = case.verified(case.by(method, half), swaps=swaps // 4)
-    made["baseline"] = {"accuracy": whole.accuracy}
-    return made
+                numbers_by[f"{name} {method} {size}"] = case.verified(case.by(method, half), swaps=swaps // 4)
+    numbers_by["baseline"] = {"accuracy": whole.accuracy}
+    return numbers_by
 
 
 def calibration_told(seeds: list[Row]) -> dict[str, Any]:
-    found = {key: {n: spread(s[key][n] for s in seeds) for n in measured_numbers(seeds[0][key])} for key in seeds[0]}
+    summaries = {
+        key: {n: spread(s[key][n] for s in seeds) for n in measured_numbers(seeds[0][key])} for key in seeds[0]
+    }
     judged = []
     for size in SIZES[:2]:
         apart = difference(*([s[f"shift {m} {size}"] for s in seeds] for m in ("CMR-Logit", "VBP")), "kl")
         judged.append(
             claim(f"shifted, {size} samples: KL of CMR-Logit less VBP, the interval's high end", apart.high, "<", 0.0)
         )
-    return {"found": found, "claims": judged}
+    return {"found": summaries, "claims": judged}
 
 
-def measured_numbers(told: Mapping[str, Any]) -> list[str]:
-    return [number for number in NUMBERS if number in told]
+def measured_numbers(numbers: Mapping[str, Any]) -> list[str]:
+    return [number for number in NUMBERS if number in numbers]
 
 
 def calibration_body(record: Record) -> str:
-    found = record["found"]
+    results = record["found"]
     sizes = [
-        (method, *(f"{found[f'size {method} {n}']['accuracy'][0]:.4f}" + (f" (paper {SIZE_PAPER[n]:.3f})" if method == "CMR-Affine" and n in SIZE_PAPER else "") for n in SIZES))
+        (method, *(f"{results[f'size {method} {n}']['accuracy'][0]:.4f}" + (f" (paper {SIZE_PAPER[n]:.3f})" if method == "CMR-Affine" and n in SIZE_PAPER else "") for n in SIZES))
         for method in SIZED
-        if f"size {method} {SIZES[0]}" in found
+        if f"size {method} {SIZES[0]}" in results
     ]  # fmt: skip
     rows = []
     for method in SHIFTED:
@@ -244,19 +246,19 @@ def calibration_body(record: Record) -> str:
         for size in SIZES[:2]:
             paper = f" (paper {SHIFT_PAPER[method, size]:.3f})" if (method, size) in SHIFT_PAPER else ""
             cells += [
-                f"{found[f'shift {method} {size}']['kl'][0]:.3f}{paper}",
-                f"{found[f'all {method} {size}']['kl'][0]:.3f}",
+                f"{results[f'shift {method} {size}']['kl'][0]:.3f}{paper}",
+                f"{results[f'all {method} {size}']['kl'][0]:.3f}",
             ]
         rows.append((method, *cells))
     head = (
         "method",
         *(f"{which}, {n} samples" for n in SIZES[:2] for which in ("KL, classes 0 to 4", "KL, all classes")),
     )
-    told = f"Test accuracy with half of the units, of {found['baseline']['accuracy'][0]:.4f} with all of them:\n"
+    caption = f"Test accuracy with half of the units, of {results['baseline']['accuracy'][0]:.4f} with all of them:\n"
     shift = "Calibrated on half of the classes, against all:\n"
     return "\n".join(
         (
-            told,
+            caption,
             table(("method", *(f"{n} samples" for n in SIZES)), sizes),
             shift,
             table(head, rows),
@@ -266,13 +268,13 @@ def calibration_body(record: Record) -> str:
 
 
 def calibration_draw(record: Record, figure: Figure) -> None:
-    panel, found = figure.subplots(), record["found"]
+    panel, results = figure.subplots(), record["found"]
     bars = [(size, which) for size in SIZES[:2] for which in ("shift", "all")]
     for i, (size, which) in enumerate(bars):
-        values = [found[f"{which} {method} {size}"]["kl"] for method in SHIFTED]
+        values = [results[f"{which} {method} {size}"]["kl"] for method in SHIFTED]
         places = np.arange(len(SHIFTED)) + 0.2 * (i - 1.5)
-        told = f"{'classes 0 to 4' if which == 'shift' else 'all classes'}, {size} samples"
-        panel.bar(places, [v[0] for v in values], 0.18, yerr=[v[1] for v in values], color=COLOURS[i], label=told)
+        caption = f"{'classes 0 to 4' if which == 'shift' else 'all classes'}, {size} samples"
+        panel.bar(places, [v[0] for v in values], 0.18, yerr=[v[1] for v in values], color=COLOURS[i], label=caption)
         paper = [
             (x, SHIFT_PAPER[m, size])
             for x, m in zip(places, SHIFTED, strict=True)
@@ -303,13 +305,13 @@ def curvature(case: Case, swaps: int) -> Row:
         case.program, [case.calibration], sites=case.site, need=("curvature", "coupling"), loss="logit"
     )
     linear = diagnose.coupling(logit[case.site], size=min(32, case.units // 2), blocks=50, seed=case.seed)
-    made: Row = {
+    row: Row = {
         "ratio": float(np.mean([b.ratio for b in blocks])),
         "logit ratio": float(np.mean([b.ratio for b in linear])),
     }
     for method in ITERATIVE:
-        made[method] = case.verified(case.by(method, case.units // 2), swaps=swaps)
-    return made
+        row[method] = case.verified(case.by(method, case.units // 2), swaps=swaps)
+    return row
 
 
 def curvature_told(seeds: list[Row]) -> dict[str, Any]:
@@ -332,11 +334,11 @@ def curvature_body(record: Record) -> str:
         ("off-diagonal ratio, squared logit distortion", "{:.3f} ± {:.3f}".format(*logit), ""),
     ]
     for method, (iia, kl) in ITERATIVE.items():
-        told = record["methods"][method]
+        numbers = record["methods"][method]
         rows.append(
             (
                 f"{method}, half of the units: IIA / KL",
-                f"{told['iia'][0]:.3f} / {told['kl'][0]:.3f}",
+                f"{numbers['iia'][0]:.3f} / {numbers['kl'][0]:.3f}",
                 f"{iia:.3f} / {kl:.3f}",
             )
         )
@@ -388,10 +390,12 @@ def main() -> None:
     def measured(seed: int) -> Row:
         return compute(make, seed, swaps) if part == "calibration" else compute(make(seed), swaps)
 
-    found = [resumed(f"seed {s}", lambda s=s: measured(s)) for s in progress(range(seeds), f"{part}, {seeds} seeds")]
-    told = tell(found)
-    print(told["claims"], {key: value for key, value in told.items() if key != "claims"})
-    write_record(options.json, f"ablations, {part}", [], options, seeds=found, **told)
+    seeds_measured = [
+        resumed(f"seed {s}", lambda s=s: measured(s)) for s in progress(range(seeds), f"{part}, {seeds} seeds")
+    ]
+    document = tell(seeds_measured)
+    print(document["claims"], {key: value for key, value in document.items() if key != "claims"})
+    write_record(options.json, f"ablations, {part}", [], options, seeds=seeds_measured, **document)
     resumed.forget()
 
 

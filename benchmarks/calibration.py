@@ -59,23 +59,23 @@ def memory(case: models.Case, batch: int) -> dict[str, Any]:
     x = case.inputs(batch)
     program = cmrc.trace(case.original(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     need = ("scatter", "range")
-    found = {}
+    bytes_of = {}
     for count in (2, 8):
         tracemalloc.start()
         cmrc.calibrate(program, (x.numpy() for _ in range(count)), sites=list(case.sites)[:2], need=need)
-        found[count * batch] = tracemalloc.get_traced_memory()[1]
+        bytes_of[count * batch] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    few, many = found.values()
-    return {"samples to bytes": found, "grows by": many / few, "met": many <= 1.1 * few}
+    few, many = bytes_of.values()
+    return {"samples to bytes": bytes_of, "grows by": many / few, "met": many <= 1.1 * few}
 
 
 def site(units: int, samples: int) -> SiteStats:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(samples, units // 4)) @ rng.normal(size=(units // 4, units)) / units**0.5
     rows = np.maximum(rows + 0.5 * rng.normal(size=rows.shape), 0.0)
-    found = SiteStats(Columns("site", "site", 1, units), frozenset({"moments", "scatter", "rows"}))
-    found.add(rows)
-    return found
+    stats = SiteStats(Columns("site", "site", 1, units), frozenset({"moments", "scatter", "rows"}))
+    stats.add(rows)
+    return stats
 
 
 def selection(units: int) -> dict[str, Any]:
@@ -119,10 +119,10 @@ def body(record: Record) -> str:
 
 def costs(memory: Mapping[str, Any], elimination: Mapping[str, Any]) -> str:
     """Memory of calibration and the time of joint selection."""
-    held = ", ".join(f"{int(n) / 1e6:.1f} MB for {count} samples" for count, n in memory["samples to bytes"].items())
+    sizes = ", ".join(f"{int(n) / 1e6:.1f} MB for {count} samples" for count, n in memory["samples to bytes"].items())
     verdict = "does not grow" if memory["met"] else "**grows**"
     return (
-        f"The memory of calibration {verdict} with the data: {held}. Joint selection of {elimination['removed']} of "
+        f"The memory of calibration {verdict} with the data: {sizes}. Joint selection of {elimination['removed']} of "
         f"{elimination['units']} units took {elimination['processor seconds']:.1f} s of processor time.\n"
     )
 
@@ -145,10 +145,10 @@ def main() -> None:
     case = models.deit(2, size=64) if options.quick else models.deit()
     pairs = 3 if options.quick else 11
     ratios = [first_order(case, 8, min(pairs, 5)), one_factorisation(128 if options.quick else 512, 2000, pairs)]
-    told = memory(models.deit(2, size=64), 8)
+    memory_used = memory(models.deit(2, size=64), 8)
     chosen = selection(512 if options.quick else 3072)
-    write_record(options.json, "calibration", ratios, options, calibration_memory=told, elimination=chosen)
-    print(f"memory: {told}\nselection: {chosen}")
+    write_record(options.json, "calibration", ratios, options, calibration_memory=memory_used, elimination=chosen)
+    print(f"memory: {memory_used}\nselection: {chosen}")
 
 
 if __name__ == "__main__":

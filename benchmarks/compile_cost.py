@@ -47,7 +47,7 @@ def torch_pruning(case: models.Case, wide: torch.nn.Module, x: torch.Tensor) -> 
     """Build the dependency graph of a fresh copy, then prune the plan's units from every FFN."""
     import torch_pruning as tp
 
-    units = [list(map(int, found)) for found in case.units()]
+    units = [list(map(int, chosen)) for chosen in case.units()]
 
     def prepare() -> Prepared:
         model = copy.deepcopy(wide)
@@ -112,13 +112,13 @@ def uncached(program: Program) -> Program:
 
 def parts(program: Program, path: Path, repeats: int) -> dict[str, float]:
     """Where the time of the first comparison goes: median seconds of each step."""
-    found: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
 
     def timed(name: str, step: Callable[[], Any]) -> Any:
         start = time.perf_counter()
-        made = step()
-        found.setdefault(name, []).append(time.perf_counter() - start)
-        return made
+        result = step()
+        seconds_of.setdefault(name, []).append(time.perf_counter() - start)
+        return result
 
     for _ in range(repeats):
         fresh = uncached(program)
@@ -126,9 +126,9 @@ def parts(program: Program, path: Path, repeats: int) -> dict[str, float]:
         timed("fingerprint of the model", lambda fresh=fresh: fresh.fingerprint)
         lowered = timed("lower", lambda fresh=fresh, plan=plan: cmrc.lower(fresh, plan))
         for name, seconds in lowered.report.seconds.items():
-            found.setdefault(f"lower: {name}", []).append(seconds)
+            seconds_of.setdefault(f"lower: {name}", []).append(seconds)
         timed("module", lambda lowered=lowered: lowered.module)
-    return {name: float(np.median(seconds)) for name, seconds in found.items()}
+    return {name: float(np.median(seconds)) for name, seconds in seconds_of.items()}
 
 
 def same_shapes(ours: torch.nn.Module, theirs: Any, x: torch.Tensor) -> None:
@@ -198,11 +198,11 @@ def memory(case: models.Case, folder: Path) -> dict[str, dict[str, int | bool]]:
     """Whether unchanged weights are shared with the model, and what lowering allocates at most (Python and numpy)."""
     wide, path = case.original(), folder / "external.onnx"
     program = cmrc.trace(wide, (case.inputs(1),))
-    found = {"torch": shares(program, case.plan(program), lambda lowered: dict(lowered.module.named_parameters()))}
+    by_host = {"torch": shares(program, case.plan(program), lambda lowered: dict(lowered.module.named_parameters()))}
     export_wide(case, path, external=True)
     program = cmrc.trace(path)
-    found["onnx"] = shares(program, case.plan(program), lambda lowered: initializers(lowered.host))
-    return found
+    by_host["onnx"] = shares(program, case.plan(program), lambda lowered: initializers(lowered.host))
+    return by_host
 
 
 def initializers(host: Any) -> dict[str, Any]:
@@ -246,16 +246,16 @@ def body(record: Record) -> str:
     return "\n".join((comparisons(record), spent(record["parts"]), copies(record["memory"])))
 
 
-def spent(found: Mapping[str, float]) -> str:
-    rows = [(name, show(seconds)) for name, seconds in found.items()]
+def spent(seconds_of: Mapping[str, float]) -> str:
+    rows = [(name, show(seconds)) for name, seconds in seconds_of.items()]
     return "#### Where the time of the first row goes\n\n" + table(("step", "median"), rows)
 
 
-def copies(found: Mapping[str, Mapping[str, Any]]) -> str:
+def copies(by_host: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
-        (host, *(f"{told[key] / 1e6:.2f}" for key in ("shared_bytes", "new_bytes", "copied_bytes", "peak_bytes")),
-         verdict(told["met"]))
-        for host, told in found.items()
+        (host, *(f"{numbers[key] / 1e6:.2f}" for key in ("shared_bytes", "new_bytes", "copied_bytes", "peak_bytes")),
+         verdict(numbers["met"]))
+        for host, numbers in by_host.items()
     ]  # fmt: skip
     head = (
         "host",
@@ -300,10 +300,10 @@ def main() -> None:
         ratios += against_exporter(case, max(3, pairs // 2), folder)
         console.print("against onnxsim")
         ratios += against_onnxsim(case, pairs, folder)
-        held = memory(case, folder)
-    for host, told in held.items():
-        console.print(f"memory, {host} host: {told}")
-    write_record(options.json, "compile cost", ratios, options, model=case.name, parts=spent, memory=held)
+        by_host = memory(case, folder)
+    for host, numbers in by_host.items():
+        console.print(f"memory, {host} host: {numbers}")
+    write_record(options.json, "compile cost", ratios, options, model=case.name, parts=spent, memory=by_host)
 
 
 if __name__ == "__main__":

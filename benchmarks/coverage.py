@@ -131,10 +131,10 @@ def simulate(rate: float, inputs: int, repetitions: int, more: int, draws: int) 
         done += count
         if done == repetitions and 1 - max(misses.values()) / done < CLOSE:
             wanted = more
-    held = {name: 1 - missing / done for name, missing in misses.items()}
-    held["counting swaps"] = 1 - counted / min(FEWER, done)
+    coverage = {name: 1 - missing / done for name, missing in misses.items()}
+    coverage["counting swaps"] = 1 - counted / min(FEWER, done)
     width = {name: float(np.mean(values)) for name, values in widths.items()}
-    return {"rate": rate, "inputs": inputs, "truth": truth, "repetitions": done, "held": held, "width": width}
+    return {"rate": rate, "inputs": inputs, "truth": truth, "repetitions": done, "held": coverage, "width": width}
 
 
 def misses_of(drawn: Evidence, count: int, pairs: int, truth: dict[str, float]) -> dict[str, int]:

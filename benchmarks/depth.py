@@ -61,24 +61,24 @@ def onnx_steps(layers: int, folder: Path) -> tuple[int, Steps]:
     return len(program.graph.nodes), steps
 
 
-def measure(found: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict[str, Any]:
+def measure(built: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict[str, Any]:
     """Median seconds of every step at every depth, and how each grows."""
-    steps = list(next(iter(found.values()))[1])
-    seconds: dict[str, dict[int, list[float]]] = {step: {depth: [] for depth in found} for step in steps}
+    steps = list(next(iter(built.values()))[1])
+    seconds: dict[str, dict[int, list[float]]] = {step: {depth: [] for depth in built} for step in steps}
     with settled():
         for i in progress(range(-1, rounds), name):
             for step in steps:
-                for depth, (_, made) in found.items():
-                    spent = timed(made[step], time.thread_time)
+                for depth, (_, step_list) in built.items():
+                    spent = timed(step_list[step], time.thread_time)
                     if i >= 0:
                         seconds[step][depth].append(spent)
-    nodes = {depth: count for depth, (count, _) in found.items()}
-    told = {}
+    nodes = {depth: count for depth, (count, _) in built.items()}
+    growth = {}
     for step, by_depth in seconds.items():
         median = {depth: float(np.median(spent)) for depth, spent in by_depth.items()}
         slope = float(np.polyfit(np.log(list(nodes.values())), np.log(list(median.values())), 1)[0])
-        told[step] = {"seconds": median, "exponent": slope, "met": slope <= LINEAR}
-    return {"nodes": nodes, "steps": told}
+        growth[step] = {"seconds": median, "exponent": slope, "met": slope <= LINEAR}
+    return {"nodes": nodes, "steps": growth}
 
 
 # ---------------------------------------------------------------- the page
@@ -86,14 +86,20 @@ def measure(found: dict[int, tuple[int, Steps]], rounds: int, name: str) -> dict
 
 def body(record: Record) -> str:
     parts = []
-    for host, found in record["growth"].items():
-        nodes = found["nodes"]
+    for host, growth in record["growth"].items():
+        nodes = growth["nodes"]
         rows = []
-        for step, told in found["steps"].items():
-            times = [show(told["seconds"][depth]) for depth in nodes]
-            each = [told["seconds"][depth] / count for depth, count in nodes.items()]
+        for step, ratios in growth["steps"].items():
+            times = [show(ratios["seconds"][depth]) for depth in nodes]
+            each = [ratios["seconds"][depth] / count for depth, count in nodes.items()]
             rows.append(
-                (step, *times, f"{show(each[0])} to {show(each[-1])}", f"{told['exponent']:.2f}", verdict(told["met"]))
+                (
+                    step,
+                    *times,
+                    f"{show(each[0])} to {show(each[-1])}",
+                    f"{ratios['exponent']:.2f}",
+                    verdict(ratios["met"]),
+                )
             )
         depths = [f"{depth} layers, {count} nodes" for depth, count in nodes.items()]
         parts.append(f"{host}:\n\n" + table(("step", *depths, "a node", "exponent", "linear"), rows))
@@ -124,7 +130,7 @@ def main() -> None:
             "onnx": {depth: onnx_steps(depth, folder) for depth in depths},
             "torch": {depth: torch_steps(depth) for depth in depths},
         }
-        growth = {host: measure(found, rounds, host) for host, found in hosts.items()}
+        growth = {host: measure(step_of, rounds, host) for host, step_of in hosts.items()}
     write_record(options.json, "depth", [], options, growth=growth, linear=LINEAR)
 
 

@@ -82,12 +82,12 @@ def shrinking(folder: Path) -> Iterator[str]:
 
 
 def allocation(folder: Path) -> Iterator[str]:
-    found = [record for name in ("vit", "resnet") if (record := read(f"allocation_{name}", folder)) is not None]
-    if found:
+    records = [record for name in ("vit", "resnet") if (record := read(f"allocation_{name}", folder)) is not None]
+    if records:
         yield "## Where to cut\n"
         yield "A budget that is shared out by measured loss, beside the same part of every layer; KL over KL, geometric mean over sizes.\n"
         yield table(
-            ("network", "KL, shared out over uniform"), [(r["name"], f"{r['claims'][0]['value']:.2f}") for r in found]
+            ("network", "KL, shared out over uniform"), [(r["name"], f"{r['claims'][0]['value']:.2f}") for r in records]
         )
 
 
@@ -119,9 +119,9 @@ def targets(folder: Path) -> Iterator[str]:
     from benchmarks.report import CHAPTERS, judged
     from benchmarks.section import sections
 
-    found = [(s, r) for modules in CHAPTERS.values() for _, s in sections(modules) if (r := s.read(folder))]
+    section_records = [(s, r) for modules in CHAPTERS.values() for _, s in sections(modules) if (r := s.read(folder))]
     yield "## What is missed\n"
-    yield judged(found).split("\n")[0] + " The others are listed at the top of [the results](results.md).\n"
+    yield judged(section_records).split("\n")[0] + " The others are listed at the top of [the results](results.md).\n"
 
 
 def page(folder: Path = RECORDS) -> str:

@@ -45,24 +45,24 @@ def attention_sites(program: cmrc.Program) -> list[str]:
 
 def by_logit(program: cmrc.Program, stats: cmrc.Stats, sites: list[str]) -> dict[str, Array]:
     """What setting each head to its mean does to the output projection."""
-    made = cmrc.plan(program, stats, preset="cmr-logit", sites=sites, keep=0.5)
-    return {site: np.asarray(made.scores[site]) for site in sites}
+    plan = cmrc.plan(program, stats, preset="cmr-logit", sites=sites, keep=0.5)
+    return {site: np.asarray(plan.scores[site]) for site in sites}
 
 
 def by_norm(model: nn.Module, sites: list[str]) -> dict[str, Array]:
     """The norm of the weights that read each head."""
     layers = [module.o_proj.weight for name, module in model.named_modules() if name.endswith("self_attn")]
-    found = {}
+    norms = {}
     for site, weight in zip(sites, layers, strict=True):
         blocks = weight.detach().double().numpy().reshape(weight.shape[0], -1, 64)
-        found[site] = np.linalg.norm(blocks, axis=(0, 2))
-    return found
+        norms[site] = np.linalg.norm(blocks, axis=(0, 2))
+    return norms
 
 
 def plan_of(program: cmrc.Program, scores: Scores, value: Callable[[str, list[int]], Any]) -> cmrc.Plan:
     plan = cmrc.Plan(program)
-    for site, found in scores.items():
-        heads = weakest(found)
+    for site, values in scores.items():
+        heads = weakest(values)
         plan.do(site, units=heads, constant=value(site, heads))
     return plan
 
@@ -74,8 +74,8 @@ def torch_pruned(model: nn.Module, example: tuple[torch.Tensor, ...], scores: Sc
     model = copy.deepcopy(model)
     graph = tp.DependencyGraph().build_dependency(model, example_inputs=example)
     layers = [module for name, module in model.named_modules() if name.endswith("self_attn")]
-    for layer, found in zip(layers, scores.values(), strict=True):
-        columns = [64 * head + i for head in weakest(found) for i in range(64)]
+    for layer, values in zip(layers, scores.values(), strict=True):
+        columns = [64 * head + i for head in weakest(values) for i in range(64)]
         graph.get_pruning_group(layer.q_proj, tp.prune_linear_out_channels, idxs=columns).prune()
     return model.eval()
 
@@ -100,8 +100,8 @@ def measure(subject: Subject, resumed: Resumed) -> dict[str, Any]:
     calibrated = time.perf_counter() - begin
 
     def means(site: str, heads: list[int]) -> Array:
-        found: Array = np.asarray(stats[site].columns.by_unit(stats[site].mean))[heads]
-        return found
+        mean_values: Array = np.asarray(stats[site].columns.by_unit(stats[site].mean))[heads]
+        return mean_values
 
     def lowered(name: str, kind: str, scores: Scores, value: Callable[[str, list[int]], Any]) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -111,14 +111,14 @@ def measure(subject: Subject, resumed: Resumed) -> dict[str, Any]:
                 **subject.judge(torch_run(module))}  # fmt: skip
 
     def peer() -> dict[str, Any]:
-        begin, told = time.perf_counter(), {"method": "Torch-Pruning, queries of those heads", "kind": PEER}
+        begin, row = time.perf_counter(), {"method": "Torch-Pruning, queries of those heads", "kind": PEER}
         try:
             pruned = torch_pruned(model, example, norm)
-            told |= {"seconds": {"prune": time.perf_counter() - begin}, **sizes_of_module(pruned, example)}
-            return {**told, **subject.judge(torch_run(pruned))}
+            row |= {"seconds": {"prune": time.perf_counter() - begin}, **sizes_of_module(pruned, example)}
+            return {**row, **subject.judge(torch_run(pruned))}
         except Exception as error:  # whatever it raises is reported
             whole = {"parameters": 0, "macs": 0, "seconds": {"prune": time.perf_counter() - begin}}
-            return {**whole, **told, "onnx": f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"}
+            return {**whole, **row, "onnx": f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"}
 
     logit, norm = by_logit(program, stats, sites), by_norm(model, sites)
     rows = [
@@ -131,9 +131,9 @@ def measure(subject: Subject, resumed: Resumed) -> dict[str, Any]:
     whole = resumed("whole", lambda: {**sizes_of_module(model, example), **subject.judge(torch_run(model))})
     number = next(key for key in whole if key not in ("parameters", "macs"))
     ours, zeros = (rows[i][number] - whole[number] for i in (0, 2))
-    told = [claim(f"{number} lost, means by CMR-Logit over zeros by the norm", ours / zeros, "<", 1.0)]
+    claims = [claim(f"{number} lost, means by CMR-Logit over zeros by the norm", ours / zeros, "<", 1.0)]
     return {"name": subject.name, "setting": subject.what, "number": number, "whole": whole, "rows": rows,
-            "exports": {}, "claims": told}  # fmt: skip
+            "exports": {}, "claims": claims}  # fmt: skip
 
 
 NOTE = """{name}: {setting}. No fine-tuning. Torch-Pruning is asked for the queries of the heads that the norm chooses; it takes one of
@@ -154,8 +154,8 @@ def main() -> None:
         subject = replace(
             given, what=f"3 of 9 query heads of 30 layers, one of every group that shares keys and values; {what}"
         )
-    found = measure(subject, resumed)
-    write_record(options.json, "heads", [], options, **found, wall_seconds=resumed.seconds)
+    measurements = measure(subject, resumed)
+    write_record(options.json, "heads", [], options, **measurements, wall_seconds=resumed.seconds)
     resumed.forget()
 
 

@@ -75,12 +75,12 @@ def _units(model: nn.Module, site: str, x: torch.Tensor) -> int:
 def jobs(quick: bool) -> list[Job]:
     torch.manual_seed(0)
     swaps, patches = (200, 8) if quick else (2000, 16)
-    made = [Job.make("MLP", MLP().eval(), "acts.1", (784,), swaps, last=True)]
+    jobs_made = [Job.make("MLP", MLP().eval(), "acts.1", (784,), swaps, last=True)]
     deep = MLP((784, *[512] * 12, 10)).eval()
-    made += [Job.make("MLP-12", deep, f"acts.{i}", (784,), swaps, last=i == 11) for i in (0, 5, 11)]
+    jobs_made += [Job.make("MLP-12", deep, f"acts.{i}", (784,), swaps, last=i == 11) for i in (0, 5, 11)]
     vit = DeiT((768,) * 12).eval()
-    made += [Job.make("ViT", vit, f"blocks.{i}.mlp.act", (3, 224, 224), patches, last=i == 11) for i in (0, 6, 11)]
-    return made
+    jobs_made += [Job.make("ViT", vit, f"blocks.{i}.mlp.act", (3, 224, 224), patches, last=i == 11) for i in (0, 6, 11)]
+    return jobs_made
 
 
 # ---------------------------------------------------------------- the ways
@@ -92,8 +92,8 @@ def ours(job: Job) -> Way:
     inputs, base, source, mask = (t.numpy() for t in (job.inputs, job.base, job.source, job.mask))
 
     def run() -> torch.Tensor:
-        held = interpreter.hold((inputs,), [job.site])
-        return torch.from_numpy(held.intervene(base, [cmrc.Swap(job.site, source, mask)])[0])
+        kept = interpreter.hold((inputs,), [job.site])
+        return torch.from_numpy(kept.intervene(base, [cmrc.Swap(job.site, source, mask)])[0])
 
     return run
 
@@ -211,11 +211,11 @@ def least(job: Job) -> int:
     Without the products inside attention, since torch's counter does not see those on a CPU.
     """
     program = cmrc.trace(job.model, (job.inputs[:2],), dynamic_shapes=({0: BATCH},))
-    found = program.find(job.site)[0].value
+    value_name = program.find(job.site)[0].value
     shapes = {name: value.shape for name, value in program.values.items()}
     prefix, rest = (
         sum(macs(node, shapes, {}) for node in piece.nodes if node.op != "attention")
-        for piece in cut(program.graph, [found]).pieces
+        for piece in cut(program.graph, [value_name]).pieces
     )
     return 2 * (prefix * len(job.inputs) + rest * len(job.base))
 
@@ -228,8 +228,8 @@ def measure(job: Job, pairs: int) -> tuple[list[Ratio], dict[str, Any]]:
     with torch.no_grad():
         expected = ways["cmrc"]()
         for name, way in ways.items():
-            found = way()
-            assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4), f"{job.name}: {name} gives something else"
+            result = way()
+            assert torch.allclose(result, expected, rtol=1e-3, atol=1e-4), f"{job.name}: {name} gives something else"
         work = {name: flops(way) for name, way in ways.items()}
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         slow = {"pyvene subspaces"}
@@ -262,13 +262,13 @@ def verify_cached(pairs: int) -> dict[str, Any]:
     lowered = cmrc.lower(program, cmrc.Plan(program).do("acts.1", units=range(256), constant=0.1))
     x = np.random.default_rng(0).normal(size=(2000, 784)).astype(np.float32)
     verifier = cmrc.Verifier(program, lowered, [x])
-    found = []
+    rows = []
     for i in range(pairs + 3):
         rng = np.random.default_rng(i)
         start = time.process_time()
         verifier.swap(verifier.draw(rng, 2000))
-        found.append(time.process_time() - start)
-    milliseconds = 1e3 * statistics.median(found[3:])
+        rows.append(time.process_time() - start)
+    milliseconds = 1e3 * statistics.median(rows[3:])
     return claim("milliseconds of cmrc.verify, 2000 swaps on held penultimate features", milliseconds, "<=", 10.0)
 
 
@@ -279,11 +279,17 @@ def body(record: Record) -> str:
     return "\n".join((comparisons(record), claims(record["claims"]), work(record["work"])))
 
 
-def work(found: Mapping[str, Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for told in found.values() for name in told["flops"]))
+def work(by_site: Mapping[str, Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for job_numbers in by_site.values() for name in job_numbers["flops"]))
     rows = [
-        (site, *(f"{told['flops'][n] / told['least']:.2f}" if n in told["flops"] else "" for n in names))
-        for site, told in found.items()
+        (
+            site,
+            *(
+                f"{job_numbers['flops'][n] / job_numbers['least']:.2f}" if n in job_numbers["flops"] else ""
+                for n in names
+            ),
+        )
+        for site, job_numbers in by_site.items()
     ]
     return (
         "#### Work, relative to the cut's least\n\nThe least is the prefix for each input and the rest for each swap, "
@@ -314,10 +320,12 @@ def main() -> None:
     ratios: list[Ratio] = []
     work: dict[str, Any] = {}
     for job in jobs(options.quick):
-        found, told = measure(job, pairs)
-        ratios += found
-        work[job.name] = told
-        print(job.name, {name: f"{count / told['least']:.2f}" for name, count in told["flops"].items()}, flush=True)
+        rows, numbers = measure(job, pairs)
+        ratios += rows
+        work[job.name] = numbers
+        print(
+            job.name, {name: f"{count / numbers['least']:.2f}" for name, count in numbers["flops"].items()}, flush=True
+        )
     cached = verify_cached(5 if options.quick else 50)
     print(f"2000 swaps on held features: {cached['value']:.2f} ms of processor time")
     write_record(options.json, "interventions", ratios, options, work=work, claims=[cached])

@@ -61,28 +61,28 @@ def export(model: torch.nn.Module, case: models.Case, path: Path) -> Path:
 def build(case: models.Case, folder: Path) -> dict[str, Path]:
     """The files of a case: original, masked, native small, and lowered from each host. Every lowering is checked."""
     wide = case.original()
-    made = {"original": export(wide, case, folder / "original.onnx")}
-    made["native"] = export(case.native(), case, folder / "native.onnx")
+    files = {"original": export(wide, case, folder / "original.onnx")}
+    files["native"] = export(case.native(), case, folder / "native.onnx")
     programs = {}
     if "torch" in case.hosts:
         given = case.arguments(2)
         programs["torch"] = cmrc.trace(wide, given, dynamic_shapes=tuple({0: BATCH} for _ in given))
     if "onnx" in case.hosts:
-        programs["onnx"] = cmrc.trace(made["original"])
+        programs["onnx"] = cmrc.trace(files["original"])
     for host, program in programs.items():
         plan = case.plan(program)
         lowered = cmrc.lower(program, plan)
         check = lowered.check([tensor.numpy() for tensor in case.arguments(3)])
         if not check.holds:
             raise SystemExit(f"{case.name}, {host} host: {check}")
-        made[f"lowered ({host})"] = folder / f"lowered_{host}.onnx"
+        files[f"lowered ({host})"] = folder / f"lowered_{host}.onnx"
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            lowered.save(made[f"lowered ({host})"])
-            if "masked" not in made or host == "onnx":
-                made["masked"] = folder / "masked.onnx"
-                program.clamped(plan).save(made["masked"], {})
-    return made
+            lowered.save(files[f"lowered ({host})"])
+            if "masked" not in files or host == "onnx":
+                files["masked"] = folder / "masked.onnx"
+                program.clamped(plan).save(files["masked"], {})
+    return files
 
 
 def histogram(path: Path, threads: int = 1) -> dict[str, int]:
@@ -142,8 +142,8 @@ def held(case: models.Case, files: Mapping[str, Path], threads: int) -> dict[str
     }
 
 
-def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-    for name, files in found.items():
+def show_histograms(by_network: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+    for name, files in by_network.items():
         table = Table("op", *files, title=f"ops after onnxruntime's optimisation: {name}")
         for op in sorted({op for counts in files.values() for op in counts}):
             table.add_row(op, *(str(counts.get(op, 0)) for counts in files.values()))
@@ -155,29 +155,29 @@ def show_histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Non
 
 def body(record: Record) -> str:
     native = [r["ratio"] for r in record["ratios"] if r["theirs"] == "native" and r["target"] is not None]
-    told = f"Lowered over native, median of {len(native)} comparisons without an extra op: **{np.median(native):.3f}**.\n\n"
-    parts = [told + comparisons(record), histograms(record["histograms"], record["same_ops"])]
+    caption = f"Lowered over native, median of {len(native)} comparisons without an extra op: **{np.median(native):.3f}**.\n\n"
+    parts = [caption + comparisons(record), histograms(record["histograms"], record["same_ops"])]
     return "\n".join([parts[0], sizes_table(record["sizes"]), parts[1]] if "sizes" in record else parts)
 
 
-def sizes_table(found: Mapping[str, Mapping[str, Mapping[str, int | None]]]) -> str:
+def sizes_table(by_network: Mapping[str, Mapping[str, Mapping[str, int | None]]]) -> str:
     names = ("original", "masked", "lowered (torch)", "lowered (onnx)", "native")
     rows = []
-    for case, files in found.items():
+    for case, files in by_network.items():
         for key, what in (("bytes", "file"), ("peak", "peak memory")):
             cells = (files[name][key] if name in files else None for name in names)
             rows.append((case, what, *("" if cell is None else f"{cell / 1e6:.2f}" for cell in cells)))
-    told = "Peak memory is what a process of its own holds at most while it loads the file and runs one sample, beyond its imports.\n"
-    return f"#### Size in MB\n\n{told}\n" + table(("network", "", *names), rows)
+    caption = "Peak memory is what a process of its own holds at most while it loads the file and runs one sample, beyond its imports.\n"
+    return f"#### Size in MB\n\n{caption}\n" + table(("network", "", *names), rows)
 
 
-def histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mapping[str, bool]) -> str:
+def histograms(by_network: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mapping[str, bool]) -> str:
     """Which networks run the very ops of the native one; the counts where they do not."""
-    equal = [case for case in found if same[case]]
+    equal = [case for case in by_network if same[case]]
     parts = [
         f"#### The ops that onnxruntime is left with\n\nAfter `ORT_ENABLE_EXTENDED` lowered and native are the same: {', '.join(equal)}.\n"
     ]
-    for case, files in found.items():
+    for case, files in by_network.items():
         if same[case]:
             continue
         names = [name for name in files if name not in ("original", "masked")]
@@ -190,23 +190,23 @@ def histograms(found: Mapping[str, Mapping[str, Mapping[str, int]]], same: Mappi
 
 def draw(record: Record, figure: Figure) -> None:
     """Time of each file, of the original's."""
-    found: dict[str, dict[str, Mapping[str, float]]] = {}
+    by_name: dict[str, dict[str, Mapping[str, float]]] = {}
     for ratio in record["ratios"]:
         if ratio["theirs"] == "original":
-            found.setdefault(ratio["name"], {})[ratio["ours"]] = ratio
-    names = [name for name in found if not name.startswith("ConvNet, constants")]
+            by_name.setdefault(ratio["name"], {})[ratio["ours"]] = ratio
+    names = [name for name in by_name if not name.startswith("ConvNet, constants")]
     files = ("masked", "lowered (torch)", "lowered (onnx)", "native")
     colours = dict(zip(files, (COLOURS[1], COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
     axes = figure.subplots(1, 2, sharey=True)
     for side, batch in zip(axes, BATCHES, strict=True):
         shown = [name for name in names if name.endswith(f"batch {batch}")]
         for k, file in enumerate(files):
-            held = [(i, found[name][file]) for i, name in enumerate(shown) if file in found[name]]
-            places = [i + (k - 1.5) * 0.2 for i, _ in held]
-            values = [ratio["ratio"] for _, ratio in held]
+            points = [(i, by_name[name][file]) for i, name in enumerate(shown) if file in by_name[name]]
+            places = [i + (k - 1.5) * 0.2 for i, _ in points]
+            values = [ratio["ratio"] for _, ratio in points]
             spread = [
-                [max(0.0, r["ratio"] - r["low"]) for _, r in held],
-                [max(0.0, r["high"] - r["ratio"]) for _, r in held],
+                [max(0.0, r["ratio"] - r["low"]) for _, r in points],
+                [max(0.0, r["high"] - r["ratio"]) for _, r in points],
             ]
             side.bar(places, values, 0.19, yerr=spread, color=colours[file], label=file, error_kw={"elinewidth": 0.8})
         side.axhline(1, color="black", linewidth=0.8)
@@ -253,8 +253,8 @@ def main() -> None:
         histograms[case.name] = counts
         same[case.name] = all(counts[name] == counts["native"] for name in counts if name.startswith("lowered"))
     show_histograms(histograms)
-    told = {"clock": clock_for(options.threads), "histograms": histograms, "same_ops": same, "sizes": sizes}
-    write_record(options.json, "latency", ratios, options, **told)
+    results = {"clock": clock_for(options.threads), "histograms": histograms, "same_ops": same, "sizes": sizes}
+    write_record(options.json, "latency", ratios, options, **results)
 
 
 if __name__ == "__main__":

@@ -74,17 +74,17 @@ class _Writer:
         tensor = TensorProto(name=name, data_type=KIND[self.config.dtype], dims=array.shape)
         tensor.data_location = TensorProto.EXTERNAL
         place = {"location": self.location, "offset": self.data.tell(), "length": array.nbytes}
-        for key, told in place.items():
+        for key, leaf in place.items():
             entry = tensor.external_data.add()
-            entry.key, entry.value = key, str(told)
+            entry.key, entry.value = key, str(leaf)
         array.tofile(self.data)
         self.initializers.append(tensor)
         return name
 
     def matrix(self, name: str, rows: int, columns: int) -> str:
-        found = self.random.standard_normal((rows, columns), dtype=np.float32)
-        found *= np.float32(rows**-0.5)
-        return self._store(name, found)
+        drawn = self.random.standard_normal((rows, columns), dtype=np.float32)
+        drawn *= np.float32(rows**-0.5)
+        return self._store(name, drawn)
 
     def vector(self, name: str, size: int) -> str:
         return self._store(name, 1.0 + 0.1 * self.random.standard_normal(size, dtype=np.float32))

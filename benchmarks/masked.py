@@ -65,7 +65,7 @@ def measure(case: models.Case, folder: Path) -> dict[str, Any]:
     return {
         "parameters": {name: stored(onnx.load(path)) for name, path in files.items()},
         "seconds": seconds,
-        "apart": {name: float(np.abs(found - want).max() / np.abs(want).max()) for name, found in answers.items()},
+        "apart": {name: float(np.abs(answer - want).max() / np.abs(want).max()) for name, answer in answers.items()},
     }
 
 
@@ -74,10 +74,12 @@ def measure(case: models.Case, folder: Path) -> dict[str, Any]:
 
 def body(record: Record) -> str:
     rows = []
-    for case, found in record["networks"].items():
-        rows.append((case, "parameters", *(f"{found['parameters'][name]:,}" for name in FILES)))
-        rows.append(("", "output, from the masked one's", *(f"{found['apart'][name]:.1e}" for name in FILES)))
-        rows.append(("", "time", *(show(found["seconds"][name]) if name in found["seconds"] else "" for name in FILES)))
+    for case, result in record["networks"].items():
+        rows.append((case, "parameters", *(f"{result['parameters'][name]:,}" for name in FILES)))
+        rows.append(("", "output, from the masked one's", *(f"{result['apart'][name]:.1e}" for name in FILES)))
+        rows.append(
+            ("", "time", *(show(result["seconds"][name]) if name in result["seconds"] else "" for name in FILES))
+        )
     return claims(record["claims"]) + "\n" + table(("network", "", *FILES), rows)
 
 
@@ -85,7 +87,9 @@ def draw(record: Record, figure: Figure) -> None:
     axes = figure.subplots()
     colours = ("#999999", COLOURS[1], COLOURS[4], COLOURS[3], COLOURS[0])
     for k, (name, colour) in enumerate(zip(FILES, colours, strict=True)):
-        values = [found["parameters"][name] / found["parameters"]["original"] for found in record["networks"].values()]
+        values = [
+            result["parameters"][name] / result["parameters"]["original"] for result in record["networks"].values()
+        ]
         axes.bar([i + (k - 2) * 0.16 for i in range(len(values))], values, 0.15, color=colour, label=name)
     axes.set_xticks(range(len(record["networks"])), list(record["networks"]))
     axes.set_ylabel("stored numbers, of the original's")
@@ -121,16 +125,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             networks[case.name] = measure(case, Path(folder))
     removed = max(
-        1 - found["parameters"][name] / found["parameters"]["masked"]
-        for found in networks.values()
+        1 - result["parameters"][name] / result["parameters"]["masked"]
+        for result in networks.values()
         for name in FILES[2:4]
     )
-    apart = max(found["apart"]["lowered"] for found in networks.values())
-    told = [
+    apart = max(result["apart"]["lowered"] for result in networks.values())
+    claims = [
         claim("share of the stored numbers that a simplifier removes, at most", removed, "<=", 0.01),
         claim("lowered from masked, of the output's scale", apart, "<=", 1e-5),
     ]
-    write_record(options.json, "masked", [], options, networks=networks, claims=told)
+    write_record(options.json, "masked", [], options, networks=networks, claims=claims)
 
 
 if __name__ == "__main__":

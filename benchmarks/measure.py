@@ -100,9 +100,9 @@ def settled() -> Iterator[None]:
 def timed(step: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     gc.collect()
     start = clock()
-    made = step()
+    result = step()
     seconds = clock() - start
-    del made
+    del result
     return seconds
 
 
@@ -144,20 +144,20 @@ class Parser(argparse.ArgumentParser):
 
 def parser(description: str, record: str) -> argparse.ArgumentParser:
     """What every benchmark takes; one with options of its own adds them, and may name its record by them: selection_{part}.json."""
-    made = Parser(description=description, formatter_class=Format)
-    made.record = record
-    made.add_argument("--quick", action="store_true", help="small sizes and few pairs, to see that it runs")
-    made.add_argument(
+    made_parser = Parser(description=description, formatter_class=Format)
+    made_parser.record = record
+    made_parser.add_argument("--quick", action="store_true", help="small sizes and few pairs, to see that it runs")
+    made_parser.add_argument(
         "--json",
         type=Path,
         default=RECORDS / record,
         metavar="OUT",
         help="where to write the record; with --quick in benchmarks/quick if absent",
     )
-    made.add_argument(
+    made_parser.add_argument(
         "--threads", type=int, default=1, help="threads of torch, of numpy, and of an onnxruntime session"
     )
-    return made
+    return made_parser
 
 
 def use_threads(count: int) -> None:
@@ -189,13 +189,13 @@ def _processor() -> str:
 def versions() -> dict[str, str]:
     import cmrc
 
-    found = {"cmrc": cmrc.__version__}
+    known = {"cmrc": cmrc.__version__}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            known[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return known
 
 
 def commit() -> str:
@@ -205,20 +205,20 @@ def commit() -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
 
     try:
-        told = git("describe", "--always")
+        description_of = git("describe", "--always")
         changed = git("status", "--porcelain", "--", "*.py").stdout.strip()
     except OSError:
         return "unknown"
-    return told.stdout.strip() + ("-dirty" if changed else "") if not told.returncode else "unknown"
+    return description_of.stdout.strip() + ("-dirty" if changed else "") if not description_of.returncode else "unknown"
 
 
 @cache
 def code() -> str:
     """A digest of the compiler and the benchmarks: what a record's numbers come from."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted((*ROOT.glob("cmrc/**/*.py"), *ROOT.glob("passes/*.py"), *ROOT.glob("benchmarks/*.py"))):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class Resumed:
@@ -229,16 +229,16 @@ class Resumed:
 
     def __init__(self, out: Path) -> None:
         self.path = out.with_suffix(".part.json")
-        held = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.parts: dict[str, Any] = held["parts"] if held.get("code") == code() else {}
-        self.seconds_before: float = held["seconds"] if self.parts else 0.0
+        stored = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.parts: dict[str, Any] = stored["parts"] if stored.get("code") == code() else {}
+        self.seconds_before: float = stored["seconds"] if self.parts else 0.0
 
     def __call__(self, name: str, compute: Callable[[], Any]) -> Any:
         if name not in self.parts:
             self.parts[name] = compute()
-            held = {"code": code(), "seconds": self.seconds, "parts": self.parts}
+            document = {"code": code(), "seconds": self.seconds, "parts": self.parts}
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, json.dumps(held).encode())
+            write_whole(self.path, json.dumps(document).encode())
         return self.parts[name]
 
     @property

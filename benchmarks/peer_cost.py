@@ -78,9 +78,11 @@ def sized(name: str, options: dict[str, Any]) -> Any:
             inputs = tokens(64, 8000, **{extra: 16 for extra in build.names if extra != "input_ids"})
     else:
         assert isinstance(build, FromLibrary)
-        told = dict(build.options)
+        options_known = dict(build.options)
         fixed = ("model_name", "num_classes", "aux_logits", "init_weights")
-        build = replace(build, options=tuple({**{k: v for k, v in told.items() if k in fixed}, **options}.items()))
+        build = replace(
+            build, options=tuple({**{k: v for k, v in options_known.items() if k in fixed}, **options}.items())
+        )
     return replace(entry, build=build, inputs=inputs)
 
 
@@ -95,17 +97,17 @@ def measure(name: str, request: str, subject: Any, pairs: int) -> dict[str, Any]
     if unnamed:
         return {"verdict": "no way", "detail": unnamed}
     try:
-        found = peer.side_by_side(subject, constants, asked, pairs, PATIENCE)
+        compared = peer.side_by_side(subject, constants, asked, pairs, PATIENCE)
     except cmrc.CmrcError as error:
         return {"verdict": "declined", "detail": str(error)[:200]}
-    if found.error:
-        return {"verdict": "error", "detail": found.error[:160]}
-    verdict, detail, gap = peer.judged(subject, peer.silent(program, constants), found.model, subject.inputs(2))
+    if compared.error:
+        return {"verdict": "error", "detail": compared.error[:160]}
+    verdict, detail, gap = peer.judged(subject, peer.silent(program, constants), compared.model, subject.inputs(2))
     if gap > peer.EQUAL:
         detail = f"by {gap:.0%} of the output's scale"
     return {
-        "verdict": verdict, "detail": detail or found.problem, "seconds": found.seconds, "nodes": len(program.graph.nodes),
-        "parts": found.lowered.seconds, "parameters": sum(p.numel() for p in subject.built.parameters()),
+        "verdict": verdict, "detail": detail or compared.problem, "seconds": compared.seconds, "nodes": len(program.graph.nodes),
+        "parts": compared.lowered.seconds, "parameters": sum(p.numel() for p in subject.built.parameters()),
     }  # fmt: skip
 
 
@@ -135,9 +137,9 @@ def body(record: Record) -> str:
         "to constants / Torch-Pruning",
     )
     shares = record["shares"]
-    told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    caption = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     return "\n".join(
-        (claims(record["claims"]), table(head, rows), f"Lowering spends its time in: {told}.\n", refusals(record))
+        (claims(record["claims"]), table(head, rows), f"Lowering spends its time in: {caption}.\n", refusals(record))
     )
 
 
@@ -208,12 +210,12 @@ def main() -> None:
             subject = Subject.of(entries()[name] if options.quick else sized(name, sizes))
             return {request: measure(name, request, subject, pairs) for request in REQUESTS}
 
-        for request, found in resumed(name, ask).items():
-            if found is None:
+        for request, answer in resumed(name, ask).items():
+            if answer is None:
                 continue
-            row = {"model": name, "request": request, **{k: v for k, v in found.items() if k != "seconds"}}
-            if "seconds" in found:
-                seconds = np.array(found["seconds"])
+            row = {"model": name, "request": request, **{k: v for k, v in answer.items() if k != "seconds"}}
+            if "seconds" in answer:
+                seconds = np.array(answer["seconds"])
                 ratio = from_pairs(f"{name}, {request}", "lower", "graph + prune", seconds[:, :2])
                 row |= {
                     "ratio": {k: getattr(ratio, k) for k in ("ratio", "low", "high", "ours_seconds", "theirs_seconds")}
@@ -221,8 +223,8 @@ def main() -> None:
                 row["constants"] = float(np.median(seconds[:, 2] / seconds[:, 1]))
                 row["assembled"] = float(np.median(seconds[:, 3]))
             rows.append(row)
-            told = f"{row['ratio']['ratio']:.2f}" if "ratio" in row else row["detail"]
-            console.print(f"{i} of {len(chosen)}: {name}, {request}: {row['verdict']} {told}", highlight=False)
+            text = f"{row['ratio']['ratio']:.2f}" if "ratio" in row else row["detail"]
+            console.print(f"{i} of {len(chosen)}: {name}, {request}: {row['verdict']} {text}", highlight=False)
     right = [row for row in rows if row["verdict"] == "equal"]
     worst = max(right, key=lambda row: row["ratio"]["ratio"])
     total = math.fsum(row["parts"]["total"] for row in rows if "parts" in row)

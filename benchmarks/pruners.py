@@ -28,7 +28,7 @@ def criterion(name: str) -> Any:
     """`group norm` is DepGraph's: the norm of a unit's weights in every layer that it is coupled with."""
     import torch_pruning as tp
 
-    made: dict[str, Callable[[], Any]] = {
+    criteria: dict[str, Callable[[], Any]] = {
         "L1": lambda: tp.importance.MagnitudeImportance(p=1),
         "L2 of the layer": lambda: tp.importance.GroupMagnitudeImportance(p=2, group_reduction="first"),
         "group norm": lambda: tp.importance.GroupMagnitudeImportance(p=2, group_reduction="mean"),
@@ -38,7 +38,7 @@ def criterion(name: str) -> Any:
         "random": lambda: tp.importance.RandomImportance(),
         "BN scale": lambda: tp.importance.BNScaleImportance(),
     }
-    return made[name]()
+    return criteria[name]()
 
 
 def torch_pruned(
@@ -74,11 +74,11 @@ def scores_of(
         for loss in losses(model):
             loss.backward()
     graph, score = _dependencies(model, example), criterion(name)
-    found = []
+    scores = []
     for path in layers:
         prune, width = _outputs_of(model.get_submodule(path))
-        found.append(score(graph.get_pruning_group(model.get_submodule(path), prune, idxs=list(range(width)))).numpy())
-    return found
+        scores.append(score(graph.get_pruning_group(model.get_submodule(path), prune, idxs=list(range(width)))).numpy())
+    return scores
 
 
 def cut_lowest(
@@ -137,9 +137,9 @@ def onnxsim_pruned(path: Path, out: Path, parameters: int, *, share: float = 0.5
     before, low, high = stored(whole), 0.0, 0.99
     least = stored(pruned(high))
     if least > parameters or least == before:
-        made = pruned(share)
-        onnx.save(made, out)
-        return share, stored(made) < before
+        model_pruned = pruned(share)
+        onnx.save(model_pruned, out)
+        return share, stored(model_pruned) < before
     for _ in range(9):
         middle = (low + high) / 2
         low, high = (low, middle) if stored(pruned(middle)) <= parameters else (middle, high)

@@ -30,8 +30,8 @@ def unchanged(count: int) -> torch.Tensor:
 
 def classifier(model: Classifier, draws: tuple[Draw, Draw]) -> Classifier:
     """Every hidden channel and unit of the network, first, third, ... layer by one draw, those between by the other."""
-    made = copy.deepcopy(model)
-    layers = list(made.features)
+    copied = copy.deepcopy(model)
+    layers = list(copied.features)
     convolutions = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
     with torch.no_grad():
         for number, (i, behind) in enumerate(zip(convolutions, [*convolutions[1:], None], strict=True)):
@@ -43,25 +43,25 @@ def classifier(model: Classifier, draws: tuple[Draw, Draw]) -> Classifier:
             if behind is not None:
                 divide(layers[behind], scale)
             else:
-                divide(made.hidden, scale.repeat_interleave(made.hidden.in_features // len(scale)))
-        scale = draws[len(convolutions) % 2](made.hidden.out_features)
-        multiply(made.hidden, made.norm, scale)
-        divide(made.head, scale)
-    return made
+                divide(copied.hidden, scale.repeat_interleave(copied.hidden.in_features // len(scale)))
+        scale = draws[len(convolutions) % 2](copied.hidden.out_features)
+        multiply(copied.hidden, copied.norm, scale)
+        divide(copied.head, scale)
+    return copied
 
 
 def resnet(model: ResNet, draws: tuple[Draw, Draw]) -> ResNet:
     """The inner channels of every block, and the channels of the last stage's residual stream, which the classifier reads."""
     inside, stream = draws
-    made = copy.deepcopy(model)
-    blocks = [block for block in made.blocks if isinstance(block, ResidualBlock)]
-    last = [i for i, block in enumerate(blocks) if block.conv2.out_channels == made.head.in_features]
+    copied = copy.deepcopy(model)
+    blocks = [block for block in copied.blocks if isinstance(block, ResidualBlock)]
+    last = [i for i, block in enumerate(blocks) if block.conv2.out_channels == copied.head.in_features]
     with torch.no_grad():
         for block in blocks:
             scale = inside(block.conv1.out_channels)
             multiply(block.conv1, block.bn1, scale)
             divide(block.conv2, scale)
-        scale = stream(made.head.in_features)
+        scale = stream(copied.head.in_features)
         for i in last:
             multiply(blocks[i].conv2, blocks[i].bn2, scale)
             if i == last[0]:
@@ -70,8 +70,8 @@ def resnet(model: ResNet, draws: tuple[Draw, Draw]) -> ResNet:
                 shortcut.weight.mul_(scale[:, None, None, None])
             else:
                 divide(blocks[i].conv1, scale)
-        divide(made.head, scale)
-    return made
+        divide(copied.head, scale)
+    return copied
 
 
 def multiply(maker: nn.Module, norm: nn.BatchNorm1d | nn.BatchNorm2d | None, scale: torch.Tensor) -> None:

@@ -85,19 +85,19 @@ def measure(axis: str, sizes: list[Size], rounds: int) -> dict[str, Any]:
     with settled():
         for i in progress(range(-1, rounds), axis):
             for name in names:
-                for n, made in ready.items():
-                    spent = timed(made[name], time.thread_time)
+                for n, prepared in ready.items():
+                    spent = timed(prepared[name], time.thread_time)
                     if i >= 0:
                         seconds[name][n].append(spent)
-    told = {}
+    growth = {}
     for name, by_size in seconds.items():
         median = {n: float(np.median(spent)) for n, spent in by_size.items()}
         slope, _ = np.polyfit(np.log(list(median)), np.log(list(median.values())), 1)
         last = list(median.items())[-2:]
         local = np.log(last[1][1] / last[0][1]) / np.log(last[1][0] / last[0][0])
-        told[name] = {"seconds": median, "exponent": float(slope), "exponent of the last doubling": float(local)}
+        growth[name] = {"seconds": median, "exponent": float(slope), "exponent of the last doubling": float(local)}
     fixed = {name: value for name, value in asdict(sizes[0]).items() if name != axis}
-    return {"fixed": fixed, "sizes": list(ready), "steps": told}
+    return {"fixed": fixed, "sizes": list(ready), "steps": growth}
 
 
 # ---------------------------------------------------------------- the page
@@ -105,27 +105,29 @@ def measure(axis: str, sizes: list[Size], rounds: int) -> dict[str, Any]:
 
 def body(record: Record) -> str:
     parts = []
-    for axis, found in record["grows"].items():
-        fixed = ", ".join(f"{name} {value}" for name, value in found["fixed"].items())
+    for axis, growth in record["grows"].items():
+        fixed = ", ".join(f"{name} {value}" for name, value in growth["fixed"].items())
         rows = [
-            (name, *(show(told["seconds"][str(n)]) for n in found["sizes"]), f"{told['exponent']:.2f}",
-             f"{told['exponent of the last doubling']:.2f}")
-            for name, told in found["steps"].items()
+            (name, *(show(ratios["seconds"][str(n)]) for n in growth["sizes"]), f"{ratios['exponent']:.2f}",
+             f"{ratios['exponent of the last doubling']:.2f}")
+            for name, ratios in growth["steps"].items()
         ]  # fmt: skip
-        head = ("step", *(f"{axis} {n}" for n in found["sizes"]), "exponent", "of the last doubling")
+        head = ("step", *(f"{axis} {n}" for n in growth["sizes"]), "exponent", "of the last doubling")
         parts.append(f"By {axis} ({fixed}):\n\n" + table(head, rows))
     return "\n".join(parts)
 
 
 def draw(record: Record, figure: Figure) -> None:
     axes = figure.subplots(1, len(record["grows"]), sharey=True)
-    for side, (axis, found) in zip(axes, record["grows"].items(), strict=True):
-        for i, (name, told) in enumerate(found["steps"].items()):
-            n = found["sizes"]
-            side.loglog(n, [told["seconds"][str(k)] for k in n], marker="o", markersize=4, color=COLOURS[i], label=name)
-            side.annotate(f"{told['exponent']:.1f}", (n[-1], told["seconds"][str(n[-1])]), textcoords="offset points",
+    for side, (axis, growth) in zip(axes, record["grows"].items(), strict=True):
+        for i, (name, ratios) in enumerate(growth["steps"].items()):
+            n = growth["sizes"]
+            side.loglog(
+                n, [ratios["seconds"][str(k)] for k in n], marker="o", markersize=4, color=COLOURS[i], label=name
+            )
+            side.annotate(f"{ratios['exponent']:.1f}", (n[-1], ratios["seconds"][str(n[-1])]), textcoords="offset points",
                           xytext=(5, -3), fontsize=8, color=COLOURS[i])  # fmt: skip
-        side.set_xticks(found["sizes"], [str(n) for n in found["sizes"]])
+        side.set_xticks(growth["sizes"], [str(n) for n in growth["sizes"]])
         side.minorticks_off()
         side.margins(x=0.18)
         side.set_xlabel(axis)
@@ -153,11 +155,11 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], "scaling.json")
     use_threads(options.threads)
     grows: Mapping[str, list[Size]] = QUICK if options.quick else GROWS
-    found = {}
+    growths = {}
     for axis, sizes in grows.items():
         console.print(f"by {axis}")
-        found[axis] = measure(axis, sizes, 1 if options.quick else 5)
-    write_record(options.json, "scaling", [], options, grows=found)
+        growths[axis] = measure(axis, sizes, 1 if options.quick else 5)
+    write_record(options.json, "scaling", [], options, grows=growths)
 
 
 if __name__ == "__main__":

@@ -105,12 +105,14 @@ def comparisons(record: Record) -> str:
 
 def claim(name: str, value: float, relation: str, target: float) -> dict[str, Any]:
     """A number that a target is set for, for the record's `claims`; the page lists those that are missed."""
-    held = {">=": value >= target, "<=": value <= target, "<": value < target, ">": value > target}[relation]
-    return {"name": name, "value": value, "relation": relation, "target": target, "met": bool(held)}
+    is_met = {">=": value >= target, "<=": value <= target, "<": value < target, ">": value > target}[relation]
+    return {"name": name, "value": value, "relation": relation, "target": target, "met": bool(is_met)}
 
 
-def claims(found: Iterable[Mapping[str, Any]]) -> str:
-    rows = [(c["name"], f"{c['value']:.4f}", f"{c['relation']} {c['target']:.4g}", verdict(c["met"])) for c in found]
+def claims(rows_claimed: Iterable[Mapping[str, Any]]) -> str:
+    rows = [
+        (c["name"], f"{c['value']:.4f}", f"{c['relation']} {c['target']:.4g}", verdict(c["met"])) for c in rows_claimed
+    ]
     return table(("claim", "measured", "target", "met"), rows)
 
 

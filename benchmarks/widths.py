@@ -55,14 +55,14 @@ def keep_first(program: cmrc.Program, case: models.Case, kept: int) -> cmrc.Plan
 def files_of(case: models.Case, widths: Sequence[int], folder: Path) -> dict[str, Path]:
     whole = export(case.original(), case, folder / "original.onnx")
     program = cmrc.trace(whole)
-    made = {}
+    files = {}
     for kept in widths:
         if kept == case.widths[0]:
-            made[str(kept)] = whole
+            files[str(kept)] = whole
             continue
-        made[str(kept)] = folder / f"kept_{kept}.onnx"
-        cmrc.lower(program, keep_first(program, case, kept)).save(made[str(kept)])
-    return made
+        files[str(kept)] = folder / f"kept_{kept}.onnx"
+        cmrc.lower(program, keep_first(program, case, kept)).save(files[str(kept)])
+    return files
 
 
 def sweep(case: models.Case, widths: Sequence[int], options: Any) -> dict[str, Any]:
@@ -83,13 +83,13 @@ def sweep(case: models.Case, widths: Sequence[int], options: Any) -> dict[str, A
 
 def rounded(widths: Sequence[int], seconds: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """For each width that is no multiple: the time of the next multiple, of its own."""
-    found = []
+    rounded_widths = []
     for kept in widths:
         up = math.ceil(kept / STEP) * STEP
         if up != kept and up in widths:
             ratio, low, high = median_ratio(np.stack([seconds[str(up)], seconds[str(kept)]], axis=-1))
-            found.append({"kept": kept, "rounded": up, "ratio": ratio, "low": low, "high": high})
-    return found
+            rounded_widths.append({"kept": kept, "rounded": up, "ratio": ratio, "low": low, "high": high})
+    return rounded_widths
 
 
 # ---------------------------------------------------------------- the page
@@ -97,13 +97,13 @@ def rounded(widths: Sequence[int], seconds: Mapping[str, np.ndarray]) -> list[di
 
 def body(record: Record) -> str:
     parts = []
-    for found in record["sweeps"].values():
+    for sweep in record["sweeps"].values():
         rows = [(str(r["kept"]), show(r["seconds"]), f"{r['of the whole']:.3f} ({r['low']:.3f} to {r['high']:.3f})")
-                for r in found["rows"]]  # fmt: skip
-        parts.append(f"{found['name']}:\n\n" + table(("kept", "a run", "of the whole"), rows))
+                for r in sweep["rows"]]  # fmt: skip
+        parts.append(f"{sweep['name']}:\n\n" + table(("kept", "a run", "of the whole"), rows))
         more = [(str(r["kept"]), str(r["rounded"]), f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})")
-                for r in found["rounded"]]  # fmt: skip
-        middle = float(np.median([r["ratio"] for r in found["rounded"]])) if more else 1.0
+                for r in sweep["rounded"]]  # fmt: skip
+        middle = float(np.median([r["ratio"] for r in sweep["rounded"]])) if more else 1.0
         parts.append(
             f"Rounded up to a multiple of {STEP}, with more units, the time is {middle:.3f} of what it was (median):\n\n"
             + table(("kept", "rounded up to", "time, of the unrounded"), more)
@@ -116,17 +116,17 @@ def stairs(rows: Sequence[Mapping[str, float]]) -> str:
     """In words: what a few widths of convolutions cost beside their neighbours."""
     took = {row["kept"]: row["seconds"] for row in rows}
     pairs = [(a, b) for a, b in ((63, 64), (31, 32), (24, 32), (28, 32), (36, 48)) if a in took and b in took]
-    told = ", ".join(f"{a} channels take {took[a] / took[b]:.2f} of what {b} take" for a, b in pairs)
+    listing = ", ".join(f"{a} channels take {took[a] / took[b]:.2f} of what {b} take" for a, b in pairs)
     return (
-        f"Convolutions run in blocks of channels: {told}. A width that fills no block falls to a slower kernel, and everything up to the "
+        f"Convolutions run in blocks of channels: {listing}. A width that fills no block falls to a slower kernel, and everything up to the "
         "next whole block costs the same, which `multiple_of` is for: 8 by default for channels, 16 where that is the block.\n"
     )
 
 
 def draw(record: Record, figure: Figure) -> None:
     axes = figure.subplots(1, len(record["sweeps"]))
-    for side, found in zip(np.atleast_1d(axes), record["sweeps"].values(), strict=True):
-        rows = found["rows"]
+    for side, sweep in zip(np.atleast_1d(axes), record["sweeps"].values(), strict=True):
+        rows = sweep["rows"]
         whole = max(row["kept"] for row in rows)
         side.plot([0, whole], [0, 1], color="grey", linestyle=":", label="in proportion")
         kept, of = ([row[key] for row in rows] for key in ("kept", "of the whole"))
@@ -140,7 +140,7 @@ def draw(record: Record, figure: Figure) -> None:
             side.errorbar([r["kept"] for r in some], [r["of the whole"] for r in some], yerr=spread, fmt=marker, color=colour,
                           elinewidth=0.8, markersize=5,
                           label=f"{'a' if multiple else 'no'} multiple of {STEP}")  # fmt: skip
-        side.set_xlabel(f"kept {found['name']}")
+        side.set_xlabel(f"kept {sweep['name']}")
         side.set_ylim(bottom=0)
         side.legend(fontsize=8)
     np.atleast_1d(axes)[0].set_ylabel("time, of the whole network's")
@@ -164,11 +164,11 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], "widths.json")
     use_threads(options.threads)
     quiet_exporters()
-    found = {}
+    by_network = {}
     for name, (case, widths) in sweeps(options.quick).items():
         console.print(case.name)
-        found[name] = sweep(case, widths, options)
-    write_record(options.json, "widths", [], options, sweeps=found, batch=BATCH, clock=clock_for(options.threads))
+        by_network[name] = sweep(case, widths, options)
+    write_record(options.json, "widths", [], options, sweeps=by_network, batch=BATCH, clock=clock_for(options.threads))
 
 
 if __name__ == "__main__":

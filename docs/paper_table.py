@@ -57,17 +57,17 @@ def there(name: str) -> bool:
 
 
 def rows_of(network: str, method: str) -> list[Any]:
-    (found,) = record(f"abstraction_{network}")["networks"].values()
-    return [row for row in found["rows"] if row["method"] == method]
+    (network_row,) = record(f"abstraction_{network}")["networks"].values()
+    return [row for row in network_row["rows"] if row["method"] == method]
 
 
 def abstracted(network: str, *methods: str) -> str:
     """IIA/KL at three quarters, half and a quarter by each method that the record has."""
-    told = {
+    cells = {
         m: ", ".join(f"{r['ours']['iia'][0]:.3f}/{r['ours']['kl'][0]:.3f}" for r in rows_of(network, m))
         for m in methods
     }
-    return "; ".join(f"{method} {numbers}" for method, numbers in told.items() if numbers)
+    return "; ".join(f"{method} {numbers}" for method, numbers in cells.items() if numbers)
 
 
 def control() -> str:
@@ -77,9 +77,9 @@ def control() -> str:
 
 
 def rescaled_control() -> str:
-    found = record("invariance")["networks"]
+    networks_of = record("invariance")["networks"]
     return (
-        "; ".join(jaccard(n, m) for n in found if "untrained" in n for m in ("CMR-Logit", "VBP"))
+        "; ".join(jaccard(n, m) for n in networks_of if "untrained" in n for m in ("CMR-Logit", "VBP"))
         or "trained networks alone"
     )
 
@@ -104,8 +104,8 @@ def mechanisms() -> str:
 
 
 def affine_sizes(method: str) -> str:
-    found = record("ablations_calibration")["found"]
-    few, many = (found.get(f"size {method} {n}") for n in (500, 10_000))
+    results = record("ablations_calibration")["found"]
+    few, many = (results.get(f"size {method} {n}") for n in (500, 10_000))
     return f"{method} {few['accuracy'][0]:.3f} → {many['accuracy'][0]:.3f}" if few and many else ""
 
 
@@ -227,21 +227,21 @@ def best_in_both() -> list[str]:
     ]
     missing = []
     for network, name in BOTH.items():
-        told: dict[str, dict[str, Any]] = {}
+        by_network: dict[str, dict[str, Any]] = {}
         for claim in record(name)["claims"]:
             at, _, rest = claim["name"].partition(f": {LEARNED} − ")
             if rest.endswith("the interval's end nearest 0"):
                 best, _, number = rest.removesuffix(", the interval's end nearest 0").rpartition(", ")
-                told.setdefault(at, {})[number] = (best.removesuffix(" (the paper's best)"), claim)
-        if not told:
+                by_network.setdefault(at, {})[number] = (best.removesuffix(" (the paper's best)"), claim)
+        if not by_network:
             missing.append(network)
-        for at, found in told.items():
+        for at, numbers in by_network.items():
             cells = [
                 cell
                 for number in ("iia", "kl")
-                for cell in (found[number][0], "{:+.3f} [{:+.3f}, {:+.3f}]".format(*found[number][1]["difference"]))
+                for cell in (numbers[number][0], "{:+.3f} [{:+.3f}, {:+.3f}]".format(*numbers[number][1]["difference"]))
             ]
-            good = all(claim["met"] for _, claim in found.values())
+            good = all(claim["met"] for _, claim in numbers.values())
             lines.append(
                 f"| {network}, {at.removeprefix(network + ', ')} | {' | '.join(cells)} | {'yes' if good else '**no**'} |"
             )

@@ -26,7 +26,7 @@ SAY_INSTEAD = {
 }
 VAGUE = {"found", "made", "told", "held"}
 
-# Files that keep such phrases, or such names because they are keys of plan files.
+# Files that keep such phrases; and such names, as keys of plan files, or still to be mended.
 STUMBLE = {
     "benchmarks/pretrained.py",  # the text of a record that was measured
     "docs/results.md",
@@ -35,6 +35,27 @@ NAME_VAGUELY = {
     "cmrc/program/plan.py",
     "cmrc/program/plan_file.py",
     "cmrc/program/plan_schema.py",
+    "benchmarks/abstraction.py",
+    "benchmarks/allocation.py",
+    "benchmarks/curves.py",
+    "benchmarks/data.py",
+    "benchmarks/invariance.py",
+    "benchmarks/llm_size.py",
+    "benchmarks/mechanisms.py",
+    "benchmarks/planning_cost.py",
+    "benchmarks/pretrained.py",
+    "benchmarks/recovery.py",
+    "benchmarks/reductions.py",
+    "benchmarks/report.py",
+    "benchmarks/subjects.py",
+    "benchmarks/trained.py",
+    "benchmarks/verification.py",
+    "tests/fuzz/quantised.py",
+    "tests/hosts/onnx/test_quantised.py",
+    "tests/planning/spread.py",
+    "tests/planning/test_ranking.py",
+    "tests/planning/test_stream.py",
+    "tests/statistics/test_calibrate.py",
 }
 
 
@@ -85,7 +106,7 @@ def vague_names(name: str) -> set[str]:
 
 
 def test_local_names_say_what_they_hold() -> None:
-    now = {name for name in tracked("cmrc/*.py", "passes/*.py", "tests/*.py") if vague_names(name)}
+    now = {name for name in tracked("*.py") if vague_names(name)}
     assert now == NAME_VAGUELY, mended(now, NAME_VAGUELY)
 
 

@@ -32,15 +32,15 @@ class Page(HTMLParser):
 
 def problems(site: Path) -> list[str]:
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
-    found = [] if pages else ["there are no pages"]
+    problems_seen = [] if pages else ["there are no pages"]
     for path, page in pages.items():
         for tag, target in page.links:
             if problem := _problem(site, path, tag, target, pages):
-                found.append(f"{path.relative_to(site)}: {target}: {problem}")
+                problems_seen.append(f"{path.relative_to(site)}: {target}: {problem}")
     for path in [*site.rglob("*.css"), *site.rglob("*.svg")]:
         if "url(http" in (text := path.read_text(encoding="utf-8")) or "@import" in text:
-            found.append(f"{path.relative_to(site)}: fetches something")
-    return found
+            problems_seen.append(f"{path.relative_to(site)}: fetches something")
+    return problems_seen
 
 
 def _problem(site: Path, path: Path, tag: str, target: str, pages: dict[Path, Page]) -> str:
@@ -63,11 +63,11 @@ def _problem(site: Path, path: Path, tag: str, target: str, pages: dict[Path, Pa
 
 
 def main() -> None:
-    found = problems(Path(sys.argv[1]))
+    broken = problems(Path(sys.argv[1]))
     sys.stdout.write(
-        "\n".join([*found, f"{len(found)} links lead nowhere\n" if found else "every link leads somewhere\n"])
+        "\n".join([*broken, f"{len(broken)} links lead nowhere\n" if broken else "every link leads somewhere\n"])
     )
-    raise SystemExit(bool(found))
+    raise SystemExit(bool(broken))
 
 
 if __name__ == "__main__":
