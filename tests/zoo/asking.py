@@ -20,11 +20,13 @@ from models import DYNAMIC, Entry, randomise
 import cmrc
 from cmrc.hosts.fx.schema import opname
 from cmrc.hosts.protocols import Host
+from cmrc.program.check import Check
 from cmrc.program.sites import Site
 
 REQUESTS = ("inner units", "heads", "both")
 HOSTS = ("torch", "ONNX")
 TOLERANCE, MOVES = 1e-5, 1000
+STORED = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16", "INT32", "INT8", "UINT8", "INT4", "UINT4")
 RECTIFIERS = {"relu", "relu6", "hardtanh", "hardswish", "hardsigmoid"}
 
 
@@ -165,7 +167,8 @@ def plan_for(
         seen = [] if inputs is None else program.run(inputs, [site.value for site, _ in asked])[-len(asked) :]
         for i, (site, chosen) in enumerate(asked):
             rng = drawn_for(program, site)
-            constants = rng.normal(0.3, 0.5, len(chosen)) if inputs is None else like(seen[i], site, chosen, rng)
+            drawn = rng.normal(0.3, 0.5, len(chosen))
+            constants = drawn if inputs is None else like(seen[i], site, chosen, rng, whole=is_quantised(program))
             plan.do(site.value, units=chosen, constant=constants, axis=site.axis)
     if request in ("heads", "both"):
         for site, shared in head_sites(program):
@@ -179,9 +182,14 @@ def plan_for(
     return plan
 
 
-def like(seen: np.ndarray, site: Site, units: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Constants around the mean of each unit, off by a third of its deviation; by position in sequences of a fixed length."""
-    by_position = len(site.shape) == 3 and site.axis == 2 and isinstance(site.shape[1], int)
+def is_quantised(program: cmrc.Program) -> bool:
+    return any(node.attrs.get("fn") == "quantize" for node in program.graph.nodes)
+
+
+def like(seen: np.ndarray, site: Site, units: list[int], rng: np.random.Generator, *, whole: bool) -> np.ndarray:
+    """Constants around the mean of each unit, off by a third of its deviation; by position in sequences of a fixed length, unless
+    a bias of whole numbers takes them in."""
+    by_position = not whole and len(site.shape) == 3 and site.axis == 2 and isinstance(site.shape[1], int)
     over = tuple(i for i in range(seen.ndim) if i != site.axis and not (by_position and i == 1))
     some = np.take(seen, units, axis=site.axis)
     mean, deviation = (f(axis=over, keepdims=by_position) for f in (some.mean, some.std))
@@ -231,7 +239,7 @@ def ask(subject: Subject, host: str, request: str, folder: Path) -> Outcome:
     }
     checks = [lowered.check(given) for given in inputs.values()]
     worst, moved = max(c.error for c in checks), min(c.moved for c in checks)
-    if isinstance(subject.built, Path):
+    if isinstance(subject.built, Path) and not is_quantised(program):
         worst, moved = before_squashing(lowered, inputs, worst)
     lowered.save(folder / "lowered.onnx")
     counts = counted(subject, lowered, host, request, folder)
@@ -241,12 +249,27 @@ def ask(subject: Subject, host: str, request: str, folder: Path) -> Outcome:
     }  # fmt: skip
     problem = counts[2]
     allowed = TOLERANCE if worst <= TOLERANCE else max(TOLERANCE, rounding(lowered.clamped, inputs))
-    if worst > allowed or moved < MOVES * allowed:
+    if is_quantised(program):
+        allowed = max(c.tolerance for c in checks)
+        problem = problem or in_steps(checks)
+    elif worst > allowed or moved < MOVES * allowed:
         problem = f"differs by {worst:.1e}, moved by {moved:.1e}"
-    problem = problem or used_as_onnx(subject, lowered, inputs, folder)
+    problem = problem or used_as_onnx(subject, lowered, inputs, folder, max(allowed, 5 * TOLERANCE))
     if host == "torch":
         problem = problem or trained(subject, lowered)
     return Outcome("fails" if problem else "exact", problem, **record)  # type: ignore[arg-type]
+
+
+def in_steps(checks: Sequence[Check]) -> str:
+    """What is wrong with a quantised model: it gives the same bits, or the same numbers in float64 before every rounding."""
+    for check in checks:
+        if check.error and check.folded is None:
+            return f"differs by {check.error:.1e} of the scale, and was not compared in float64"
+        if not check.holds:
+            return str(check)
+        if not check.moved > 2 * check.error:
+            return f"differs by {check.error:.1e}, moved by {check.moved:.1e}"
+    return ""
 
 
 SQUASHES = {"sigmoid", "softmax", "tanh", "hard_sigmoid", "clip", "identity"}
@@ -392,22 +415,24 @@ def normalised(x: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 def stored(path: Path) -> int:
-    """The floating-point numbers that an ONNX file holds."""
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
+    """The floating-point numbers that an ONNX file holds, and those that are stored as small integers."""
+    kinds = [getattr(onnx.TensorProto, kind) for kind in STORED]
     graph = onnx.load(path, load_external_data=False).graph
     constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"]
     tensors = [*graph.initializer, *constants]
-    return sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.data_type in floats)
+    return sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.data_type in kinds)
 
 
-def used_as_onnx(subject: Subject, lowered: cmrc.Lowered, inputs: dict[int, object], folder: Path) -> str:
+def used_as_onnx(
+    subject: Subject, lowered: cmrc.Lowered, inputs: dict[int, object], folder: Path, allowed: float
+) -> str:
     """The file that `save` wrote, under onnxruntime, at every batch size."""
     small = cmrc.trace(folder / "lowered.onnx")
     for batch, given in inputs.items():
         expected = lowered.clamped.run(given)[0]  # type: ignore[arg-type]
         output = small.run(subject.arrays(batch))[0]
         gap = float(np.abs(output - expected).max() / (np.abs(expected).max() or 1.0))
-        if not gap <= TOLERANCE * 5:  # torch on one side, onnxruntime's kernels on the other
+        if not gap <= allowed:  # torch on one side, onnxruntime's kernels on the other
             return f"the saved file differs by {gap:.1e} at batch {batch}"
     return ""
 

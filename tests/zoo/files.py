@@ -99,6 +99,22 @@ def speech(batch: int) -> dict[str, torch.Tensor]:
     return {"input": chunk, "state": torch.zeros(2, batch, 128), "sr": torch.tensor(16000)}
 
 
+def words(batch: int) -> dict[str, torch.Tensor]:
+    """Eight seconds of sounds of a few bands each, with pauses between: on plain noise the detector answers the same to everything."""
+    generator = torch.Generator().manual_seed(batch)
+    features = torch.full((batch, 80, 800), -0.6) + 0.05 * torch.randn(batch, 80, 800, generator=generator)
+    bands = torch.arange(80)[:, None]
+    for sample in features:
+        start = 0
+        while start < 800:
+            length, pause, pitch, width = (int(torch.randint(*ends, (1,), generator=generator)) for ends in SOUND)
+            sound = torch.hann_window(length)[: 800 - start]
+            sample[:, start : start + length] += 1.6 * torch.exp(-(((bands - pitch) / width) ** 2)) * sound
+            start += length + pause
+    return {"input_features": features}
+
+
+SOUND = ((20, 80), (5, 40), (5, 50), (6, 20))  # frames of a sound and of a pause, its band and how many beside it
 OCR, SPEECH, DETECTION = (
     ("rapidocr-onnxruntime", "1.4.4", "rapidocr_onnxruntime/models/"),
     ("speechmos", "0.0.1.1", "speechmos/dnsmos_models/"),
@@ -131,6 +147,12 @@ packaged(
 packaged("dnsmos", from_package(SPEECH, "sig_bak_ovr.onnx"), normal("input_1", 144160))
 packaged("dnsmos_p808", from_package(SPEECH, "model_v8.onnx"), normal("input_1", 900, 120))
 packaged("silero_vad", Packaged("silero-vad", "6.2.3", "silero_vad/data/silero_vad.onnx"), speech)
+packaged(
+    "turn_detector",
+    Packaged("pipecat-ai", "1.14.0", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"),
+    words,
+    note="pipecat-ai 1.14.0, quantised by its makers: uint8 activations, int8 weights",
+)
 
 
 if __name__ == "__main__":

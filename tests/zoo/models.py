@@ -43,7 +43,13 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {}
-MODULES = ("newer", "vision", "handwritten", "files")  # beside this one, each adds its entries when it is imported
+MODULES = (
+    "newer",
+    "vision",
+    "handwritten",
+    "files",
+    "quantised",
+)  # beside this one, each adds its entries when it is imported
 
 
 def entries() -> dict[str, Entry]:

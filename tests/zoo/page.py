@@ -47,6 +47,9 @@ own constant. The plan is lowered through both hosts: the module as torch export
   vanishes when the units are 0) is gone and no other; on the ONNX host the file holds no more numbers than the module that was lowered
   and then exported. The saved file runs under onnxruntime at two batch sizes; the torch result takes an optimiser
   step and exports again.
+  A quantised model gives the same bits; or, where a plane under zero padding needs floats and the last of their bits may decide a step,
+  the same numbers in float64 before every rounding (to 2^-22 of the scale), and under onnxruntime no more other steps than the clamped
+  model has when its own roundings decide anew.
 * **declined**: refused with the reason, listed below. **fails**: anything else. **–**: the model has nothing of the kind.
 
 *Parameters* are those of the module before and after, bias vectors that folding adds included. *Time* is the processor time of
@@ -65,7 +68,7 @@ asked. It reads no ONNX and folds no constants.
 
 def asks(entry: Entry) -> list[Ask]:
     """Every question to a model. An ONNX file has no module to ask."""
-    hosts = ("ONNX",) if entry.family == "files" else ("torch", "ONNX", PEER)
+    hosts = ("ONNX",) if entry.family in ("files", "static int8") else ("torch", "ONNX", PEER)
     return [(host, request) for host in hosts for request in REQUESTS]
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import quantised
 from asking import HOSTS, Subject, ask
-from models import ENTRIES
+from models import ENTRIES, entries
 
 REPRESENTATIVE = (
     "vit", "swin", "mobilenet_v2", "detr", "bert", "albert", "t5", "whisper", "gpt2", "llama", "phi3", "mixtral",
@@ -30,3 +31,16 @@ def test_inner_units_and_heads_fold_exactly(subject: Subject, host: str, tmp_pat
     assert (outcome.verdict, outcome.detail) == ("exact", "")
     assert outcome.units > 0
     assert outcome.parameters[1] < outcome.parameters[0]
+
+
+@pytest.mark.parametrize("name", ["convnext_int8", "resnet20_int8"])
+def test_inner_units_of_quantised_models_fold(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One to the same bits, and one whose planes under zero padding are floats."""
+    entry = entries()[name]
+    if entry.skip:
+        pytest.skip(entry.skip)
+    monkeypatch.setattr(quantised, "CACHE", tmp_path)
+    outcome = ask(Subject.of(entry), "ONNX", "inner units", tmp_path)
+    assert (outcome.verdict, outcome.detail) == ("exact", "")
+    assert outcome.parameters[1] < outcome.parameters[0]
+    assert (outcome.error == 0) or name == "resnet20_int8"
