@@ -43,7 +43,17 @@ def with_best_orders(ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe)
     result = list(ranked)
     for place, i in enumerate(chosen):
         lost = [float(np.log(np.maximum(some[place], TINY)).sum()) for some in losses]
-        result[i] = tried[int(np.argmin(lost))][place]
+        result[i] = dataclasses.replace(tried[int(np.argmin(lost))][place], tried=tuple(some[place] for some in tried))
+    return result
+
+
+def with_orders_for(ranked: Sequence[Ranked], counts: Sequence[int], probe: LossProbe) -> list[Ranked]:
+    """At each site, of the orders that were tried, the one that loses least with as many units gone as will go."""
+    result = list(ranked)
+    for i, (r, count) in enumerate(zip(ranked, counts, strict=True)):
+        if r.tried and 0 < count < r.site.units:
+            losses = [loss for (loss,) in probe.of_sites(r.tried, [[count]] * len(r.tried))]
+            result[i] = dataclasses.replace(r.tried[int(np.argmin(losses))], tried=r.tried)
     return result
 
 

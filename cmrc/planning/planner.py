@@ -22,7 +22,7 @@ from cmrc.errors import ObjectiveError, RecipeError, SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.planning.certified import KEEPS, Certify, certified
-from cmrc.planning.constants import with_best_orders
+from cmrc.planning.constants import with_best_orders, with_orders_for
 from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
 from cmrc.planning.learned import learnable
 from cmrc.planning.objectives import decomposition
@@ -223,6 +223,7 @@ class _Planning:
     def replace_in_steps(self, stats: Stats, ranked: list[Ranked], probe: LossProbe, *, recorded: Stats) -> Plan:
         """Decide how many units go, and replace them step by step of the schedule."""
         final = self._final_counts(ranked, probe)
+        ranked = with_orders_for(ranked, final, probe)
         steps = [*counts_of_steps(self.recipe, ranked), final]
         for step, counts in enumerate(steps):
             if step:

@@ -36,6 +36,7 @@ class Ranked:
     recipe: Recipe  # with the preset for this site
     elements: Elements | None  # where affine maps are put
     halves: tuple[SiteStats, ...] = ()  # the statistics of two halves of the data, where they were gathered apart
+    tried: tuple[Ranked, ...] = ()  # the orders that this one was chosen from
 
     @property
     def values(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from nets import Net, seeded, traced
 import cmrc
 from cmrc.errors import HostError
 from cmrc.hosts.fx.host import FxHost
-from cmrc.planning.constants import CURVATURE, RECONSTRUCTION, SINGLE, with_best_orders
+from cmrc.planning.constants import CURVATURE, RECONSTRUCTION, SINGLE, with_best_orders, with_orders_for
 from cmrc.planning.probe import LossProbe, probed_counts
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import make_recipe
@@ -65,3 +65,25 @@ def test_a_preset_that_was_chosen_stays(ranked: tuple[LossProbe, Ranked]) -> Non
     chosen = dataclasses.replace(probe.recipe, preset=RECONSTRUCTION)
     assert with_best_orders([plain], chosen, probe) == [plain]
     assert with_best_orders([plain], probe.recipe, dataclasses.replace(probe, data=None)) == [plain]
+
+
+def test_the_order_is_the_best_for_the_number_of_units_that_goes(ranked: tuple[LossProbe, Ranked]) -> None:
+    probe, plain = ranked
+
+    def loss(r: Ranked, count: int) -> float:
+        ((found,),) = probe.of_sites([r], [[count]])
+        return found
+
+    (overall,) = with_best_orders([plain], probe.recipe, probe)
+    assert len(overall.tried) == 3
+    improved = []
+    for count in range(1, plain.site.units):
+        least = min(loss(one, count) for one in overall.tried)
+        for one in overall.tried:  # whichever was the best over all
+            (chosen,) = with_orders_for([dataclasses.replace(one, tried=overall.tried)], [count], probe)
+            assert loss(chosen, count) == least
+            improved.append(least < loss(one, count))
+        plan = cmrc.plan(probe.program, data=probe.data, sites=[SITE], keep=plain.site.units - count)
+        assert plan.entries[0].units == chosen.order.first(count)
+    assert any(improved)
+    assert with_orders_for([plain], [2], probe) == [plain]
