@@ -71,8 +71,8 @@ def test_the_order_is_the_best_for_the_number_of_units_that_goes(ranked: tuple[L
     probe, plain = ranked
 
     def loss(r: Ranked, count: int) -> float:
-        ((found,),) = probe.of_sites([r], [[count]])
-        return found
+        ((single,),) = probe.of_sites([r], [[count]])
+        return single
 
     (overall,) = with_best_orders([plain], probe.recipe, probe)
     assert len(overall.tried) == 3
