@@ -50,12 +50,6 @@ NAME_VAGUELY = {
     "benchmarks/subjects.py",
     "benchmarks/trained.py",
     "benchmarks/verification.py",
-    "tests/fuzz/quantised.py",
-    "tests/hosts/onnx/test_quantised.py",
-    "tests/planning/spread.py",
-    "tests/planning/test_ranking.py",
-    "tests/planning/test_stream.py",
-    "tests/statistics/test_calibrate.py",
 }
 
 

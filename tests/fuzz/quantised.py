@@ -25,9 +25,9 @@ def _biased(b: Builder, x: Held, width: int) -> Held:
     """A linear op as a quantised Gemm with a bias of int32 (on matrices), or as a product and a quantised sum."""
     numbers, scale, point = _quantised(b, x)
     x = b.node("DequantizeLinear", [numbers, scale, point])[0]
-    held, grid, zero = _stored(b, b.weights(x.shape[-1], width), 1)
+    stored, grid, zero = _stored(b, b.weights(x.shape[-1], width), 1)
     axis = 1 if grid.rank else None
-    weight = b.node("DequantizeLinear", [held, grid, zero], axis=axis)[0]
+    weight = b.node("DequantizeLinear", [stored, grid, zero], axis=axis)[0]
     if x.rank == 2 and b.chance(0.7):
         whole = b.const(b.rng.integers(-400, 400, size=width).astype(np.int32), plain=True)
         both = np.broadcast_to(scale.array * grid.array, width if grid.rank else ()).astype(np.float32)

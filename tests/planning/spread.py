@@ -40,8 +40,8 @@ def main(model: str, data: str, checkpoint: str, out: str) -> None:
         results = [cmrc.verify(program, known, data, **asked, **more) for more in ({}, {"until": "iia>=0.5"})]
         resumed.save(f"{out}.{distributed.shard()[0]}.resumed.json")
         plan.save(f"{out}.{distributed.shard()[0]}.json")
-        told = {"verified": [result.to_json() for result in results], "before": before, "sites": sites}
-        Path(f"{out}.{distributed.shard()[0]}.told").write_text(json.dumps(told))
+        document = {"verified": [result.to_json() for result in results], "before": before, "sites": sites}
+        Path(f"{out}.{distributed.shard()[0]}.told").write_text(json.dumps(document))
 
 
 if __name__ == "__main__":

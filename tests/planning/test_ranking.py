@@ -60,8 +60,8 @@ def test_a_default_plan_takes_what_is_free(program: cmrc.Program) -> None:
 def test_who_asks_for_means_gets_means(program: cmrc.Program) -> None:
     plan = cmrc.plan(program, data=BATCHES, keep=0.5, preset="reconstruction")
     assert np.any(next(entry.constant for entry in plan.entries if entry.site == "p"))
-    told = str(cmrc.lower(program, plan).report)
-    assert "it leaves the integers for that: only constants that are quantised to 0 are free here" in told
+    report_text = str(cmrc.lower(program, plan).report)
+    assert "it leaves the integers for that: only constants that are quantised to 0 are free here" in report_text
 
 
 def test_reduce_takes_constants_of_a_quantised_model(program: cmrc.Program, tmp_path: Path) -> None:

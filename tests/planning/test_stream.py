@@ -69,15 +69,15 @@ def test_ranking_along_the_stream_plans_what_a_pass_before_it_does(
 ) -> None:
     x, _ = data(60, 5)
     ran = Counter[int]()
-    made = cmrc.calibrate
+    calibrated = cmrc.calibrate
     monkeypatch.setattr(
         "cmrc.planning.planner.calibrate",
-        lambda *a, **options: ran.update([len(options["sites"])]) or made(*a, **options),
+        lambda *a, **options: ran.update([len(options["sites"])]) or calibrated(*a, **options),
     )
     given = {"sites": list(SITES), "preset": "joint", "keep": 4, "drift_ridge": drift_ridge}
     along = cmrc.plan(program, data=parts(x), recompute="fits", **given)
     assert ran == {1: 4}  # each site once
-    stats = made(program, parts(x), sites=list(SITES), need="scatter")
+    stats = calibrated(program, parts(x), sites=list(SITES), need="scatter")
     before = cmrc.plan(program, stats, data=parts(x), recompute="fits", **given)
     assert (along.made["data"], along.made["samples"]) == (before.made["data"], 60)
     assert [list(along.made["sites"]), list(along.scores)] == [list(before.made["sites"]), list(before.scores)]

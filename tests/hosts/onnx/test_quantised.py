@@ -61,11 +61,11 @@ def optimised(lowered: cmrc.Lowered, folder: Path) -> list[str]:
     return optimised_file(onnx.load(folder / "small.onnx"), folder)
 
 
-def optimised_file(made: onnx.ModelProto, folder: Path) -> list[str]:
+def optimised_file(proto: onnx.ModelProto, folder: Path) -> list[str]:
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimised.onnx")
     options.log_severity_level = 3
-    onnxruntime.InferenceSession(made.SerializeToString(), options)
+    onnxruntime.InferenceSession(proto.SerializeToString(), options)
     return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
 
 
@@ -124,9 +124,9 @@ def test_another_constant_becomes_a_plane_under_padding(tmp_path: Path) -> None:
 @pytest.mark.parametrize("constant", [0.0, [0.3, 0.7]], ids=["0", "others"])
 def test_what_a_constant_under_padding_costs_is_said(constant: Any, tmp_path: Path) -> None:
     program = cmrc.trace(pictures(PADDED, tmp_path))
-    told = str(cmrc.lower(program, cmrc.Plan(program).do("a", units=[0, 3], constant=constant)).report)
+    report_text = str(cmrc.lower(program, cmrc.Plan(program).do("a", units=[0, 3], constant=constant)).report)
     leaves = "it leaves the integers for that: only constants that are quantised to 0 are free here"
-    assert (leaves in told) == bool(np.any(constant))
+    assert (leaves in report_text) == bool(np.any(constant))
 
 
 IN_INTEGERS = ("QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat")
@@ -140,10 +140,10 @@ def in_integers(ops: Sequence[str]) -> int:
 @pytest.mark.parametrize("nodes", [CONV, MATMUL], ids=["convolutions", "products"])
 def test_onnxruntime_finds_as_many_ops_on_integers_as_before(nodes: str, kind: str, tmp_path: Path) -> None:
     """A product without a bias has no place for a sum of integers: QLinearMatMul becomes MatMulIntegerToFloat and a sum."""
-    made = (pictures(nodes, tmp_path, **KINDS[kind])) if nodes == CONV else words(tmp_path, **KINDS[kind])
+    proto = (pictures(nodes, tmp_path, **KINDS[kind])) if nodes == CONV else words(tmp_path, **KINDS[kind])
     x = random(9, 3, 8, 8, seed=50) if nodes == CONV else random(3, 6, 16, seed=50)
-    lowered = proved(made, "a", [0, 3, 6], [0.05, 0.7, 0.31], x)
-    before = optimised_file(made, tmp_path)
+    lowered = proved(proto, "a", [0, 3, 6], [0.05, 0.7, 0.31], x)
+    before = optimised_file(proto, tmp_path)
     after = optimised(lowered, tmp_path)
     assert in_integers(after) == in_integers(before) > 0
 
@@ -362,8 +362,8 @@ def test_weights_of_the_quantiser_of_onnxruntime(tmp_path: Path) -> None:
         node.name = node.output[0]
     tool = MatMulNBitsQuantizer(plain, block_size=32, is_symmetric=True)
     tool.process()
-    made = tool.model.model
-    program = cmrc.trace(made)
+    proto = tool.model.model
+    program = cmrc.trace(proto)
     assert nodes_of(program.host).count("MatMulNBits") == 3
     lowered = cmrc.lower(program, cmrc.Plan(program).do("h", units=range(32, 64), constant=np.linspace(-1, 1, 32)))
     assert nodes_of(lowered.host).count("MatMulNBits") == 3
