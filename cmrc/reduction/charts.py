@@ -12,6 +12,8 @@ from cmrc.reduction.account import Account
 STATES = ("replaced", "folded into", "removed", "does not fold", "unchanged")
 COLOURS = ("#d95f02", "#1b9e77", "#999999", "#c0392b", "#9db7d5")
 LEAST = 1e-12  # on a logarithmic axis
+GREY = "#888888"  # seen on light and on dark
+LABELLED = 24  # nodes of a graph that are few enough to stand with their names
 NARROW = 16  # pixels of a bar, and of the row of a graph
 
 
@@ -103,7 +105,8 @@ def risk_chart(a: Account) -> dict[str, Any] | None:
         "x": {"field": "step", "type": "quantitative", "title": "units removed, in the order of the selection"},
         "y": {"field": "added", "type": "quantitative", "scale": {"type": "log"}, "title": "risk that the removal adds"},
         "color": {"field": "layer", "type": "nominal", "legend": {"symbolLimit": 12, "orient": "bottom", "columns": 3}, "sort": None},
-        "shape": {"field": "unit", "type": "nominal", "title": None, "legend": {"orient": "top"}, "scale": {"domain": ["removed", "kept"]}},
+        "shape": {"field": "unit", "type": "nominal", "title": None, "legend": {"orient": "top", "symbolFillColor": GREY},
+                  "scale": {"domain": ["removed", "kept"]}},
         "opacity": {"condition": {"param": "legend", "value": 0.9}, "value": 0.08},
         "tooltip": [{"field": "layer"}, {"field": "unit"}, {"field": "step"}, {"field": "added", "format": ".3g"},
                     {"field": "total", "format": ".3g", "title": "so far"}],
@@ -147,6 +150,10 @@ def graph_chart(a: Account) -> dict[str, Any]:
     down = {**axis, "scale": {**scale, "reverse": True}}
     rows = max((node["y"] for node in graph["nodes"]), default=0.0)
     matches = "search == '' || test(regexp(search, 'i'), datum.name + ' ' + datum.op + ' ' + datum.what)"
+    names = {
+        "data": {"values": graph["nodes"]}, "encoding": {"x": {**axis, "field": "x"}, "y": {**down, "field": "y"}, "text": {"field": "name"}},
+        "mark": {"type": "text", "angle": 40, "align": "left", "dx": 6, "dy": 6, "fontSize": 10, "limit": 90, "color": GREY},
+    }  # fmt: skip
     return {
         "width": "container", "height": int(min(900, max(160, NARROW * (rows + 2)))), "background": None,
         "params": [{"name": "search", "value": "", "bind": {"input": "search", "placeholder": "name, op or state", "name": "search "}}],
@@ -162,6 +169,7 @@ def graph_chart(a: Account) -> dict[str, Any]:
                 "size": {"condition": {"test": matches, "value": 70}, "value": 15},
                 "opacity": {"condition": {"test": matches, "value": 1}, "value": 0.12},
                 "tooltip": [{"field": f} for f in ("name", "op", "shape", "what", "remark")]}},
+            *([names] if len(graph["nodes"]) <= LABELLED else []),
         ],
         "config": {"view": {"stroke": None}},
     }  # fmt: skip

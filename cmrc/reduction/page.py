@@ -267,7 +267,7 @@ h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; marg
 .card span { font-size: .85rem; }
 .chart { width: 100%; min-height: 60px; } .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; } td, th { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td:last-child { min-width: 9rem; } tr.chosen td { font-weight: 600; } .verdict { font-weight: 600; overflow-wrap: anywhere; }
+td:last-child { min-width: 9rem; } td:not(:first-child):not(:last-child) { white-space: nowrap; } tr.chosen td { font-weight: 600; } .verdict { font-weight: 600; overflow-wrap: anywhere; }
 .ready-text { color: var(--good); } .not-ready-text { color: var(--bad); }
 input { font: inherit; max-width: 100%; } li { overflow-wrap: anywhere; }
 """.strip()

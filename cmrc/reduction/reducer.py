@@ -42,7 +42,7 @@ from cmrc.reduction.sounds import Sounds
 from cmrc.reduction.subject import Subject, split_data
 from cmrc.reduction.texts import Texts
 from cmrc.reduction.timing import ORIGINAL, Timing
-from cmrc.reduction.workfolder import WorkFolder, digest_of, digest_of_run
+from cmrc.reduction.workfolder import WorkFolder, digest_of, digest_of_rows, digest_of_run
 from cmrc.statistics.calibrate import calibrate, choose
 from cmrc.statistics.stats import Stats
 from cmrc.verification.protocol import verify
@@ -234,7 +234,7 @@ class _Run:
             self.asked["positions"] = positions
         recipe = make_recipe(**self.asked)
         digested = {**self.asked, "sites": [site.value for site in folding]}
-        asked = digest_of_run(subject.program.fingerprint, (rows.calibration,), digested)
+        asked = digest_of_run(subject.program.fingerprint, rows.calibration, digested)
         work = WorkFolder.open(folder, asked, self.of)
         if work.emptied:
             self.remarks.append(
@@ -242,7 +242,7 @@ class _Run:
             )
         stats = self._statistics(work, recipe, folding)
         self.remarks += judge.remarks
-        judged_rows = digest_of_run(subject.program.fingerprint, (rows.judged,), {})
+        judged_rows = digest_of_rows(rows.judged)
         conditions = digest_of({
             **self.judging.reading, "delta": self.goals.delta, "metric": self.judging.name, "rows": judged_rows,
         })  # fmt: skip

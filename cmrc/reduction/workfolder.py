@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -112,13 +112,17 @@ class WorkFolder:
         write_whole(self.folder / f"measures-{name}.json", json.dumps(document, indent=1).encode())
 
 
-def digest_of_run(model: Fingerprint, data: Iterable[Rows], recipe: Mapping[str, Any]) -> str:
+def digest_of_run(model: Fingerprint, rows: Rows, recipe: Mapping[str, Any]) -> str:
     """A name for a model, its data and how it is planned."""
     asked = json.dumps(recipe, sort_keys=True, default=str)
-    digest = hashlib.sha256(f"{digest_of_code()} {model.digest} {asked}".encode())
-    for rows in data:
-        for batch in rows:
-            digest.update(digest_of_batch([as_array(batch[name]) for name in sorted(batch)]))
+    return hashlib.sha256(f"{digest_of_code()} {model.digest} {asked} {digest_of_rows(rows)}".encode()).hexdigest()
+
+
+def digest_of_rows(rows: Rows) -> str:
+    """A name for what the rows hold, whatever reads them."""
+    digest = hashlib.sha256()
+    for batch in rows:
+        digest.update(digest_of_batch([as_array(batch[name]) for name in sorted(batch)]))
     return digest.hexdigest()
 
 
