@@ -145,6 +145,7 @@ class Frontier:
                 continue
             if sizes and _same(sizes[-1].plan, size.plan):
                 sizes.pop()  # widths come in steps: the same plan, under its smaller name
+                missed -= missed > 0
             sizes.append(size)
             for site, reason in size.plan.made.get("left_out", {}).items():
                 self.remarks.append(f"left out: {site}: {reason}")
