@@ -56,9 +56,9 @@ def measure(subject: Subject, rounds: int) -> dict[str, Any]:
 
     def timed(name: str, step: Callable[[], Any]) -> Any:
         start = time.process_time()
-        found = step()
+        result = step()
         spent.setdefault(name, []).append(time.process_time() - start)
-        return found
+        return result
 
     def round_of_all() -> None:
         timed("forward", lambda: [program.run(batch) for batch in batches])
@@ -103,8 +103,8 @@ def selection(units: int) -> dict[str, Any]:
     order = eliminate(gram, covariance, count=units // 2)
     seconds = {"seconds": time.perf_counter() - start, "processor seconds": time.process_time() - used}
     matrices = (_held("VmHWM") - before) / covariance.nbytes
-    told = {"products a second": products, "matrices": matrices, "risk": float(order.added.sum())}
-    return {"units": units, **seconds, **told}
+    more = {"products a second": products, "matrices": matrices, "risk": float(order.added.sum())}
+    return {"units": units, **seconds, **more}
 
 
 def _held(what: str) -> int:
@@ -128,8 +128,8 @@ def body(record: Record) -> str:
     widths = [
         (str(row["units"]), show(row["processor seconds"]), f"{row['matrices']:.2f}") for row in record["selection"]
     ]
-    told = table(("units of a site", "half of them selected in", "matrices held beyond the two given"), widths)
-    return "\n".join((table(head, rows), told, claims(record["claims"]), on_paper(record)))
+    sites = table(("units of a site", "half of them selected in", "matrices held beyond the two given"), widths)
+    return "\n".join((table(head, rows), sites, claims(record["claims"]), on_paper(record)))
 
 
 MODEL = {"parameters": 70e9, "layers": 80, "units": 28672, "tokens": 1e8, "machines": 64}
@@ -154,7 +154,7 @@ def on_paper(record: Record) -> str:
         ("second moments of every FFN", f"{m['layers'] * m['tokens'] * m['units'] ** 2 / 2:.2g} products in float64", products),
         ("selection of half of every FFN", f"{small} to {large} units grow with the power {exponent:.2f}", selection),
     )  # fmt: skip
-    told = table(
+    steps = table(
         ("what", "from", "days of one of these cores", "days of a core on each machine, shared out evenly"),
         ((name, by, f"{s / 86400:.3g}", f"{s / 86400 / m['machines']:.3g}") for name, by, s in rows),
     )
@@ -163,7 +163,7 @@ def on_paper(record: Record) -> str:
 
 No machine here can run this. What is measured above gives, for {m["layers"]} layers with {m["units"]} units in each FFN:
 
-{told}
+{steps}
 The rate is that of the network with the most products here; the lowest is {rates} a second. Selection and fits run in every process today,
 so they are not shared out. The statistics are put together by one all-reduce of {bytes_of_all / 1e9:.0f} GB ({bytes_of_all / m["layers"] / 1e9:.1f} GB
 a layer), of which a ring sends and receives twice as much on each machine: at 10 GB a second {2 * bytes_of_all / 1e10:.0f} s. With fits in
@@ -180,17 +180,19 @@ SECTIONS = (Section("planning_cost", "Planning cost", TEXT, body),)
 
 
 def judged(networks: dict[str, Any], widths: Sequence[Record]) -> list[dict[str, Any]]:
-    found = []
+    judgements = []
     for name, row in networks.items():
         joint, fits = passes(row)
-        found.append(claim(f"{name}: calibrate, plan and lower by joint, in forward passes", joint, "<=", JOINT))
-        found.append(claim(f"{name}: with fits in order, in forward passes", fits, "<=", FITS))
+        judgements.append(claim(f"{name}: calibrate, plan and lower by joint, in forward passes", joint, "<=", JOINT))
+        judgements.append(claim(f"{name}: with fits in order, in forward passes", fits, "<=", FITS))
     for row in widths:
         if row["units"] in WIDTHS:
             limit = WIDTHS[row["units"]]
-            found.append(claim(f"{row['units']} units: seconds of selection", row["processor seconds"], "<=", limit))
-            found.append(claim(f"{row['units']} units: matrices held", row["matrices"], "<=", MATRICES))
-    return found
+            judgements.append(
+                claim(f"{row['units']} units: seconds of selection", row["processor seconds"], "<=", limit)
+            )
+            judgements.append(claim(f"{row['units']} units: matrices held", row["matrices"], "<=", MATRICES))
+    return judgements
 
 
 def main() -> None:

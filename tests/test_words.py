@@ -42,7 +42,6 @@ NAME_VAGUELY = {
     "benchmarks/invariance.py",
     "benchmarks/llm_size.py",
     "benchmarks/mechanisms.py",
-    "benchmarks/planning_cost.py",
     "benchmarks/pretrained.py",
     "benchmarks/recovery.py",
     "benchmarks/reductions.py",
