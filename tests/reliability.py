@@ -65,14 +65,14 @@ def minutes(seconds: float) -> str:
 
 def fuzzing() -> str:
     rows: list[tuple[object, ...]] = [("cases", "equal after folding", "equal, something kept at run time", "refused", "wrong or raw", "mended on the way", "minutes", "commit", "command")]  # fmt: skip
-    known = {"onnx": "random ONNX graphs", "onnx_earlier": "random ONNX graphs, earlier", "torch": "random torch modules", "node_models": "node tests of onnx"}  # fmt: skip
+    known = {"onnx": "random ONNX graphs", "onnx_before": "random ONNX graphs, by a narrower generator", "onnx_earlier": "random ONNX graphs, earlier", "torch": "random torch modules", "node_models": "node tests of onnx"}  # fmt: skip
     for name, what in known.items():
         record = read(f"fuzz/records/{name}.json")
         if record is not None:
             count = record.get("graphs", record.get("cases"))
             folded = record.get("folded", record.get("equal", 0))
             rows.append((f"{count:,} {what}", f"{folded:,}", f"{record.get('kept', 0):,}", f"{record.get('refused', 0):,}", len(record["failures"]), len(record.get("mended", ())), minutes(record["seconds"]), record["commit"], f"`{record['command']}`"))  # fmt: skip
-    now, earlier = (read(f"fuzz/records/{name}.json") or {} for name in ("onnx", "onnx_earlier"))
+    now, before, earlier = (read(f"fuzz/records/{name}.json") or {} for name in ("onnx", "onnx_before", "onnx_earlier"))
     return f"""
 ## Differential fuzzing
 
@@ -87,6 +87,8 @@ Random ONNX graphs: {now.get("note", "")}
 {now.get("grown", 0):,} of the clean folds hold more numbers than the model: the plan has more numbers (constants by position) than it saves, or uses
 of one shared weight became different. `lower` refuses them, and the fuzzer asks again with `growth="allow"`, since they must be right too. A
 file that grew and was not refused is a failure.
+
+By a narrower generator: {before.get("note", "")}
 
 The earlier run: {earlier.get("note", "")}
 """
