@@ -353,7 +353,7 @@ def test_tied_weights_that_a_fold_must_separate_are_reported() -> None:
     model = language_model("embedding")
     program = cmrc.trace(model, (IDS,))
     plan = cmrc.Plan(program).do("act", units=[1], affine=cmrc.Affine(parents=[0], weight=[[0.5]], bias=[0.7]))
-    lowered = cmrc.lower(program, plan)
+    lowered = cmrc.lower(program, plan, growth="allow")
     assert len(lowered.report.untied) == 1
     assert "weight" in lowered.report.untied[0]
     assert lowered.report.untied[0] in str(lowered.report)
@@ -364,7 +364,9 @@ def test_tied_weights_that_a_fold_must_separate_are_reported() -> None:
 
 def test_calls_of_one_module_that_become_different_are_reported() -> None:
     model = randomise(net(lambda m, x: m.fc(m.act(m.fc(x))), fc=nn.Linear(6, 6), act=nn.ReLU()))
-    lowered = lower(model, (torch.randn(3, 6),), "act", [1, 4], [0.7, -0.9])
+    program = cmrc.trace(model, (torch.randn(3, 6),))
+    plan = cmrc.Plan(program).do("act", units=[1, 4], constant=[0.7, -0.9])
+    lowered = cmrc.lower(program, plan, growth="allow")
     assert lowered.report.untied
     assert lowered.check((torch.randn(3, 6),)).holds
 
