@@ -85,5 +85,6 @@ def test_a_parameter_that_is_also_read_as_it_is_stays() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 6)
     program = cmrc.trace(Twice().eval(), (x,))
-    lowered = cmrc.lower(program, cmrc.Plan(program).do("relu", units=[0, 5], constant=[0.4, 0.9]))
+    plan = cmrc.Plan(program).do("relu", units=[0, 5], constant=[0.4, 0.9])
+    lowered = cmrc.lower(program, plan, growth="allow")
     assert lowered.check((x,)).error <= EXACT_F32
