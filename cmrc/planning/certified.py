@@ -9,14 +9,17 @@ start: shares that it shows to be safe without a swap are not tested. It is comp
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cmrc.errors import CertifyError, VerifyError
+from cmrc.errors import CertifyError, RecipeError, VerifyError
 from cmrc.ir.graph import Array
+from cmrc.planning.recipe import AUTO, Recipe
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import batches
@@ -29,6 +32,7 @@ from cmrc.verification.targets import Target, require_enough
 from cmrc.verification.verifier import HeldOut, Verifier
 
 INPUTS = 2000  # of the calibration, and swaps of them, that give the margins
+FOR_SWAPS = 0.5  # the probability of a swap that maps are fitted for, where a target of swaps is certified
 KEEPS = tuple(round(0.95 - 0.05 * i, 2) for i in range(19))
 
 
@@ -165,3 +169,24 @@ def _exact_d2(program: Program, plan: Plan, stats: Stats, p: float | Sequence[fl
     except VerifyError:
         return None
     return site.d2 if site.exact else None
+
+
+def for_swaps(recipe: Recipe, target: str) -> Recipe:
+    """With maps that are fitted for swaps, where nobody chose a preset and the target is one of swaps."""
+    if recipe.preset != AUTO or recipe.interchange is not None or not Target.parse(target).quantity.swaps:
+        return recipe
+    return dataclasses.replace(recipe, interchange=FOR_SWAPS)
+
+
+def require_plain(recipe: Recipe, checkpoint: str | Path | None) -> None:
+    """What cannot be combined with certify."""
+    if recipe.budget is not None:
+        raise RecipeError(
+            "certify and budget both decide how many units stay",
+            fix="leave out the budget: certify tries one share of the units after the other",
+        )
+    if checkpoint is not None:
+        raise RecipeError(
+            "a checkpoint is for one plan, and certify makes several",
+            fix="leave out the checkpoint, or calibrate first and give stats=",
+        )

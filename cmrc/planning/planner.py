@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.errors import ObjectiveError, RecipeError, SiteError, StatsError
+from cmrc.errors import ObjectiveError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
-from cmrc.planning.certified import KEEPS, Certify, certified
+from cmrc.planning.certified import KEEPS, Certify, certified, for_swaps, require_plain
 from cmrc.planning.constants import with_best_orders, with_orders_for
 from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
 from cmrc.planning.learned import learnable
@@ -32,17 +31,17 @@ from cmrc.planning.ranking import Ranked, for_site, rank
 from cmrc.planning.recipe import AUTO, Budget, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
 from cmrc.planning.stream import Stream
+from cmrc.planning.usable import lacks_a_need, moments_of_data, named_sites, require_usable, sites_of, stats_of
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import batches, in_batches_of_model
-from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
+from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, unwatched
 from cmrc.statistics.columns import columns_of, position_of
 from cmrc.statistics.readers import elements
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
-from cmrc.verification.targets import Target
 
 
 def plan(
@@ -84,11 +83,11 @@ def plan(
     if stats is not None and stats.fingerprint is not None:
         fix = "calibrate this model, or plan for the model that was calibrated"
         stats.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)
-    sites = _sites(program, chosen, stats)
+    sites = sites_of(program, chosen, stats)
     again = data is not None and not isinstance(data, Iterator)
     if certify is not None:
-        _require_plain(chosen, checkpoint)
-        chosen = _for_swaps(chosen, certify)
+        require_plain(chosen, checkpoint)
+        chosen = for_swaps(chosen, certify)
     chosen = chosen.for_run(data=again and certify is None, sites=len(sites))
     if certify is not None:
         known = (
@@ -169,12 +168,12 @@ class SizePlanner:
 
     def _recipe(self, amount: Mapping[str, Any]) -> Recipe:
         recipe = make_recipe(None, **self.options, **amount)
-        return recipe.for_run(data=self.data is not None, sites=len(_sites(self.program, recipe, self.stats)))
+        return recipe.for_run(data=self.data is not None, sites=len(sites_of(self.program, recipe, self.stats)))
 
     @cached_property
     def _first(self) -> _Planning:
         recipe = self._recipe({})
-        return _Planning(self.program, self.data, recipe, _sites(self.program, recipe, self.stats), self.watch)
+        return _Planning(self.program, self.data, recipe, sites_of(self.program, recipe, self.stats), self.watch)
 
     @cached_property
     def _scored(self) -> list[Ranked]:
@@ -187,9 +186,6 @@ class SizePlanner:
     @cached_property
     def _probe(self) -> LossProbe:
         return LossProbe(self.program, self._first.recipe, self.data, self.watch)
-
-
-FOR_SWAPS = 0.5  # the probability of a swap that maps are fitted for, where a target of swaps is certified
 
 
 @dataclass(slots=True, eq=False)
@@ -232,7 +228,7 @@ class _Planning:
             self._replace(step, ranked, counts)
         self._recorded(recorded, ranked, final)
         for r, count, earlier in zip(ranked, final, steps[-2] if len(steps) > 1 else [0] * len(ranked), strict=True):
-            known = _of_site(stats, r.site)  # a site that was done before an interruption holds no statistics itself
+            known = stats_of(stats, r.site)  # a site that was done before an interruption holds no statistics itself
             self.result.made["sites"][r.site.name] |= self._told(known, r.order.units[earlier:count])
         return self.result
 
@@ -262,7 +258,7 @@ class _Planning:
         """Rank and replace the units of one site after the other."""
         stream = Stream(self.program, [s.value for s in self.sites])
         probe = LossProbe(self.program, self.recipe, None, self.watch)
-        named, ranked, counts = _named(self.program, self.recipe), dict[int, Ranked](), dict[int, int]()
+        named, ranked, counts = named_sites(self.program, self.recipe), dict[int, Ranked](), dict[int, int]()
         recorded: Stats | None = None
         refused: ObjectiveError | StatsError | None = None
         for i in stream.order():
@@ -276,7 +272,7 @@ class _Planning:
             moved, halves = _together(gathered[site.value], taps)
             try:
                 plain = taps.unmoved or moved
-                _require_usable(plain, site)
+                require_usable(plain, site)
                 ranked[i] = self._rank_site(site, plain)
             except (ObjectiveError, StatsError) as error:
                 if site.value in named:
@@ -330,15 +326,15 @@ class _Planning:
 
     def rank_what_can_be(self, stats: Stats) -> list[Ranked]:
         """The sites that can be scored. Others are left out, unless the recipe names them."""
-        named = _named(self.program, self.recipe)
+        named = named_sites(self.program, self.recipe)
         ranked, first = [], None
         for site in self.sites:
             try:
-                known = _of_site(stats, site)
-                _require_usable(known, site)
+                known = stats_of(stats, site)
+                require_usable(known, site)
                 ranked.append(self._rank_site(site, known))
             except (ObjectiveError, StatsError) as error:
-                if site.value in named or _lacks_a_need(stats, self.recipe):
+                if site.value in named or lacks_a_need(stats, self.recipe):
                     raise
                 first = first or error
                 self.left_out[site.name] = error.reason
@@ -351,7 +347,7 @@ class _Planning:
         return [self._rank_site(site, stats[site.value]) for site in self.sites]
 
     def _rank_site(self, site: Site, stats: SiteStats) -> Ranked:
-        with _moments_of_data(site):
+        with moments_of_data(site):
             return rank(self.program, site, stats, self.recipe, tuple(self.constants[site.value]))
 
     def _replace(self, step: int, ranked: list[Ranked], counts: Sequence[int]) -> None:
@@ -384,7 +380,7 @@ class _Planning:
 
     def _replace_units(self, ranked: Ranked, count: int) -> None:
         own = self.constants[ranked.site.value]
-        with _moments_of_data(ranked.site):
+        with moments_of_data(ranked.site):
             self.result = replace_units(self.program, ranked, count, self.result, own)
         if self.spread:  # unlike processors round unlike
             self.result.entries = distributed.from_each(self.result.entries)[0]
@@ -471,95 +467,6 @@ def _together(stats: SiteStats, taps: Taps) -> tuple[SiteStats, tuple[SiteStats,
         return stats, ()
     first, second = taps.halves
     return (first.merge(second), taps.halves) if second.count else (first, ())
-
-
-def _for_swaps(recipe: Recipe, target: str) -> Recipe:
-    """With maps that are fitted for swaps, where nobody chose a preset and the target is one of swaps."""
-    if recipe.preset != AUTO or recipe.interchange is not None or not Target.parse(target).quantity.swaps:
-        return recipe
-    return dataclasses.replace(recipe, interchange=FOR_SWAPS)
-
-
-def _require_plain(recipe: Recipe, checkpoint: str | Path | None) -> None:
-    """What cannot be combined with certify."""
-    if recipe.budget is not None:
-        raise RecipeError(
-            "certify and budget both decide how many units stay",
-            fix="leave out the budget: certify tries one share of the units after the other",
-        )
-    if checkpoint is not None:
-        raise RecipeError(
-            "a checkpoint is for one plan, and certify makes several",
-            fix="leave out the checkpoint, or calibrate first and give stats=",
-        )
-
-
-def _require_usable(stats: SiteStats, site: Site) -> None:
-    columns = stats.columns
-    if site.axis >= len(site.shape) or not isinstance(site.shape[site.axis], int):
-        raise StatsError(
-            f"the statistics are of axis {site.axis}, and the site of shape {list(site.shape)} has no units there",
-            node=site.name,
-            fix="calibrate this model again",
-        )
-    if (columns.units, columns.axis) != (site.units, site.axis):
-        raise StatsError(
-            f"the statistics are of {columns.units} units on axis {columns.axis}, "
-            f"the site has {site.units} on axis {site.axis}",
-            node=site.name,
-            fix="calibrate this model again",
-        )
-    if not stats.count:
-        raise StatsError(
-            "the statistics have no rows for this site",
-            node=site.name,
-            fix="calibrate on more data, or check the mask that `positions` names",
-        )
-
-
-@contextmanager
-def _moments_of_data(site: Site) -> Iterator[None]:
-    """Moments of real data are solvable once they are regularised: what is not was not gathered from data."""
-    try:
-        yield
-    except np.linalg.LinAlgError as error:
-        raise StatsError(
-            "the covariance in the statistics is not one that data can have: it is not positive definite",
-            node=site.name,
-            fix="calibrate again, or raise the ridge in the recipe",
-        ) from error
-
-
-def _sites(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site]:
-    for pattern in recipe.keep if isinstance(recipe.keep, dict) else ():
-        program.find(pattern)  # which says where a name is none of the model
-    protected = {site.value for pattern in recipe.protect for site in program.find(pattern)}
-    if stats is not None and recipe.sites == ["*"]:
-        known = [site.columns for site in stats.sites.values()]
-        chosen = [program.site_of(c.value, c.axis, c.name) for c in known]
-    else:
-        chosen = choose(program, recipe.sites)
-    if not chosen:
-        raise SiteError("no site of this model folds", fix="`cmrc inspect` says what stops each of them")
-    sites = [site for site in chosen if site.value not in protected]
-    if not sites:
-        raise RecipeError("every site is protected", fix="name sites that may change")
-    return sites
-
-
-def _named(program: Program, recipe: Recipe) -> set[str]:
-    """The values of the sites that the recipe names one by one: a glob names none."""
-    patterns = [pattern for pattern in recipe.sites if not any(c in pattern for c in "*?[")]
-    return {site.value for pattern in patterns for site in program.find(pattern)}
-
-
-def _lacks_a_need(stats: Stats, recipe: Recipe) -> bool:
-    """Whether the statistics were gathered without what the recipe needs: then no site can be scored as it says."""
-    return any(recipe.needs - site.needs for site in stats.sites.values())
-
-
-def _of_site(stats: Stats, site: Site) -> SiteStats:
-    return stats.sites[site.value] if site.value in stats.sites else stats[site.name]
 
 
 def _decomposed(stats: SiteStats, units: Array) -> dict[str, Any]:
