@@ -566,6 +566,8 @@ want channels in multiples of 8 (Torch-Pruning's uniform half has them by chance
     "vit": """Attention is left to ours alone: the others cut the hidden units of the MLPs, as their tables do elsewhere. What onnxsim and each preset lose
 stands here once it is measured.
 """,
+    "minilm": """The rows of ours, of onnxsim and of the presets are not measured yet: they go on with the command below.
+""",
     "magika": """A single layer can be cut, and by constants alone, so that the methods differ in the order of its units only. No library here cuts it.
 """,
 }
