@@ -19,12 +19,15 @@ from cmrc.ir.graph import (
     Node,
     Value,
     as_dtype,
+    attributes,
     fused_groups,
     literal,
     reason_inside,
     taken_whole,
     torn_apart,
 )
+from cmrc.ir.ops.affine import SelectAttrs
+from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.dead_subgraph import idle_nodes
@@ -34,6 +37,7 @@ from cmrc.passes.rewriting.spelled import put_together, spelled_norms
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
 ROUNDS = 64
+WEIGHS = ("linear", "conv", "matmul", "attention")  # ops whose results are worth making less of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,9 @@ class Result:
     actions: list[Action]
     residue: list[Residue]
     seconds: dict[str, float] = field(default_factory=dict)
+    shared: list[Node] = field(
+        default_factory=list
+    )  # selects that stay since several readers share what no weight made
 
 
 def unwatched(name: str, graph: Graph) -> None:
@@ -126,11 +133,38 @@ def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], N
         if not moved:
             break
     left = any(node.op in ("do", "select") and not node.origin for node in graph.nodes)
-    return Result(graph, log.actions, find_residue(graph, log) if left else [], seconds)
+    shared = shared_by_readers(graph) if left else []
+    return Result(graph, log.actions, find_residue(graph, log, shared) if left else [], seconds, shared)
 
 
-def find_residue(graph: Graph, log: Log) -> list[Residue]:
+def shared_by_readers(graph: Graph) -> list[Node]:
+    """Selects of one value that each reader reads in part, where no weights were multiplied to make it: the slopes of ALiBi, a table
+    of positions, a mask. Nothing would be saved by making less of it, and each reader takes its own part at run time."""
+    consumers = graph.consumers()
+    real = {v.name for v in graph.values().values() if v.dtype.startswith(("float", "bfloat"))}
+    free = {value.name for value in graph.inputs} - real
+    for node in graph.nodes:
+        read = () if node.marks.shape_only is not None else node.values()
+        unknown = node.op == "opaque" and not real.isdisjoint(read)
+        if node.op not in WEIGHS and not unknown and all(operand in free for operand in read):
+            free.update(value.name for value in node.outputs)
+    staying = []
+    for node in graph.nodes:
+        if (
+            node.op == "select"
+            and not node.origin
+            and (source := node.inputs[0]) in free
+            and source not in graph.outputs
+        ):
+            readers = consumers[str(source)]
+            if len({reader.name for reader in readers}) > 1 and all(reader.op == "select" for reader in readers):
+                staying.append(node)
+    return staying
+
+
+def find_residue(graph: Graph, log: Log, shared: Sequence[Node] = ()) -> list[Residue]:
     """What is left of do's and selects, each with the reason noted when it stopped."""
+    stays = {node.name for node in shared}
     residue: list[Residue] = []
     consumers, producers = graph.consumers(), {value.name: node for node in graph.nodes for value in node.outputs}
     for node in graph.nodes:
@@ -140,7 +174,7 @@ def find_residue(graph: Graph, log: Log) -> list[Residue]:
             for name, label, kind in readers:
                 reason = log.reasons.get((node.name, name), "nothing takes it in")
                 residue.append(Residue(node, label, kind, reason, node.marks.sources))
-        elif node.op == "select" and not node.origin:
+        elif node.op == "select" and not node.origin and node.name not in stays:
             source = node.inputs[0]
             assert isinstance(source, str)
             maker = producers.get(source)
@@ -157,8 +191,23 @@ def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: N
     if select.inputs[0] in graph.outputs:
         return "the whole value is an output of the model"
     if others:
-        return f"the whole value is also read by {', '.join(sorted(set(others)))}"
+        read = f"the whole value is also read by {', '.join(sorted(set(others)))}"
+        taken = _taken_over(graph, str(select.inputs[0]), attributes(select, SelectAttrs)["axis"])
+        return f"{read}: the {taken.kind} over all of its units needs each of them" if taken is not None else read
     return "readers need different parts of it"
+
+
+def _taken_over(graph: Graph, name: str, axis: int) -> Node | None:
+    """The mean, or another number of all units along an axis, that a norm behind a value takes."""
+    consumers, waiting, shape = graph.consumers(), [name], graph.values()[name].shape
+    while waiting:
+        for reader in consumers[waiting.pop()]:
+            if reader.op == "along" and axis in attributes(reader, AlongAttrs)["axes"]:
+                return reader
+            alone = reader.op == "pointwise" and len(set(reader.values())) == 1  # a square, a cast
+            if alone and reader.output.shape == shape:
+                waiting.append(reader.name)
+    return None
 
 
 def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:

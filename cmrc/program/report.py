@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cmrc.ir.cost import Cost, elements
-from cmrc.ir.graph import Graph, attributes
-from cmrc.ir.ops.affine import DoAttrs
+from cmrc.ir.graph import Graph, Node, attributes
+from cmrc.ir.ops.affine import DoAttrs, SelectAttrs
 from cmrc.passes.pipeline import Residue, Result
 from cmrc.program.plan import Plan
 from cmrc.program.sites import Sites
@@ -49,6 +49,7 @@ class Report:
     after: Cost
     untied: tuple[str, ...]
     seconds: dict[str, float]
+    shared: tuple[str, ...] = ()  # what several readers share and each reads in part, at run time
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -72,6 +73,8 @@ class Report:
             ]
         if self.untied:
             lines += ["", *(f"no longer shared: {what}" for what in self.untied)]
+        if self.shared:
+            lines += ["", *(f"read in part: {what}" for what in self.shared)]
         return "\n".join(lines)
 
     def growth(self) -> dict[str, int]:
@@ -122,7 +125,15 @@ def make_report(
             )
         )
     declined = [_decline(residue, plan, result.graph) for residue in result.residue]
-    return Report(tuple(sites), tuple(declined), before, after, tuple(untied), seconds)
+    shared = dict.fromkeys(_shared(node, result.graph) for node in result.shared)
+    return Report(tuple(sites), tuple(declined), before, after, tuple(untied), seconds, tuple(shared))
+
+
+def _shared(select: Node, graph: Graph) -> str:
+    """What a reader takes of a value that others share."""
+    axis, keep = attributes(select, SelectAttrs)["axis"], attributes(select, SelectAttrs)["keep"]
+    shape = graph.values()[str(select.inputs[0])].shape
+    return f"{len(keep)} of {shape[axis]} of %{select.inputs[0]}, whose readers need different parts of it"
 
 
 def _decline(residue: Residue, plan: Plan, graph: Graph) -> Decline:

@@ -328,28 +328,56 @@ class Sites:
 def unit_axes(graph: Graph) -> dict[str, int]:
     """The axis along which a value's units lie: where the last affine op put them, followed through the ops between."""
     axes: dict[str, int] = {}
-    shapes = {name: value.shape for name, value in graph.values().items()}
+    shapes, readers = {name: value.shape for name, value in graph.values().items()}, graph.consumers()
     tables = {node.name for node in graph.nodes if node.op == "embedding"}
     for node in graph.nodes:
         out = node.output
         stored = attributes(node, FunctionAttrs).get("fn") == "quantize"
         if not (stored or out.dtype.startswith(("float", "bfloat"))) or not out.shape:
             continue
-        axis = _unit_axis(node, shapes, axes, tables)
+        axis = _unit_axis(node, shapes, axes, tables, readers)
         if axis is not None and isinstance(out.shape[axis], int):
             axes[out.name] = axis
     return axes
 
 
-def _unit_axis(node: Node, shapes: Mapping[str, Shape], axes: Mapping[str, int], tables: Collection[str]) -> int | None:
+def _heads(node: Node, shapes: Mapping[str, Shape], readers: Mapping[str, list[Node]]) -> int:
+    """The axis of attention's heads: what is merged with the last one behind it. Else the third from last, where all layouts of
+    four axes have it."""
+    last = len(node.output.shape) - 1
+    perm, value = list(range(last + 1)), node
+    for _ in range(4):
+        reader = next((r for r in readers[value.name] if r.op in ("transpose", "reshape")), None)
+        if reader is None or len(readers[value.name]) > 1:
+            break
+        if reader.op == "transpose":
+            perm = [perm[i] for i in attributes(reader, TransposeAttrs)["perm"]]
+        else:
+            before = shapes[value.name]
+            parts = [s for s in segments(before, reader.output.shape) if s.before[0] <= perm.index(last) < s.before[1]]
+            merged = [perm[i] for s in parts for i in range(*s.before) if perm[i] != last and before[i] != 1]
+            if len(merged) == 1 and isinstance(node.output.shape[merged[0]], int):
+                return merged[0]
+            break
+        value = reader
+    return max(last - 2, 0)
+
+
+def _unit_axis(
+    node: Node,
+    shapes: Mapping[str, Shape],
+    axes: Mapping[str, int],
+    tables: Collection[str],
+    readers: Mapping[str, list[Node]],
+) -> int | None:
     if node.op in ("linear", "conv"):
         return attributes(node, AxisAttrs)["axis"]
     if node.op == "embedding":
         return len(node.output.shape) - 1
     if node.op == "matmul" and (node.inputs[0] in tables) != (node.inputs[1] in tables):  # weights looked up in a table
         return len(node.output.shape) - (2 if node.inputs[0] in tables else 1)
-    if node.op == "attention" or (node.op == "matmul" and len(node.output.shape) > 3):  # its heads
-        return max(len(node.output.shape) - 3, 0)
+    if node.op == "attention" or (node.op == "matmul" and len(node.output.shape) > 3):
+        return _heads(node, shapes, readers)
     known = [(o, axes[o]) for o in node.values() if o in axes]
     if not known or node.op in ("opaque", "matmul"):
         return None

@@ -555,3 +555,71 @@ case(
     ("n", 6),
     const("act", [1, 4]),
 )
+
+# ---------------------------------------------------------------- what the heads of several layers share
+
+
+class Sloped(nn.Module):
+    """Attention whose scores get a bias for each head that grows with distance, made once for all layers (ALiBi)."""
+
+    def __init__(self, heads: int = 4, width: int = 3) -> None:
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(heads * width, 3 * heads * width)
+        self.out, self.mix = nn.Linear(heads * width, heads * width), step(torch.matmul)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        scores = torch.softmax(q @ k.transpose(-1, -2) + bias, -1)
+        attended: torch.Tensor = self.out(self.mix(scores, v).transpose(1, 2).flatten(2))
+        return attended
+
+
+def _sloped(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(x.shape[1], device=x.device)
+    bias = m.slopes * (places - places[:, None]).to(x.dtype)
+    return m.b(m.a(x, bias), bias)
+
+
+case(
+    "heads_that_share_slopes",  # each layer loses others of them: the slopes are read in part, at run time
+    lambda: net(_sloped, a=Sloped(), b=Sloped(), slopes=torch.rand(4, 1, 1)),
+    ("n", "t", 12),
+    const("a.mix", [0, 2]),
+    const("b.mix", [1]),
+    dynamic=("", "nt"),
+    save=True,
+)
+
+
+def _relative(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = m.act(m.fc(x)).unflatten(-1, (3, 4))
+    turned = torch.einsum("bthc,hkc->bthk", y, m.table)
+    return m.out(torch.einsum("bthk,hkd->bthd", turned, m.mix).flatten(2))
+
+
+case(
+    "einsum_with_a_batch_letter_and_two_of_its_own",
+    lambda: net(_relative, fc=nn.Linear(6, 12), act=nn.ReLU(), table=torch.rand(3, 5, 4), mix=torch.rand(3, 5, 2), out=nn.Linear(6, 4)),
+    ("n", "t", 6),
+    const("act", [0, 1, 2, 3], 0.0),
+    dynamic=("", "nt"),
+    shrinks=True,
+)  # fmt: skip
+
+
+def _written(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    left, right = m.act(m.a(x)), m.b(x)
+    joined = x.new_empty(*x.shape[:-1], 8)
+    joined[..., :5] = left
+    joined[..., 5:] = right
+    return m.out(joined)
+
+
+case(
+    "parts_written_in_place",
+    lambda: net(_written, a=nn.Linear(6, 5), act=nn.ReLU(), b=nn.Linear(6, 3), out=nn.Linear(8, 4)),
+    ("n", 6),
+    const("act", [1, 4]),
+    hosts=("fx",),
+    dynamic=("", "n"),
+)

@@ -14,7 +14,7 @@ from tolerances import EXACT_F64, MOVES
 
 from cmrc.errors import GraphError
 from cmrc.ir.graph import Graph, Node, Value
-from cmrc.ir.text import to_text
+from cmrc.ir.text import parse, to_text
 from cmrc.passes.pipeline import PIPELINE, Residue, run
 
 
@@ -113,3 +113,43 @@ def test_a_broken_graph_is_refused() -> None:
     )
     with pytest.raises(GraphError, match="reads %y before it is defined"):
         run(broken)
+
+
+SHARED = """graph(%ids: int64[N], %x: float32[N,3]) -> (%y, %z)
+%bias = embedding(%ids, @table: float32[8,4]) : float32[N,4]
+%a = linear(%x, @a: float32[4,3], _) {axis=1, w_in=1, w_out=0} : float32[N,4]
+%s = pointwise(%a, %bias) {fn='add'} : float32[N,4]
+%y = linear(%s, @c: float32[2,4], _) {axis=1, w_in=1, w_out=0} : float32[N,2]
+%b = linear(%x, @b: float32[4,3], _) {axis=1, w_in=1, w_out=0} : float32[N,4]
+%t = pointwise(%b, %bias) {fn='add'} : float32[N,4]
+%z = linear(%t, @d: float32[2,4], _) {axis=1, w_in=1, w_out=0} : float32[N,2]
+"""
+
+
+def test_what_readers_share_is_read_in_part() -> None:
+    """A table of positions that two readers need different parts of stays whole, and nothing of it counts as left over."""
+    graph = parse(SHARED)
+    result = run(with_do(with_do(graph, Do("s", 1, (0,), [0.0])), Do("t", 1, (1, 2), [0.0, 0.0])))
+    assert result.residue == []
+    assert [node.inputs[0] for node in result.shared] == ["bias", "bias"]
+    assert sorted(tuple(node.attrs["keep"]) for node in result.shared) == [(0, 3), (1, 2, 3)]
+    shapes = {name: value.shape for name, value in result.graph.values().items()}
+    assert (shapes["a"], shapes["b"], shapes["bias"]) == (("N", 3), ("N", 2), ("N", 4))
+    weighed = SHARED.replace(
+        "embedding(%ids, @table: float32[8,4])", "linear(%x, @table: float32[4,3], _) {axis=1, w_in=1, w_out=0}"
+    )
+    left = run(with_do(with_do(parse(weighed), Do("s", 1, (0,), [0.0])), Do("t", 1, (1, 2), [0.0, 0.0])))
+    assert {r.reason for r in left.residue} == {"readers need different parts of it"}  # there weights would be saved
+    assert left.shared == []
+
+
+def test_a_norm_behind_a_value_says_why_it_needs_every_unit() -> None:
+    text = """graph(%x: float32[N,3]) -> (%y, %m)
+%a = linear(%x, @a: float32[4,3], _) {axis=1, w_in=1, w_out=0} : float32[N,4]
+%q = pointwise(%a, %a) {fn='mul'} : float32[N,4]
+%m = along(%q) {fn='mean', axes=(1,), drop=False} : float32[N,1]
+%r = pointwise(%a) {fn='relu'} : float32[N,4]
+%y = linear(%r, @c: float32[2,4], _) {axis=1, w_in=1, w_out=0} : float32[N,2]
+"""
+    (left,) = run(with_do(parse(text), Do("r", 1, (0,), [0.0]))).residue
+    assert left.reason == "the whole value is also read by q: the mean over all of its units needs each of them"

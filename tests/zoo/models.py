@@ -264,7 +264,7 @@ hf(
 hf("electra", "ElectraConfig", "ElectraForSequenceClassification", tokens(), **BERT, embedding_size=12)
 ONE_BIAS = {
     "alike": True,
-    "note": "all layers add one position bias, so all lose the same heads; where they lose different ones, it is declined",
+    "note": "all layers add one position bias; here all lose the same heads, so that it loses them too",
 }
 hf("mpnet", "MPNetConfig", "MPNetForSequenceClassification", tokens(), **BERT, max_position_embeddings=32, **ONE_BIAS)
 hf(

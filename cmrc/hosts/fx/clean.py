@@ -6,6 +6,8 @@ stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
 einsum        ->   transposes and a product, where it contracts one letter
 baddbmm       ->   add(x, bmm(a, b))
+copy(x, y)    ->   y, as wide as x
+slice_scatter ->   cat(what lies before, what is put there, what lies behind)
 zeros(n)      ->   full(n, 0)
 squeeze(x)    ->   squeeze(x, its axes of size 1)
 """
@@ -218,17 +220,24 @@ def _spell_einsum(a: Arguments) -> None:
     over = [c for c in shared if c not in result]
     mine, theirs = ([c for c in side if c not in shared] for side in (left, right))
     plain = all(len(set(part)) == len(part) for part in (left, right, result))
-    several = len(mine) > 1 and bool(batch)  # a matrix of their own for each of the batch
-    if not plain or several or len(over) != 1 or len(theirs) != 1 or set(result) != {*batch, *mine, *theirs}:
+    if not plain or len(over) != 1 or not theirs or set(result) != {*batch, *mine, *theirs}:
         return
-    first = _turned_to(a.node, operands[0], left, [*batch, *mine, *over])
+    sizes = dict(zip(right, operands[1].meta["val"].shape, strict=True))
+    if len(theirs) > 1 and not all(isinstance(sizes[c], int) for c in theirs):
+        return
+    lead, rows = (mine[:-1], mine[-1:]) if batch else ([], mine)  # the second operand is the same along those that lead
+    first = _turned_to(a.node, operands[0], left, [*lead, *batch, *rows, *over])
     second = _turned_to(a.node, operands[1], right, [*batch, *over, *theirs])
-    order = [*batch, *mine, *theirs]
+    if len(theirs) > 1:
+        second = _call(a.node, aten.flatten.using_ints, second, -len(theirs), -1)
+    order = [*lead, *batch, *rows, *theirs]
     if not mine:
         first = _call(a.node, aten.unsqueeze.default, first, len(batch))
     product = _call(a.node, aten.matmul.default, first, second)
     if not mine:
         product = _call(a.node, aten.squeeze.dims, product, [len(batch)])
+    if len(theirs) > 1:
+        product = _call(a.node, aten.unflatten.int, product, -1, [int(sizes[c]) for c in theirs])
     _become(a.node, aten.permute.default, product, [order.index(c) for c in result])
 
 
@@ -245,6 +254,59 @@ def _spell_baddbmm(a: Arguments) -> None:
     _become(a.node, aten.add.Tensor, first, product)
 
 
+def _spell_copy(a: Arguments) -> None:
+    """What is copied, as the values that it is: torch has no gradient for the copy."""
+    seen, copied = a["self"], a["src"]
+    dtype = seen.meta["val"].dtype
+    if copied.meta["val"].dtype != dtype:
+        copied = _call(a.node, aten.to.dtype, copied, dtype)
+    same = copied.meta["val"].shape == seen.meta["val"].shape
+    _become(a.node, *((aten.clone.default, copied) if same else (aten.expand_as.default, copied, seen)))
+    _erase_unread(seen)
+
+
+def _spell_slice_scatter(a: Arguments) -> None:
+    """What lies before the slice, what is put there, and what lies behind it."""
+    axis = int(a["dim"]) % a.rank()
+    size, put = a.shape(0)[axis], a["src"]
+    start, end = (0 if a["start"] is None else a["start"]), (size if a["end"] is None else a["end"])
+    if a["step"] != 1 or not all(isinstance(n, int) for n in (size, start, end)):
+        return
+    first, last, _ = slice(start, end).indices(int(size))
+    seen = a["self"]
+    kept = [*_part(a.node, seen, axis, 0, first), put, *_part(a.node, seen, axis, last, int(size))]
+    _become(a.node, aten.cat.default, kept, axis)
+    _erase_unread(seen)
+
+
+def _part(node: fx.Node, x: fx.Node, axis: int, start: int, end: int) -> list[fx.Node]:
+    """These positions of a value; of what was put together, the pieces that they are."""
+    if start >= end:
+        return []
+    if x.target is aten.cat.default and len(x.args) > 1 and x.args[1] == axis:
+        pieces: Any = x.args[0]
+        offset, parts = 0, list[fx.Node]()
+        for piece in pieces:
+            size = piece.meta["val"].shape[axis]
+            if not isinstance(size, int):
+                break
+            parts += _part(node, piece, axis, max(start - offset, 0), min(end - offset, size))
+            offset += size
+        else:
+            return parts
+    whole = start == 0 and end == x.meta["val"].shape[axis]
+    return [x if whole else _call(node, aten.slice.Tensor, x, axis, start, end)]
+
+
+def _erase_unread(*nodes: fx.Node) -> None:
+    """What was read for its memory alone, with what only that reads."""
+    for node in nodes:
+        if node.op == "call_function" and not node.users and not node._erased:
+            operands = node.all_input_nodes
+            node.graph.erase_node(node)
+            _erase_unread(*operands)
+
+
 def _spell_filled(a: Arguments) -> None:
     a.node.args = (a["size"], 0.0 if opname(a.node) == "zeros" else 1.0)
     a.node.target = aten.full.default
@@ -254,11 +316,13 @@ SPELLED = {
     aten.zeros.default: _spell_filled,
     aten.ones.default: _spell_filled,
     aten.baddbmm.default: _spell_baddbmm,
+    aten.copy.default: _spell_copy,
     aten.einsum.default: _spell_einsum,
     aten.glu.default: _spell_glu,
     aten.squeeze.default: _spell_squeeze,
     aten.squeeze.dim: _spell_squeeze,
     aten.squeeze.dims: _spell_squeeze,
+    aten.slice_scatter.default: _spell_slice_scatter,
     aten.stack.default: _spell_stack,
     aten._weight_norm.default: _spell_weight_norm,
 }

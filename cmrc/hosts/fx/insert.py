@@ -76,10 +76,13 @@ def _emit_like(draft: Draft, node: Node) -> fx.Node:
 
 
 def _emit_select(draft: Draft, node: Node) -> fx.Node:
-    x = draft.nodes[str(node.inputs[0])]
+    attrs, x = attributes(node, SelectAttrs), draft.nodes[str(node.inputs[0])]
+    axis, period = attrs["axis"], attrs.get("period")
+    if period:  # the same positions of every run: the axis is split in two, and joined again
+        x = draft.call(aten.unflatten.int, x, axis, [-1, period])
     call = draft.call(aten.slice.Tensor, x)
-    draft.take(call, x, attributes(node, AxisAttrs)["axis"], attributes(node, SelectAttrs)["keep"])
-    return call
+    draft.take(call, x, axis + bool(period), attrs["keep"])
+    return draft.call(aten.flatten.using_ints, call, axis, axis + 1) if period else call
 
 
 def _emit_plane(draft: Draft, node: Node) -> fx.Node:

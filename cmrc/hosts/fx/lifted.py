@@ -59,8 +59,14 @@ def lift(
     tensors is made functional by torch first; `functional` says that it was.
     """
     signature = exported.graph_signature
-    if any(spec.kind == OutputKind.BUFFER_MUTATION for spec in signature.output_specs):
+    changed = {spec.kind for spec in signature.output_specs}
+    if OutputKind.BUFFER_MUTATION in changed:
         raise TraceError("the model changes its buffers while it runs", fix="trace the model in eval mode")
+    if OutputKind.PARAMETER_MUTATION in changed:
+        raise TraceError(
+            "the model changes its parameters while it runs",
+            fix="where only the first call does (RWKV rescales its weights), run the model once in eval mode, then trace it",
+        )
     state: dict[str, torch.Tensor] = {}
     for spec in signature.input_specs:
         if spec.kind in TENSORS and spec.target is not None:

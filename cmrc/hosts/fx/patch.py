@@ -117,8 +117,14 @@ def new_sizes(before: Node, node: Node, read: Read, arguments: Arguments) -> lis
         new, old = node.output.shape[i + read.first], before.output.shape[i + read.first]
         if isinstance(size, int) and size != -1 and size != new:
             sizes[i] = new
-        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: a view works it out
-            sizes[i] = Scaled(size, product((old,))[0], product((new,))[0]) if node.op == "expand" else -1
+        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: a view works one such size out
+            known = {d: node.output.shape[d + read.first] for d, n in enumerate(sizes) if type(n) is int and n == -1}
+            if node.op == "expand" or not all(isinstance(n, int) for n in known.values()):
+                sizes[i] = Scaled(size, product((old,))[0], product((new,))[0])
+            else:
+                sizes[i] = -1
+                for d, n in known.items():
+                    sizes[d] = n
     return sizes if sizes != present else None
 
 

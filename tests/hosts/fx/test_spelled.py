@@ -61,3 +61,20 @@ def test_units_fold_through_it(kind: str) -> None:
     assert check.error <= EXACT_F32
     assert check.moved >= MOVES * EXACT_F32
     assert lowered.module.up.weight.shape == (6, 6)
+
+
+def test_a_model_that_changes_its_parameters_as_it_runs_is_refused() -> None:
+    class Rescaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.fc.weight.div_(2.0)
+            scaled = torch.relu(self.fc(x))
+            scaled[..., 1:3] = scaled[..., :2]
+            return scaled
+
+    with pytest.raises(cmrc.CmrcError, match="the model changes its parameters while it runs"):
+        cmrc.trace(Rescaled().eval(), (torch.randn(2, 4),))

@@ -51,26 +51,34 @@ def read_einsum(view: View) -> list[Step] | Step:
     if any(1 in pair and pair[0] != pair[1] for pair in pairs):
         raise LeftWhole("a letter of size 1 is broadcast to another size")
     known = [not isinstance(o, str) for o in view.operands]
-    if any(known):
+    if any(known) and not batch:
         x, w = (1, 0) if known[0] else (0, 1)
         return _read_as_linear(view, x, w, (left, right)[x], (left, right)[w], over[0], result)
-    if len(mine) != 1 or len(theirs) != 1:
-        raise LeftWhole("an operand has other letters of its own than one")
     sizes, others = (dict(zip(side, view.shape(i), strict=True)) for i, side in enumerate((left, right)))
     if any(sizes[c] != others[c] for c in shared):
         raise LeftWhole("a letter has different sizes in its operands")
     sizes |= others
+    if not mine or not theirs or (len(mine) > 1 and len(theirs) > 1):
+        raise LeftWhole("both operands have several letters of their own, or one has none")
+    for first in (0, 1):  # which of them the product begins with: a constant is read as it stands
+        own = (mine, theirs)[first], (theirs, mine)[first]
+        begins = [*own[0][:-1], *batch, own[0][-1], *over]
+        ends = [*own[1][:-1], *batch, *over, own[1][-1]]
+        letters = {first: (list((left, right)[first]), begins), 1 - first: (list((left, right)[1 - first]), ends)}
+        if all(not known[i] or letters[i][0] == letters[i][1] for i in (0, 1)):
+            break
+    else:
+        raise LeftWhole("its constant operand would have to be turned")
     steps: list[Step] = []
-    slots: list[Slot] = [0, 1]
-    for i, (letters, order) in enumerate(((left, [*batch, *mine, *over]), (right, [*batch, *over, *theirs]))):
-        if list(letters) != order:
-            steps.append(_turned_to(i, letters, order, sizes, ("left", "right")[i]))
+    slots: dict[int, Slot] = {0: 0, 1: 1}
+    for i in (0, 1):
+        if letters[i][0] != letters[i][1]:
+            steps.append(_turned_to(i, *letters[i], sizes, ("left", "right")[i]))
             slots[i] = steps[-1].key
-    order = [*batch, *mine, *theirs]
-    product = Step(
-        "matmul", tuple(slots), {}, tuple(sizes[c] for c in order), key="product" if order != list(result) else ""
-    )
-    return [*steps, product, *([_turned_to("product", order, result, sizes, "")] if product.key else [])]
+    order = [*own[0][:-1], *own[1][:-1], *batch, own[0][-1], own[1][-1]]
+    key = "product" if order != list(result) else ""
+    product = Step("matmul", (slots[first], slots[1 - first]), {}, tuple(sizes[c] for c in order), key=key)
+    return [*steps, product, *([_turned_to("product", order, result, sizes, "")] if key else [])]
 
 
 def _letters(view: View) -> tuple[list[str], list[str], list[str]]:
