@@ -143,7 +143,7 @@ def body(record: Record) -> str:
             cells = []
             for row in (row for row in found["rows"] if row["method"] == method):
                 paper = f" (paper {' / '.join(f'{n:.3f}' for n in row['paper'])})" if row["paper"] else ""
-                cells.append(f"{row['ours']['iia'][0]:.3f} / {row['ours']['kl'][0]:.3f}{paper}")
+                cells.append(f"{row['ours']['iia'][0]:.3f} / {shown(row['ours']['kl'][0])}{paper}")
             rows.append((f"*{method}*" if method in OURS else method, *cells))
         accuracy = found["baseline"][0]
         parts.append(f"**{name}**, accuracy {accuracy:.3f}; in italics what is ours:\n\n{table(head, rows)}")
@@ -165,7 +165,11 @@ def body(record: Record) -> str:
             "as a part of the whole network's (cutting the last channels alone saves next to nothing):\n\n"
             + table(head, rows)
         )
-    return "\n".join((*parts, claims(record["claims"])))
+    return "\n".join((*parts, *([claims(record["claims"])] if record["claims"] else [])))
+
+
+def shown(value: float) -> str:
+    return f"{value:.3f}" if value >= 5e-4 else f"{value:.1e}"
 
 
 def beside_depgraph(record: Record) -> list[float]:

@@ -61,10 +61,14 @@ def rows_of(network: str, method: str) -> list[Any]:
     return [row for row in network_row["rows"] if row["method"] == method]
 
 
+def small(value: float) -> str:
+    return f"{value:.3f}" if value >= 5e-4 else f"{value:.1e}"
+
+
 def abstracted(network: str, *methods: str) -> str:
     """IIA/KL at three quarters, half and a quarter by each method that the record has."""
     cells = {
-        m: ", ".join(f"{r['ours']['iia'][0]:.3f}/{r['ours']['kl'][0]:.3f}" for r in rows_of(network, m))
+        m: ", ".join(f"{r['ours']['iia'][0]:.3f}/{small(r['ours']['kl'][0])}" for r in rows_of(network, m))
         for m in methods
     }
     return "; ".join(f"{method} {numbers}" for method, numbers in cells.items() if numbers)
