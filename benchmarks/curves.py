@@ -182,7 +182,7 @@ class Judge:
         return {**told, **self._latency(path)}
 
     def of_plan(self, plan: cmrc.Plan) -> dict[str, Any]:
-        small = cmrc.lower(self.subject.program, cmrc.Plan(self.subject.program, plan.entries))
+        small = cmrc.lower(self.subject.program, cmrc.Plan(self.subject.program, plan.entries), growth="allow")
         if not isinstance(self.subject.model, Path):
             return self.of_module(small.module.eval(), small.save)
         path = self.folder / "small.onnx"
