@@ -52,8 +52,8 @@ class ConvNet(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.body(x)
-        return found
+        logits: torch.Tensor = self.body(x)
+        return logits
 
 
 def trained(net: nn.Module, x: np.ndarray, labels: np.ndarray, epochs: int) -> nn.Module:
@@ -89,17 +89,17 @@ def nets(folder: Path, quick: bool) -> Iterator[Net]:
     yield Net(
         "digits (8x8), the example's net", examples / "digits.onnx", train["images"], test["images"], test["labels"]
     )
-    held = data.mnist()
+    mnist = data.mnist()
     count = 1000 if quick else 30000
-    x, y = held.train[:count].reshape(-1, 1, 28, 28), held.train_labels[:count]
-    tests = held.test[: count // 3].reshape(-1, 1, 28, 28)
+    x, y = mnist.train[:count].reshape(-1, 1, 28, 28), mnist.train_labels[:count]
+    tests = mnist.test[: count // 3].reshape(-1, 1, 28, 28)
     torch.manual_seed(0)
     epochs = 1 if quick else 2
     whole = exported(trained(ConvNet(), x, y, epochs), folder / "mnist.onnx")
     widths = widths_of(lowered(whole, x, folder / "widths.onnx"))
     torch.manual_seed(0)
     native = exported(trained(ConvNet(*widths), x, y, epochs), folder / "native.onnx")
-    yield Net("MNIST, a ConvNet", whole, x, tests, held.test_labels[: count // 3], native)
+    yield Net("MNIST, a ConvNet", whole, x, tests, mnist.test_labels[: count // 3], native)
 
 
 def lowered(path: Path, pictures: np.ndarray, to: Path) -> Path:
@@ -161,9 +161,9 @@ def measured(files: Mapping[str, Path], net: Net) -> list[dict[str, Any]]:
     rows = []
     whole = answers(files["whole float"], net.test)
     for name, path in files.items():
-        found = answers(path, net.test)
+        answered = answers(path, net.test)
         rows.append({
-            "name": name, "accuracy": float((found == net.labels).mean()), "agreement": float((found == whole).mean()),
+            "name": name, "accuracy": float((answered == net.labels).mean()), "agreement": float((found == whole).mean()),
             "bytes": path.stat().st_size, "integers": in_integers(path),
         })  # fmt: skip
         console.print(rows[-1])
@@ -236,13 +236,13 @@ def main() -> None:
     use_threads(options.threads)
     quiet_exporters()
     logging.disable(logging.WARNING)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for net in nets(folder, options.quick):
             console.print(net.name)
-            found.append({"name": net.name, "tests": len(net.test), "rows": roads(net, folder)})
-    write_record(options.json, "quantised", [], options, nets=found, share=SHARE, seen=SEEN)
+            rows.append({"name": net.name, "tests": len(net.test), "rows": roads(net, folder)})
+    write_record(options.json, "quantised", [], options, nets=rows, share=SHARE, seen=SEEN)
 
 
 if __name__ == "__main__":

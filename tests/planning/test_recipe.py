@@ -45,7 +45,7 @@ REFUSED = {
     "preset: best": ("there is no preset 'best'", f"use auto, or one of {', '.join(PRESETS)}"),
     "objective: hope": (
         "objective is 'hope'",
-        "objective is one of variance, logit, task, removal, norm, taylor, magnitude, random",
+        "objective is one of variance, logit, task, block, removal, norm, taylor, magnitude, random",
     ),
     "keep: [1]": ("keep is [1]", f"keep is {ALLOWED['keep']}"),
     "keep: 1.5": ("keep is 1.5", f"keep is {ALLOWED['keep']}"),

@@ -45,11 +45,11 @@ class Static:
         path.parent.mkdir(parents=True, exist_ok=True)
         given = [list(entry.inputs(batch).values()) for batch in ((2, 3, 4) if entry.dynamic else (2,))]
         with tempfile.TemporaryDirectory() as folder:
-            whole, made = as_file(entry, Path(folder)), Path(folder) / "int8.onnx"
+            whole, quantised = as_file(entry, Path(folder)), Path(folder) / "int8.onnx"
             names = [value.name for value in onnx.load(whole, load_external_data=False).graph.input]
             feeds = [dict(zip(names, (x.numpy() for x in xs), strict=True)) for xs in given]
-            quantise(whole, made, feeds, SCHEMES[self.scheme])
-            made.replace(path)
+            quantise(whole, quantised, feeds, SCHEMES[self.scheme])
+            quantised.replace(path)
         return path
 
 
