@@ -163,7 +163,7 @@ def measured(files: Mapping[str, Path], net: Net) -> list[dict[str, Any]]:
     for name, path in files.items():
         answered = answers(path, net.test)
         rows.append({
-            "name": name, "accuracy": float((answered == net.labels).mean()), "agreement": float((found == whole).mean()),
+            "name": name, "accuracy": float((answered == net.labels).mean()), "agreement": float((answered == whole).mean()),
             "bytes": path.stat().st_size, "integers": in_integers(path),
         })  # fmt: skip
         console.print(rows[-1])
