@@ -379,8 +379,8 @@ def _disturb(model: onnx.ModelProto, values: Mapping[str, Array], rng: np.random
 def numbers_in(model: onnx.ModelProto) -> tuple[int, int, int]:
     """The numbers that a model holds, in three counts, all of which must grow before it has grown.
 
-    The first has the floating-point numbers and truth values of larger tensors that outputs need: a Reshape or Gather that a
-    fold puts in has whole numbers, which are no growth. The second has every number that outputs need: a fold may cut indices
+    The first has the numbers of weights, those of quantised weights too, in larger tensors that outputs need: the sizes and
+    indices of a Reshape or Gather that a fold puts in are of other types, and no growth. The second has every number that outputs need: a fold may cut indices
     short, or take in a single number; numbers of a few bits count one by one, not by the bytes of their blocks. The third has
     every number in the file: a fold may cut short what nobody reads.
     """
@@ -391,6 +391,7 @@ def numbers_in(model: onnx.ModelProto) -> tuple[int, int, int]:
     }
     kinds = onnx.TensorProto
     wanted = (kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.BFLOAT16, kinds.BOOL)
+    wanted += (kinds.INT8, kinds.UINT8, kinds.INT16, kinds.UINT16, kinds.INT4, kinds.UINT4)
     sizes = [(packed.get(tensor.name, int(np.prod(tensor.dims))), tensor.data_type in wanted) for tensor in needed]
     everything = sum(int(np.prod(tensor.dims)) for tensor in _tensors(model.graph))
     return sum(size for size, counts in sizes if counts and size > 1), sum(size for size, _ in sizes), everything
