@@ -396,8 +396,8 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
     """How far the rewritten graph lies from the clamped one when both are computed in float64; `None` where that is not known."""
     whole = put_dos(sites.graph, entries)
     samples = max((array.shape[0] for array in inputs.values() if array.ndim), default=1)
-    jumping = _jumping_behind_a_do(whole)
-    if jumping - {"quantize"} or samples * cost(sites.graph).macs > WORK:
+    rounds_anew = _rounding_casts(lowered) - _rounding_casts(whole)
+    if rounds_anew or _jumping_behind_a_do(whole) - {"quantize"} or samples * cost(sites.graph).macs > WORK:
         return None
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # of sizes of 0, and of what is no number
@@ -416,17 +416,27 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
     return apart
 
 
+def _rounding_casts(graph: Graph) -> set[str]:
+    """The casts that round. A norm of half precision that comes apart has new ones."""
+    dtypes = {name: value.dtype for name, value in graph.values().items()}
+    return {
+        node.name
+        for node in graph.nodes
+        if node.op == "pointwise"
+        and attributes(node, FunctionAttrs)["fn"] == "cast"
+        and node.output.dtype not in ("float64", *(dtypes[name] for name in node.values()[:1]))
+    }
+
+
 def _jumping_behind_a_do(graph: Graph) -> set[str]:
     """The functions that make much of the last bit, or casts that round, that read what a replacement moved."""
-    moved, dtypes = set[str](), {name: value.dtype for name, value in graph.values().items()}
-    jumping = set[str]()
+    moved, jumping, casts = set[str](), set[str](), _rounding_casts(graph)
     for node in graph.nodes:
         if node.op != "do" and not any(name in moved for name in node.values()):
             continue
         moved.update(value.name for value in node.outputs)
         fn = attributes(node, FunctionAttrs)["fn"] if node.op in ("pointwise", "along") else ""
-        rounds = fn == "cast" and node.output.dtype not in ("float64", dtypes[node.values()[0]])
-        if rounds or fn in JUMPING:
+        if node.name in casts or fn in JUMPING:
             jumping.add(fn)
     return jumping
 

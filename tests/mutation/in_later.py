@@ -196,7 +196,7 @@ bug(
 )
 bug(
     "jumps-are-compared",
-    "        if rounds or fn in JUMPING:\n            jumping.add(fn)\n",
+    "        if node.name in casts or fn in JUMPING:\n            jumping.add(fn)\n",
     "",
     "the last bit in front of a rounding counts as a wrong fold",
     CHECK,
