@@ -34,11 +34,21 @@ def group() -> Iterator[None]:
         return
     import torch
     import torch.distributed as distributed
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if nccl:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group("nccl" if nccl else "gloo")
+    store, rank, world = next(rendezvous("env://"))
+    # After a restart, the store still has the addresses of the processes that were ended.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    distributed.init_process_group(
+        "nccl" if nccl else "gloo",
+        store=PrefixStore(f"cmrc/{attempt}", store),
+        rank=rank,
+        world_size=world,
+    )
     try:
         yield
     finally:

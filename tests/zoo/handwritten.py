@@ -227,7 +227,7 @@ class Built:
     options: tuple[tuple[str, Any], ...]
 
     def __call__(self) -> nn.Module:
-        return self.made(**dict(self.options))
+        return self.build(**dict(self.options))
 
 
 def handwritten(
