@@ -1,8 +1,9 @@
-"""Families of transformers with what the others lack: a single key head, attention by cosines, rotated queries, grouped convolutions."""
+"""Families of transformers with what the others lack: a single key head, slopes or tables of positions for each head, rotated
+queries, pooled or convolved queries, gates between experts, and scans over a state."""
 
 from __future__ import annotations
 
-from models import BERT, hf, image, tokens
+from models import BERT, EXPERTS, LLAMA, hf, image, tokens
 
 hf(
     "falcon",
@@ -41,4 +42,154 @@ hf(
     depths=[1, 1],
     groups_width=4,
     layer_type="y",
+)
+
+# ---------------------------------------------------------------- positions that differ from head to head
+
+hf("bloom", "BloomConfig", "BloomForCausalLM", tokens(), hidden_size=24, n_layer=2, n_head=6, vocab_size=64)
+hf(
+    "mpt",
+    "MptConfig",
+    "MptForCausalLM",
+    tokens(),
+    d_model=24,
+    n_heads=6,
+    n_layers=2,
+    expansion_ratio=2,
+    max_seq_len=32,
+    vocab_size=64,
+)
+GPTJ = {"n_embd": 24, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32, "vocab_size": 64, "n_inner": 32}
+hf("codegen", "CodeGenConfig", "CodeGenForCausalLM", tokens(), **GPTJ)
+hf("gptj", "GPTJConfig", "GPTJForCausalLM", tokens(), **GPTJ)
+
+# ---------------------------------------------------------------- pooled or convolved queries
+
+hf(
+    "cvt",
+    "CvtConfig",
+    "CvtForImageClassification",
+    image(),
+    embed_dim=[12, 24],
+    num_heads=[3, 6],
+    depth=[1, 2],
+    patch_sizes=[7, 3],
+    patch_stride=[4, 2],
+    patch_padding=[2, 1],
+    mlp_ratio=[2.0, 2.0],
+    attention_drop_rate=[0.0, 0.0],
+    drop_rate=[0.0, 0.0],
+    drop_path_rate=[0.0, 0.0],
+    qkv_bias=[True, True],
+    cls_token=[False, True],
+    qkv_projection_method=["dw_bn", "dw_bn"],
+    kernel_qkv=[3, 3],
+    padding_kv=[1, 1],
+    stride_kv=[2, 2],
+    padding_q=[1, 1],
+    stride_q=[1, 1],
+)
+hf(
+    "funnel",
+    "FunnelConfig",
+    "FunnelForSequenceClassification",
+    tokens(8),
+    vocab_size=64,
+    block_sizes=[1, 1],
+    num_decoder_layers=1,
+    d_model=24,
+    n_head=6,
+    d_head=4,
+    d_inner=32,
+)
+
+# ---------------------------------------------------------------- scans over a state
+
+MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 64}
+hf("mamba", "MambaConfig", "MambaForCausalLM", tokens(), **MAMBA, state_size=4, time_step_rank=4)
+hf(
+    "jamba",
+    "JambaConfig",
+    "JambaForCausalLM",
+    tokens(),
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    intermediate_size=32,
+    vocab_size=64,
+    num_experts=2,
+    num_experts_per_tok=1,
+    attn_layer_period=2,
+    attn_layer_offset=1,
+    expert_layer_period=2,
+    expert_layer_offset=1,
+    use_mamba_kernels=False,
+    mamba_d_state=4,
+    mamba_dt_rank=4,
+    **EXPERTS,
+)
+hf(
+    "rwkv",
+    "RwkvConfig",
+    "RwkvForCausalLM",
+    tokens(),
+    hidden_size=24,
+    attention_hidden_size=24,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    context_length=32,
+    vocab_size=64,
+    rescale_every=0,
+)
+
+# ---------------------------------------------------------------- latent keys, experts
+
+LATENT = {
+    **{k: v for k, v in LLAMA.items() if k not in ("head_dim", "num_key_value_heads")},
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+hf(
+    "deepseek_v3",
+    "DeepseekV3Config",
+    "DeepseekV3ForCausalLM",
+    tokens(),
+    **LATENT,
+    q_lora_rank=12,
+    n_group=2,
+    topk_group=1,
+    **EXPERTS,
+)
+hf(
+    "granite_moe",
+    "GraniteMoeConfig",
+    "GraniteMoeForCausalLM",
+    tokens(),
+    **{k: v for k, v in LLAMA.items() if k != "head_dim"},
+    num_local_experts=3,
+    num_experts_per_tok=2,
+    **EXPERTS,
+)
+
+# ---------------------------------------------------------------- convolutions with gates
+
+hf(
+    "efficientnet",
+    "EfficientNetConfig",
+    "EfficientNetForImageClassification",
+    image(64),
+    image_size=64,
+    width_coefficient=0.25,
+    depth_coefficient=0.5,
+    hidden_dim=320,
+    depthwise_padding=[],
 )
