@@ -151,6 +151,9 @@ Tensor: TypeAlias = Leaf | ArrayLiteral | Apply
 Operand: TypeAlias = str | Tensor | None
 
 
+CONSTANT = "Constant"  # an opaque op without operands that outputs a tensor of the model
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What hosts and passes note about a node. Nothing here changes what the node computes."""

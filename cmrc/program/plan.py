@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError
 from cmrc.ir.fingerprint import Fingerprint
-from cmrc.ir.graph import Array, Do, Graph, Index, as_dtype, numpy_dtype
+from cmrc.ir.graph import CONSTANT, Array, Do, Graph, Index, as_dtype, numpy_dtype
 from cmrc.program.dry_run import try_dos
 from cmrc.program.groups import Group, expand
 from cmrc.program.plan_file import Contents, read_plan, write_plan
@@ -174,6 +174,12 @@ def checked_do(
 ) -> Do:
     """A do that fits the site and the do's before it, or the error that says why it does not."""
     where = {"node": site.name, "op": site.op, "at": at}
+    if site.op == CONSTANT:
+        raise DoError(
+            "is a constant that the model returns: its readers take its numbers as a weight, which no replacement reaches",
+            **where,
+            fix="choose a value that is computed from the inputs",
+        )
     axis, size = _fixed_axis(site, axis, where)
     chosen = unit_index(units, size, where)
     beside = [other for other in earlier if other.value == site.value and other.axis == axis]

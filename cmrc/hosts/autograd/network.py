@@ -19,12 +19,12 @@ from torch import Tensor
 from cmrc.hosts.autograd.arrays import from_numpy, to_numpy
 from cmrc.hosts.autograd.meanings import MEANINGS
 from cmrc.ir.evaluate import learn_sizes, sized_attributes
-from cmrc.ir.graph import Apply, Array, Graph, Leaf, Node, Value, as_dtype, leaves_of
+from cmrc.ir.graph import CONSTANT, Apply, Array, Graph, Leaf, Node, Value, as_dtype, leaves_of
 from cmrc.ir.graph import Tensor as Known
 from cmrc.ir.tensors import is_computable
 
 FLOATING = ("float", "bfloat")
-CONSTANTS = ("default", "Constant")  # opaque nodes that are nothing but their tensor
+CONSTANTS = ("default", CONSTANT)  # opaque nodes that are nothing but their tensor
 
 OnHost = Callable[[Sequence[str], Mapping[str, Array]], Mapping[str, Array]]
 """Run part of the host's model: the names of some values, made from others that are given."""

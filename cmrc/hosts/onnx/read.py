@@ -35,6 +35,7 @@ from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, RECURRENT, ROWS
 from cmrc.hosts.onnx.shapes import Sizes, infer, symbols
 from cmrc.ir.axes import product
 from cmrc.ir.graph import (
+    CONSTANT,
     NO_MARKS,
     Apply,
     Array,
@@ -331,7 +332,7 @@ class _Reader:
         name = value.name or ""
         tensor = self.tensors[name]
         output = self._value(name, tensor.shape, tensor.dtype)
-        self.nodes.append(Node("opaque", (tensor,), (output,), origin=name, marks=Marks(host_op="Constant")))
+        self.nodes.append(Node("opaque", (tensor,), (output,), origin=name, marks=Marks(host_op=CONSTANT)))
 
     # ------------------------------------------------------------ sizes that the model reads from itself
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hosts.onnx.lowering import ints, lower, model, nodes_of, random, sizes_of
 
+import cmrc
+from cmrc.errors import DoError
 from cmrc.hosts.onnx.host import OnnxHost
 
 STANDARDISED = """
@@ -68,3 +70,12 @@ def test_random_numbers_are_not_constants() -> None:
     lines = "w1 = RandomNormalLike(like)\nh = MatMul(x, w1)\na = Relu(h)\ny = MatMul(a, w2)"
     host = OnnxHost.from_model(model(lines, {"x": ("N", 4)}, "y", like=random(4, 6), w2=random(6, 3)))
     assert [node.op for node in host.graph.nodes] == ["opaque", "matmul", "pointwise", "linear"]
+
+
+def test_a_weight_that_is_returned_is_no_place_for_a_replacement() -> None:
+    """Its reader has it as a weight: a replacement would reach the output alone."""
+    graph = model("w1 = Neg(v1)\nh = MatMul(x, w1)", {"x": ("N", 4)}, "h w1", v1=random(4, 6))
+    plan = cmrc.Plan(cmrc.trace(graph))
+    with pytest.raises(DoError, match="is a constant that the model returns: its readers take its numbers as a weight"):
+        plan.do("w1", units=[1], constant=0.0, axis=1)
+    assert len(plan.do("h", units=[1], constant=0.0)) == 1
