@@ -249,7 +249,7 @@ class _Run:
         frontier = Frontier(subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks)
         larger = len(LARGER) if self._may_try_larger(wanted) else 0
         measured = frontier.measure(wanted, self._is_good if self._may_stop(wanted) else None, FEWEST - larger)
-        if larger and measured[0].share == SHARES[0] and not self._is_good(measured[0].measures):
+        if larger and measured[0].share <= SHARES[0] and not self._is_good(measured[0].measures):
             measured = [*frontier.measure_larger(), *measured]
         whole, sizes = self._time(work, measured)
         chosen = self._choose(sizes, whole)

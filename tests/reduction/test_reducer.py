@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hosts.onnx.lowering import model, random
 
 import cmrc
 from cmrc.errors import CertifyError, InputError, RecipeError
@@ -145,6 +146,16 @@ def test_larger_sizes_are_tried_where_the_usual_ones_are_not_good_enough() -> No
     assert strict.size.share == 0.98
     assert "the largest size tried, 0.98 of the multiply-adds" in strict.verdict
     assert strict.verdict.endswith("give more data, or ask for less")
+
+
+def test_larger_sizes_are_tried_where_the_largest_of_the_usual_ones_are_one_plan() -> None:
+    """One of four units is a quarter of the work: 0.9 and 0.8 are the same plan."""
+    arrays = {"w1": random(16, 4), "b1": random(4), "w2": random(4, 3), "b2": random(3)}
+    coarse = model("h = Gemm(x, w1, b1)\na = Relu(h)\ny = Gemm(a, w2, b2)", {"x": ("N", 16)}, "y", **arrays)
+    result = cmrc.reduce(coarse, random(400, 16), agreement=0.999, measured=True, timed=False, refit=False)
+    shares = [size.share for size in result.sizes]
+    assert shares[:2] == [0.95, 0.8]
+    assert not result.ready
 
 
 def test_goals_that_cannot_be_met_say_what_is_reachable() -> None:
