@@ -22,7 +22,7 @@ they may differ by twice the rounding that moved inputs show.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -396,8 +396,9 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
     """How far the rewritten graph lies from the clamped one when both are computed in float64; `None` where that is not known."""
     whole = put_dos(sites.graph, entries)
     samples = max((array.shape[0] for array in inputs.values() if array.ndim), default=1)
-    rounds_anew = _rounding_casts(lowered) - _rounding_casts(whole)
-    if rounds_anew or _jumping_behind_a_do(whole) - {"quantize"} or samples * cost(sites.graph).macs > WORK:
+    casts = _rounding_casts(whole)
+    rounds_anew = _rounding_casts(lowered) - casts
+    if rounds_anew or _jumping_behind_a_do(whole, casts) - {"quantize"} or samples * cost(sites.graph).macs > WORK:
         return None
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # of sizes of 0, and of what is no number
@@ -428,9 +429,9 @@ def _rounding_casts(graph: Graph) -> set[str]:
     }
 
 
-def _jumping_behind_a_do(graph: Graph) -> set[str]:
+def _jumping_behind_a_do(graph: Graph, casts: Collection[str]) -> set[str]:
     """The functions that make much of the last bit, or casts that round, that read what a replacement moved."""
-    moved, jumping, casts = set[str](), set[str](), _rounding_casts(graph)
+    moved, jumping = set[str](), set[str]()
     for node in graph.nodes:
         if node.op != "do" and not any(name in moved for name in node.values()):
             continue

@@ -14,6 +14,7 @@ from cmrc.ir.ops.arrays import windows
 from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.ir.spec import AxisAttrs
 from cmrc.ir.tensors import constant
+from cmrc.statistics.readers import norm_scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +164,7 @@ def _behind(consumers: Mapping[str, Sequence[Node]], node: Node) -> _Behind:
         if isinstance(variance, Leaf) and (weight is None or isinstance(weight, Leaf)):
             scale = 1.0 / np.sqrt(variance.load().astype(np.float64) + attributes(added, PointwiseAttrs)["eps"])
             scale = scale if weight is None else scale * weight.load()
-            in_norm = bias is None and isinstance(shift, Leaf)
+            scale, in_norm = norm_scale(added), bias is None and isinstance(shift, Leaf)
             return _Behind(added, shift if in_norm and isinstance(shift, Leaf) else behind.place, scale, in_norm)
     return behind
 

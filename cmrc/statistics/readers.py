@@ -151,7 +151,7 @@ def joining(program: Sites, columns: Columns) -> Array:
     weight, place = outgoing(program, columns), elements(program, columns)
     assert place is not None
     norm = _norm_behind(program, program.consumers[place.value][0])
-    return weight if norm is None else weight * _norm_scale(norm)[:, None]
+    return weight if norm is None else weight * norm_scale(norm)[:, None]
 
 
 def _reads_each_position(node: Node) -> bool:
@@ -186,7 +186,8 @@ def _only_reader(program: Sites, name: str) -> tuple[str, Node | None]:
     return name, reading[0]
 
 
-def _norm_scale(norm: Node) -> Array:
+def norm_scale(norm: Node) -> Array:
+    """By what a batch norm multiplies each channel."""
     weight, variance = norm.inputs[1], norm.inputs[4]
     assert isinstance(variance, Tensor)
     scale = 1.0 / np.sqrt(constant(variance) + attributes(norm, PointwiseAttrs)["eps"])
