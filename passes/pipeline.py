@@ -121,7 +121,7 @@ def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], N
         moved = False
         for rewrite in PIPELINE:
             name, after_others = rewrite.name, moved and rewrite is dead_subgraph.PASS  # what they left unread
-            if not after_others and not any(rewrite.moves(node) for node in graph.nodes):
+            if not after_others and not any(map(rewrite.moves, graph.nodes)):
                 continue
             start, before = time.perf_counter(), graph
             graph, changed = rewrite.run(graph, log)
@@ -239,7 +239,7 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
         if value.name in by_value:
             chain(value)
     for node in graph.nodes:
-        if not renamed.keys().isdisjoint(node.values()):
+        if any(type(o) is str and o in renamed for o in node.inputs):
             node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
         nodes.append(node)
         for value in node.outputs:

@@ -92,13 +92,13 @@ def difference(plan: Fingerprint, model: Fingerprint) -> str:
 
 def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Fingerprint:
     """Of structure and weights; reads every parameter once. `details` are the host's, by the origin of nodes."""
-    wiring = hashlib.sha256()
     known = details or {}
-    wiring.update(repr(([_result(value) for value in graph.inputs], graph.outputs)).encode())
+    lines = [repr(([_result(value) for value in graph.inputs], graph.outputs))]
     for node in graph.nodes:
         operands, results = [_operand(o) for o in node.inputs], [_result(value) for value in node.outputs]
         meaning = known.get(node.origin) or sorted(node.attrs.items())
-        wiring.update(repr((node.op, node.kind, operands, results, meaning)).encode())
+        lines.append(repr((node.op, node.kind, operands, results, meaning)))
+    wiring = hashlib.sha256("".join(lines).encode())
     leaves = dict(sorted(graph.leaves().items()))
     many = sum(math.prod(leaf.shape) for leaf in leaves.values()) >= MANY
     with ThreadPoolExecutor(WORKERS if many else 1) as pool:  # several wait for the disk together
@@ -113,6 +113,8 @@ def _result(value: Value) -> tuple[Any, ...]:
 
 
 def _operand(operand: Operand) -> Any:
+    if isinstance(operand, str):
+        return operand
     if isinstance(operand, Leaf):
         return operand.name
     if isinstance(operand, ArrayLiteral):

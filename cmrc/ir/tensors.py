@@ -68,13 +68,19 @@ def fold(tensor: Tensor, dtype: str, *, name: str, node: Node | None = None) -> 
     which adds the same terms up in another order, may be finite. It is refused. What is infinite because a parameter of the
     model is stays so.
     """
+    if not _adds_numbers(tensor):
+        return _converted(materialise(tensor), dtype)
     with np.errstate(over="ignore"):
         array = materialise(tensor)
-        array = array.copy() if isinstance(tensor, ArrayLiteral) else array
-        converted = as_dtype(array, dtype) if array.dtype.kind not in "biu" else array
-    if _adds_numbers(tensor) and converted.dtype.kind not in "biu" and not _finite(converted):
+        converted = _converted(array.copy() if isinstance(tensor, ArrayLiteral) else array, dtype)
+    if converted.dtype.kind not in "biu" and not _finite(converted):
         _require_finite(tensor, converted, dtype, name, node)
     return converted
+
+
+def _converted(array: Array, dtype: str) -> Array:
+    """In `dtype`; whole numbers stay as they are."""
+    return array if array.dtype.kind in "biu" else as_dtype(array, dtype)
 
 
 def within_last_bits(first: Array, second: Array) -> bool:

@@ -24,7 +24,7 @@ from cmrc.ir.graph import Array, Do
 INLINE = 64  # numbers of an array that are written as they are
 LARGEST_AXIS = 1 << 22  # units that one number may stand for
 LAST = 10**10  # position of an axis
-RANGE = re.compile(r"[0-9]{1,11}(?::[0-9]{1,11})?")
+RANGE = re.compile(r"[0-9]{1,10}(?::[0-9]{1,10})?")  # none beyond LAST
 RANGES = re.compile(rf"(?:{RANGE.pattern}(?:,{RANGE.pattern})*+)?")
 NUMBERS = {int, float}
 RANK = 16  # axes that a value can have
@@ -126,9 +126,9 @@ def _runs(packed: Any) -> list[range]:
     bad = (part for part in parts if not RANGE.fullmatch(part))
     if RANGES.fullmatch(packed):
         runs = [range(*map(int, p.split(":"))) if ":" in p else range(i := int(p), i + 1) for p in parts]
-        if all(runs) and all(run.stop <= LAST for run in runs):
+        if all(runs):
             return runs
-        bad = (part for part, run in zip(parts, runs, strict=True) if not run or run.stop > LAST)
+        bad = (part for part, run in zip(parts, runs, strict=True) if not run)
     raise ValueError(f"{reprlib.repr(next(bad))} is no range of positions, such as 7 or 0:3")
 
 

@@ -6,7 +6,7 @@ for dynamic sizes are left out: they change when the same model is exported agai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -20,42 +20,42 @@ NUMBERS = {int, float, bool, type(None)}
 
 def details(program: LiftedProgram) -> dict[str, str]:
     """By the name of the node, which is its origin in the IR."""
-
-    def called(node: fx.Node) -> str:
-        if node.op == "get_attr":
-            return _graph(program.subgraph(str(node.target)))
-        return f"%{node.name}"
-
-    return {node.name: _call(node, called) for node in program.graph.nodes if node.op == "call_function"}
+    names = {
+        node: _graph(program.subgraph(str(node.target))) if node.op == "get_attr" else f"%{node.name}"
+        for node in program.graph.nodes
+    }
+    return {node.name: _call(node, names) for node in names if node.op == "call_function"}
 
 
-def _call(node: fx.Node, called: Callable[[fx.Node], str]) -> str:
+def _call(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
     arguments: list[str] = []
-    _write(node.args, called, arguments)
-    names = sorted(node.kwargs)
-    _write([node.kwargs[name] for name in names], called, arguments)
-    return repr((_name(node.target), arguments, names))
+    _write(node.args, names, arguments)
+    keywords = node.kwargs
+    if not keywords:
+        return repr((_name(node.target), arguments, []))
+    sorted_names = sorted(keywords)
+    _write([keywords[name] for name in sorted_names], names, arguments)
+    return repr((_name(node.target), arguments, sorted_names))
 
 
-def _write(argument: Any, called: Callable[[fx.Node], str], texts: list[str]) -> None:
-    """Append what an argument holds, one by one. A call of torch has no other containers; pytree takes three times as long."""
-    kind = type(argument)
-    if kind is fx.Node:
-        texts.append(called(argument))
-    elif kind in NUMBERS:
-        texts.append(repr(argument))
-    elif isinstance(argument, (tuple, list)):
-        for part in argument:
-            _write(part, called, texts)
-    elif isinstance(argument, dict):
-        for part in argument.values():
-            _write(part, called, texts)
-    elif isinstance(argument, torch.device):
-        texts.append("device")
-    elif isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        texts.append("?")
-    else:
-        texts.append(repr(argument))
+def _write(arguments: Any, names: Mapping[fx.Node, str], texts: list[str]) -> None:
+    """Append what arguments hold, one by one. A call of torch has no other containers; pytree takes three times as long."""
+    for argument in arguments:
+        kind = type(argument)
+        if kind is fx.Node:
+            texts.append(names[argument])
+        elif kind in NUMBERS:
+            texts.append(repr(argument))
+        elif isinstance(argument, (tuple, list)):
+            _write(argument, names, texts)
+        elif isinstance(argument, dict):
+            _write(argument.values(), names, texts)
+        elif isinstance(argument, torch.device):
+            texts.append("device")
+        elif isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            texts.append("?")
+        else:
+            texts.append(repr(argument))
 
 
 @cache
@@ -68,9 +68,5 @@ def _graph(module: Any) -> str:
     """A graph that an op runs, its nodes by number; a constant that it reads, by its own name."""
     if not isinstance(module, fx.GraphModule):
         return type(module).__name__
-    numbers = {node: i for i, node in enumerate(module.graph.nodes)}
-
-    def called(node: fx.Node) -> str:
-        return f"%{numbers[node]}"
-
-    return repr([(node.op, _call(node, called) if node.op in ("call_function", "output") else "") for node in numbers])
+    names = {node: f"%{i}" for i, node in enumerate(module.graph.nodes)}
+    return repr([(node.op, _call(node, names) if node.op in ("call_function", "output") else "") for node in names])
