@@ -198,7 +198,7 @@ def load_function(text: str) -> Any:
     return names[name]
 
 
-def _given_by(loader: Any, what: str) -> Iterator[Any]:
+def _given_by(loader: Callable[[], Iterable[Any]] | Iterable[Any], what: str) -> Iterator[Any]:
     """What a loader of the user's own gives, or why it does not."""
     try:
         yield from loader() if callable(loader) else loader

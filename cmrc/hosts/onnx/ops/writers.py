@@ -368,12 +368,13 @@ Selection = tuple[str, list[onnx_ir.Value | None], list[onnx_ir.Attr]]
 
 def selection(patch: ModelPatch, node: Node) -> Selection:
     """The op, inputs and attributes of a select: Slice where the positions are evenly spaced, else Gather."""
-    source, axis, keep = str(node.inputs[0]), attributes(node, AxisAttrs)["axis"], attributes(node, SelectAttrs)["keep"]
+    source, axis = str(node.inputs[0]), attributes(node, AxisAttrs)["axis"]
+    keep = list(attributes(node, SelectAttrs)["keep"])
     x = patch.values[source]
-    if list(keep) == list(range(int(patch.shapes[source][axis]))):
+    if keep == list(range(int(patch.shapes[source][axis]))):
         return "Identity", [x], []
     step = keep[1] - keep[0] if len(keep) > 1 else 1
-    regular = step > 0 and list(keep) == list(range(keep[0], keep[-1] + 1, step))
+    regular = step > 0 and keep == list(range(keep[0], keep[-1] + 1, step))
     if regular and patch.opset >= 10:
         bounds = [patch.array(np.asarray([n], dtype=np.int64)) for n in (keep[0], keep[-1] + 1, axis, step)]
         return "Slice", [x, *bounds[: 3 if step == 1 else 4]], []
