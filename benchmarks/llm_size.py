@@ -75,10 +75,10 @@ class Watch:
 
     def _sample(self) -> None:
         while True:
-            held = status()
+            memory = status()
             peak = self.peaks.setdefault(self._stage, {"anonymous": 0, "total": 0})
             for key, field in (("anonymous", "RssAnon"), ("total", "VmRSS")):
-                peak[key] = max(peak[key], held[field])
+                peak[key] = max(peak[key], memory[field])
             time.sleep(0.002)
 
     @contextmanager

@@ -32,9 +32,9 @@ class Swaps:
     """Swaps of some kept units of a case: what a reduced model sees, and what the original makes of it."""
 
     def __init__(self, case: Case, rows: np.ndarray, keep: list[int]) -> None:
-        found = logits_of(case.program, case.stats[case.site].columns)
-        assert found is not None
-        self.weight, self.bias = (torch.tensor(array, dtype=torch.float32) for array in found)
+        readers = logits_of(case.program, case.stats[case.site].columns)
+        assert readers is not None
+        self.weight, self.bias = (torch.tensor(array, dtype=torch.float32) for array in readers)
         self.rows, self.keep = torch.from_numpy(rows).float(), keep
 
     def drawn(self, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,8 +46,8 @@ class Swaps:
         return mixed[:, self.keep], mixed @ self.weight.T + self.bias
 
 
-def divergence(found: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    return functional.kl_div(found.log_softmax(1), original.log_softmax(1), reduction="batchmean", log_target=True)
+def divergence(answers: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    return functional.kl_div(answers.log_softmax(1), original.log_softmax(1), reduction="batchmean", log_target=True)
 
 
 def activations(case: Case, x: np.ndarray) -> np.ndarray:
@@ -59,9 +59,9 @@ def affine(case: Case, keep: int) -> tuple[list[int], nn.Linear]:
     plan = case.by(LEARNED, keep)
     (entry,) = plan.entries
     units = sorted(kept(plan, case.units))
-    found = logits_of(case.program, case.stats[case.site].columns)
-    assert found is not None
-    weight, bias = found
+    readers = logits_of(case.program, case.stats[case.site].columns)
+    assert readers is not None
+    weight, bias = readers
     folded = nn.Linear(len(units), len(weight))
     slope = weight[:, units].copy()
     if entry.weight is not None:
@@ -123,31 +123,31 @@ def measure(case: Case, swaps: int, steps: int) -> list[dict[str, Any]]:
         ):
             x, original = Swaps(case, test, which).drawn(10 * swaps, torch.Generator().manual_seed(case.seed))
             with torch.no_grad():
-                found = model(x)
-            iia = float((found.argmax(1) == original.argmax(1)).float().mean())
-            told = {"iia": iia, "kl": float(divergence(found, original)), "kept": len(which), "extra": extra}
-            rows.append({"keep": keep, "form": form, **told})
+                answers = model(x)
+            iia = float((answers.argmax(1) == original.argmax(1)).float().mean())
+            numbers = {"iia": iia, "kl": float(divergence(answers, original)), "kept": len(which), "extra": extra}
+            rows.append({"keep": keep, "form": form, **numbers})
     return rows
 
 
 def summary(seeds: list[list[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    made = []
+    rows = []
     for i, row in enumerate(seeds[0]):
         every = [rows[i] for rows in seeds]
-        told = {name: spread(one[name] for one in every) for name in ("iia", "kl")}
-        made.append({**{k: row[k] for k in ("keep", "form", "kept", "extra")}, "ours": told, "seeds": every})
-    return made
+        numbers = {name: spread(one[name] for one in every) for name in ("iia", "kl")}
+        rows.append({**{k: row[k] for k in ("keep", "form", "kept", "extra")}, "ours": numbers, "seeds": every})
+    return rows
 
 
 def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    made = []
+    rows = []
     for keep in dict.fromkeys(row["keep"] for row in rows):
-        found = {row["form"]: row["seeds"] for row in rows if row["keep"] == keep}
+        by_form = {row["form"]: row["seeds"] for row in rows if row["keep"] == keep}
         for number, relation in (("iia", ">"), ("kl", "<")):
-            estimate = difference(found["affine, more units"], found["network"], number)
+            estimate = difference(by_form["affine, more units"], by_form["network"], number)
             name = f"keep {keep}: affine with more units − network of as many weights, {number}"
-            made.append({**claim(name, estimate.value, relation, 0.0), "difference": estimate.to_json()})
-    return made
+            rows.append({**claim(name, estimate.value, relation, 0.0), "difference": estimate.to_json()})
+    return rows
 
 
 def body(record: Record) -> str:
@@ -179,11 +179,11 @@ def main() -> None:
     resumed, quick = Resumed(options.json), options.quick
     make, seeds = (small, range(2)) if quick else (boolean, range(SEEDS))
     swaps, steps = (200, 100) if quick else (SWAPS, STEPS)
-    found = [
+    measured = [
         resumed(f"seed {seed}", lambda seed=seed: measure(make(seed), swaps, steps))
         for seed in progress(seeds, f"{len(seeds)} seeds")
     ]
-    rows = summary(found)
+    rows = summary(measured)
     for row in rows:
         print(row["keep"], row["form"], row["kept"], row["ours"])
     write_record(options.json, "mechanisms", [], options, rows=rows, claims=judged(rows), hidden=HIDDEN)

@@ -91,14 +91,14 @@ def ours(subject: Subject, name: str, calibrated: Calibrated) -> dict[str, Any]:
     begin = time.perf_counter()
     lowered = cmrc.lower(subject.program, plan, growth="allow")
     seconds = {"calibrate and plan": planned, "lower": time.perf_counter() - begin}
-    told = {"method": name, "kind": kind, "seconds": seconds}
+    row = {"method": name, "kind": kind, "seconds": seconds}
     if isinstance(subject.model, nn.Module):
         module = lowered.module.eval()
-        return {**told, **sizes_of_module(module, subject.example), **subject.judge(torch_run(module))}
+        return {**row, **sizes_of_module(module, subject.example), **subject.judge(torch_run(module))}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "small.onnx"
         lowered.save(path)
-        return {**told, **sizes_of_file(path, subject), **subject.judge(file_run(path)), "onnx": "runs"}
+        return {**row, **sizes_of_file(path, subject), **subject.judge(file_run(path)), "onnx": "runs"}
 
 
 def torch_pruning(subject: Subject, name: str) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def torch_pruning(subject: Subject, name: str) -> dict[str, Any]:
     model = pruners.torch_pruned(
         subject.model, subject.example, subject.writers, name, losses=subject.losses, keep=subject.keep
     )
-    told = {"method": f"Torch-Pruning, {name}", "kind": PEER, "seconds": {"prune": time.perf_counter() - begin}}
-    return {**told, **sizes_of_module(model, subject.example), **subject.judge(torch_run(model))}
+    row = {"method": f"Torch-Pruning, {name}", "kind": PEER, "seconds": {"prune": time.perf_counter() - begin}}
+    return {**row, **sizes_of_module(model, subject.example), **subject.judge(torch_run(model))}
 
 
 def onnxsim(subject: Subject, parameters: int) -> dict[str, Any]:
@@ -123,11 +123,11 @@ def onnxsim(subject: Subject, parameters: int) -> dict[str, Any]:
         begin = time.perf_counter()
         sparsity, removed = pruners.onnxsim_pruned(source, out, parameters, share=1 - subject.keep)
         seconds = {"prune": time.perf_counter() - begin}
-        told = {"method": f"onnxsim, sparsity {sparsity:.2f}", "kind": PEER, "seconds": seconds}
-        told |= sizes_of_file(out, subject)
+        row = {"method": f"onnxsim, sparsity {sparsity:.2f}", "kind": PEER, "seconds": seconds}
+        row |= sizes_of_file(out, subject)
         if not removed:
-            return {**told, "onnx": "removes nothing"}
-        return {**told, **subject.judge(file_run(out)), "onnx": "runs"}
+            return {**row, "onnx": "removes nothing"}
+        return {**row, **subject.judge(file_run(out)), "onnx": "runs"}
 
 
 # ---------------------------------------------------------------- sizes and files
@@ -136,7 +136,7 @@ def onnxsim(subject: Subject, parameters: int) -> dict[str, Any]:
 def sizes_of_file(path: Path, subject: Subject) -> dict[str, int]:
     """Parameters, and multiply-accumulates of one sample, with every size known."""
     model = onnx.load(path)
-    found, batch = pruners.stored(model), 1
+    parameters, batch = pruners.stored(model), 1
     for value in model.graph.input:
         array = subject.batches[0].get(value.name)
         if array is not None:
@@ -148,7 +148,7 @@ def sizes_of_file(path: Path, subject: Subject) -> dict[str, int]:
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return {"parameters": found, "macs": cmrc.trace(inferred).cost().macs // batch}
+    return {"parameters": parameters, "macs": cmrc.trace(inferred).cost().macs // batch}
 
 
 def file_run(path: Path) -> Run:
@@ -247,26 +247,26 @@ def measure(subject: Subject, resumed: Resumed) -> dict[str, Any]:
     whole = resumed("whole", lambda: {**sizes, **subject.judge(run)})
     runs = resumed("exports", lambda: exports(subject)) if module and subject.exported else {}
     number = next(key for key in rows[0] if key not in ("method", "kind", "seconds", "parameters", "macs", "onnx"))
-    told = claims_of(rows, number, whole[number])
+    checks = claims_of(rows, number, whole[number])
     if number != "KL" and "KL" in whole:
-        told += claims_of(rows, "KL", 0.0)
+        checks += claims_of(rows, "KL", 0.0)
     return {"name": subject.name, "setting": subject.what, "number": number, "whole": whole, "rows": rows,
-            "exports": runs, "claims": told}  # fmt: skip
+            "exports": runs, "claims": checks}  # fmt: skip
 
 
 def claims_of(rows: list[dict[str, Any]], number: str, floor: float) -> list[dict[str, Any]]:
     """What our best loses, against what the best of the others loses: perplexity and the like have a floor."""
 
     def least(kind: str) -> float | None:
-        found = [row[number] for row in rows if row["kind"] == kind and number in row and row["method"] != ZEROS]
-        return min(found) - floor if found else None
+        losses = [row[number] for row in rows if row["kind"] == kind and number in row and row["method"] != ZEROS]
+        return min(losses) - floor if losses else None
 
-    ours, told = least(OURS), []
+    ours, checks = least(OURS), []
     assert ours is not None
     for kind, target in ((PEER, THIRD), (PUBLISHED, 1.0)):
         if other := least(kind):
-            told.append(claim(f"{number} lost, ours over the best {kind}", ours / other, "<=", target))
-    return told
+            checks.append(claim(f"{number} lost, ours over the best {kind}", ours / other, "<=", target))
+    return checks
 
 
 # ---------------------------------------------------------------- the page
@@ -278,16 +278,16 @@ def body(record: Record) -> str:
     whole = record["whole"]
 
     def cells(row: Record) -> list[str]:
-        found = [digits(row[n]) if n in row else "" for n in numbers]
+        measured = [digits(row[n]) if n in row else "" for n in numbers]
         sizes = [f"{row['parameters'] / 1e6:.3f}", f"{row['macs'] / 1e6:.1f}"] if "parameters" in row else ["", ""]
-        return [*found, *sizes]
+        return [*measured, *sizes]
 
     rows = [("the whole network", "", *cells(whole), "")]
     for row in record["rows"]:
         seconds = sum(row["seconds"].values())
         rows.append((row["method"], row["kind"], *cells(row), show(seconds) if numbers[0] in row else row["onnx"]))
     head = ("method", "whose", *numbers, "parameters, M", "MACs, M", "time")
-    files = "".join(f"As ONNX, {who}: {told}. " for who, told in record["exports"].items())
+    files = "".join(f"As ONNX, {who}: {outcome}. " for who, outcome in record["exports"].items())
     return "\n".join((claims(record["claims"]), table(head, rows), files + "\n" if files else ""))
 
 
@@ -327,15 +327,15 @@ SECTIONS = tuple(
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "pretrained_{subject}.json")
-    made.add_argument("subject", choices=list(SUBJECTS), help="which network")
-    options = made.parse_args()
+    arguments = parser(__doc__.splitlines()[0], "pretrained_{subject}.json")
+    arguments.add_argument("subject", choices=list(SUBJECTS), help="which network")
+    options = arguments.parse_args()
     use_threads(options.threads)
     quiet_exporters()
     resumed = Resumed(options.json)
     subject = stand_in(options.subject) if options.quick else SUBJECTS[options.subject]()
-    found = measure(subject, resumed)
-    write_record(options.json, f"pretrained, {options.subject}", [], options, **found, wall_seconds=resumed.seconds)
+    measures = measure(subject, resumed)
+    write_record(options.json, f"pretrained, {options.subject}", [], options, **measures, wall_seconds=resumed.seconds)
     resumed.forget()
 
 

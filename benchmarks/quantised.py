@@ -25,6 +25,7 @@ from benchmarks import data
 from benchmarks.latency import quiet_exporters
 from benchmarks.measure import ROOT, arguments, console, use_threads, write_record
 from benchmarks.section import Record, Section, table
+from benchmarks.trained import fit
 
 SHARE = 0.5  # of the multiply-adds
 SEEN = 400  # pictures that the quantiser sees
@@ -58,14 +59,7 @@ class ConvNet(nn.Module):
 
 def trained(net: nn.Module, x: np.ndarray, labels: np.ndarray, epochs: int) -> nn.Module:
     torch.manual_seed(0)
-    optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
-    pictures, wanted = torch.from_numpy(x), torch.from_numpy(labels)
-    for _ in range(epochs):
-        for part in torch.randperm(len(pictures)).split(64):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(net(pictures[part]), wanted[part]).backward()
-            optimiser.step()
-    return net.eval()
+    return fit(net, x, labels, epochs, rate=2e-3, batch=64)
 
 
 def exported(net: nn.Module, path: Path) -> Path:

@@ -69,9 +69,9 @@ def minilm(quick: bool) -> Case:
         return of_stand_in("minilm, in torch")
     subject = subjects.minilm()
     _, tokenizer = weights.minilm()
-    found = tokenizer(subjects.sentences(data.chapters()[:60], 6000), padding="max_length", max_length=64, truncation=True,
+    tokens = tokenizer(subjects.sentences(data.chapters()[:60], 6000), padding="max_length", max_length=64, truncation=True,
                       return_tensors="np")  # fmt: skip
-    ids, mask = found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64)
+    ids, mask = tokens["input_ids"].astype(np.int64), tokens["attention_mask"].astype(np.int64)
     train = [{"ids": ids[i : i + 32], "mask": mask[i : i + 32]} for i in range(0, len(ids) - 31, 32)]
     return Case(subject, train, 1e-4, classes=False)
 
@@ -113,8 +113,8 @@ def ours(case: Case, minutes: float) -> dict[str, Any]:
     assert recovered.recovery is not None
     after = subject.judge(torch_run(recovered.module.eval()))
     size_after = sizes_of_module(lowered.module, subject.example)
-    told = {key: value for key, value in recovered.recovery.to_json().items() if key != "trained"}
-    return {**size_after, "method": "cmrc", "before": before, "after": after, "recovery": told}
+    history = {key: value for key, value in recovered.recovery.to_json().items() if key != "trained"}
+    return {**size_after, "method": "cmrc", "before": before, "after": after, "recovery": history}
 
 
 def peer(case: Case, minutes: float) -> dict[str, Any]:
@@ -123,13 +123,13 @@ def peer(case: Case, minutes: float) -> dict[str, Any]:
     assert isinstance(subject.model, nn.Module)
     best: tuple[dict[str, float], str, nn.Module] | None = None
     for name in ("Taylor", "group norm"):
-        found = scores_of(subject.model, subject.example, subject.writers, name, subject.losses)
+        scores = scores_of(subject.model, subject.example, subject.writers, name, subject.losses)
         counts = {
             "": matched.uniform(case.share),
-            ", global": matched.ranked(case.share, [s / s.mean() for s in found]),
+            ", global": matched.ranked(case.share, [s / s.mean() for s in scores]),
         }
         for way, gone in counts.items():
-            pruned = cut_lowest(subject.model, subject.example, subject.writers, found, gone)
+            pruned = cut_lowest(subject.model, subject.example, subject.writers, scores, gone)
             before = subject.judge(torch_run(pruned))
             number = next(iter(before))
             console.print({"method": f"Torch-Pruning, {name}{way}", **before})
@@ -175,16 +175,16 @@ def measure(case: Case, mine: Mapping[str, Any], theirs: Mapping[str, Any], minu
     assert isinstance(subject.model, nn.Module)
     whole = subject.judge(torch_run(subject.model))
     number = next(iter(mine["before"]))
-    found = [
+    checks = [
         claim(f"{subject.name}: {number}, after over before", mine["after"][number] / mine["before"][number], "<=", 0.5),
         claim(f"{subject.name}: {number}, ours over the peer's, after", mine["after"][number] / theirs["after"][number], "<", 1.0),
     ]  # fmt: skip
     if "accuracy" in whole:
         lost = whole["accuracy"] - mine["after"]["accuracy"]
-        found.append(claim(f"{subject.name}: accuracy lost to the whole network", lost, "<=", 0.005))
+        checks.append(claim(f"{subject.name}: accuracy lost to the whole network", lost, "<=", 0.005))
     return {
         "name": subject.name, "subject": subject.what, "number": number, "whole": whole, "minutes": minutes,
-        "macs": sizes_of_module(subject.model, subject.example)["macs"], "ours": mine, "peer": theirs, "claims": found,
+        "macs": sizes_of_module(subject.model, subject.example)["macs"], "ours": mine, "peer": theirs, "claims": checks,
     }  # fmt: skip
 
 
@@ -217,27 +217,29 @@ SECTIONS: tuple[Section, ...] = tuple(
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "recovery_{subject}.json")
-    made.add_argument("subject", choices=list(CASES))
-    made.add_argument("--minutes", type=float, default=MINUTES, help="of the processor, for each of the two")
-    made.add_argument("--only", choices=list(WAYS), default=None, help="measure one of the two, and wait for the other")
-    options = made.parse_args()
+    arguments = parser(__doc__.splitlines()[0], "recovery_{subject}.json")
+    arguments.add_argument("subject", choices=list(CASES))
+    arguments.add_argument("--minutes", type=float, default=MINUTES, help="of the processor, for each of the two")
+    arguments.add_argument(
+        "--only", choices=list(WAYS), default=None, help="measure one of the two, and wait for the other"
+    )
+    options = arguments.parse_args()
     use_threads(options.threads)
     torch.manual_seed(0)
     minutes = 0.05 if options.quick else options.minutes
     case = CASES[options.subject](options.quick)
-    held = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
+    parts_of = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
     for way, measured in WAYS.items():
         if options.only in (None, way):
-            held[way]("all", lambda measured=measured: measured(case, minutes))
-    found = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
-    if not all("all" in parts.parts for parts in found.values()):
+            parts_of[way]("all", lambda measured=measured: measured(case, minutes))
+    finished = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
+    if not all("all" in parts.parts for parts in finished.values()):
         console.print("the other one is not measured yet")
         return
-    record = measure(case, *(parts.parts["all"] for parts in found.values()), minutes)
-    seconds = sum(parts.seconds_before for parts in found.values())
+    record = measure(case, *(parts.parts["all"] for parts in finished.values()), minutes)
+    seconds = sum(parts.seconds_before for parts in finished.values())
     write_record(options.json, f"recovery, {options.subject}", [], options, **record, wall_seconds=round(seconds, 1))
-    for parts in found.values():
+    for parts in finished.values():
         parts.forget()
 
 

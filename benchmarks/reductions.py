@@ -20,7 +20,7 @@ import cmrc
 from benchmarks.data import Images, cache, digits
 from benchmarks.models import MLP
 from benchmarks.section import claim
-from benchmarks.trained import TRAININGS, Classifier, ResNet, Training, accuracy, logits
+from benchmarks.trained import TRAININGS, Classifier, ResNet, Training, accuracy, drawn_anew, fit, logits
 from cmrc.statistics.readers import outgoing
 from cmrc.verification.bounds import Estimate, bootstrap
 
@@ -92,29 +92,29 @@ class Case:
         Magnitude is the norm of the column that reads a unit, since the paper cuts networks where only those weights are left.
         """
         if method == "magnitude":
-            found = self.stats[self.site]
-            order = np.argsort(np.linalg.norm(outgoing(self.program, found.columns), axis=0), kind="stable")
+            statistics = self.stats[self.site]
+            order = np.argsort(np.linalg.norm(outgoing(self.program, statistics.columns), axis=0), kind="stable")
             gone = np.sort(order[: self.units - keep])
-            return cmrc.Plan(self.program).do(self.site, units=gone, constant=found.mean[gone])
+            return cmrc.Plan(self.program).do(self.site, units=gone, constant=statistics.mean[gone])
         iterative = {"schedule": [(self.units + keep) // 2]} if method.endswith("iterative") else {}
         return self.plan(keep, {**METHODS[method], **iterative})
 
     def plan(self, keep: int, options: Mapping[str, Any]) -> cmrc.Plan:
         """By these options of a recipe; what a schedule scores anew, it calibrates anew."""
-        told = {"sites": [self.site], "keep": keep, "multiple_of": 1, "seed": self.seed, **options}
-        return cmrc.plan(self.program, self.stats, data=[self.calibration], **told)
+        recipe = {"sites": [self.site], "keep": keep, "multiple_of": 1, "seed": self.seed, **options}
+        return cmrc.plan(self.program, self.stats, data=[self.calibration], **recipe)
 
     def verified(self, plan: cmrc.Plan, *, swaps: int = SWAPS, seed: int | None = None) -> dict[str, Any]:
         """Lowered, and compared with the network under swaps of what is kept, drawn by the case's seed or another."""
         lowered = cmrc.lower(self.program, plan, residue=self.residue)
         drawn = self.seed if seed is None else seed
-        found = cmrc.verify(self.program, lowered, [self.test], swaps=swaps, seed=drawn, controls=False)
-        assert found.plain.accuracy is not None
+        result = cmrc.verify(self.program, lowered, [self.test], swaps=swaps, seed=drawn, controls=False)
+        assert result.plain.accuracy is not None
         return {
-            "accuracy": found.plain.accuracy[1].value,
-            "iia": found.iia.value,
-            "kl": float(found.evidence.kl.mean()),
-            "d2": float(found.evidence.squared.mean()),
+            "accuracy": result.plain.accuracy[1].value,
+            "iia": result.iia.value,
+            "kl": float(result.evidence.kl.mean()),
+            "d2": float(result.evidence.squared.mean()),
         }
 
 
@@ -129,7 +129,7 @@ def kept(plan: cmrc.Plan, units: int) -> set[int]:
 def small(seed: int, samples: int = 1000) -> Case:
     """64-32-32-10 on scikit-learn's digits, trained in a second."""
     images = digits()
-    model = fit(MLP((64, 32, 32, 10)), images.train, images.train_labels, seed, epochs=10)
+    model = fit(drawn_anew(MLP((64, 32, 32, 10)), seed), images.train, images.train_labels, epochs=10)
     return Case(model, "acts.1", *_drawn(images, seed, samples), seed)
 
 
@@ -175,11 +175,11 @@ def before(training: Training, part: Any) -> Images:
     path, images = cache() / f"{training.name}-features.npz", training.data
     chosen = np.random.default_rng(0).permutation(len(images.train))[:POOL]
     if not path.exists():
-        made = {"train": logits(part, images.train[chosen]), "test": logits(part, images.test)}
-        np.savez(path.with_suffix(".new.npz"), **made)
+        features = {"train": logits(part, images.train[chosen]), "test": logits(part, images.test)}
+        np.savez(path.with_suffix(".new.npz"), **features)
         path.with_suffix(".new.npz").rename(path)
-    held = np.load(path)
-    return Images(held["train"], images.train_labels[chosen], held["test"], images.test_labels)
+    stored = np.load(path)
+    return Images(stored["train"], images.train_labels[chosen], stored["test"], images.test_labels)
 
 
 def _drawn(images: Images, seed: int, samples: int) -> tuple[Pair, Pair]:
@@ -187,29 +187,13 @@ def _drawn(images: Images, seed: int, samples: int) -> tuple[Pair, Pair]:
     return (images.train[rows], images.train_labels[rows]), (images.test, images.test_labels)
 
 
-def fit(model: nn.Module, x: np.ndarray, y: np.ndarray, seed: int, epochs: int) -> nn.Module:
-    """By plain Adam, in memory: for networks that train in seconds."""
-    torch.manual_seed(seed)
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            layer.reset_parameters()
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(128):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(model(inputs[rows]), labels[rows]).backward()
-            optimiser.step()
-    return model.eval()
-
-
 # ---------------------------------------------------------------- over seeds
 
 
 def spread(values: Iterable[float]) -> list[float]:
     """Mean and standard deviation."""
-    found = np.array(list(values), dtype=np.float64)
-    return [float(found.mean()), float(found.std())]
+    numbers = np.array(list(values), dtype=np.float64)
+    return [float(numbers.mean()), float(numbers.std())]
 
 
 def difference(better: Sequence[Mapping[str, Any]], worse: Sequence[Mapping[str, Any]], number: str) -> Estimate:
@@ -217,16 +201,16 @@ def difference(better: Sequence[Mapping[str, Any]], worse: Sequence[Mapping[str,
     return bootstrap([a[number] - b[number] for a, b in zip(better, worse, strict=True)])
 
 
-def beside_the_best(found: Mapping[str, Sequence[Mapping[str, Any]]], at: str) -> list[dict[str, Any]]:
+def beside_the_best(seeds_of: Mapping[str, Sequence[Mapping[str, Any]]], at: str) -> list[dict[str, Any]]:
     """Maps learned on swaps less the best of the paper's methods, in IIA and in KL: the mean, and the interval's end nearest 0."""
-    made, theirs = [], {name: seeds for name, seeds in found.items() if name not in OURS}
+    checks, theirs = [], {name: seeds for name, seeds in seeds_of.items() if name not in OURS}
     for number, sign in (("iia", 1), ("kl", -1)):
         best = max(theirs, key=lambda name: sign * float(np.mean([v[number] for v in theirs[name]])))
-        estimate = difference(found[LEARNED], theirs[best], number)
+        estimate = difference(seeds_of[LEARNED], theirs[best], number)
         relation, end = (">", estimate.low) if sign > 0 else ("<", estimate.high)
         what = f"{at}: {LEARNED} − {best} (the paper's best), {number}"
-        made.append(claim(f"{what}, mean", estimate.value, relation, 0.0))
-        made.append(
+        checks.append(claim(f"{what}, mean", estimate.value, relation, 0.0))
+        checks.append(
             {**claim(f"{what}, the interval's end nearest 0", end, relation, 0.0), "difference": estimate.to_json()}
         )
-    return made
+    return checks

@@ -80,17 +80,17 @@ def judged(records: Iterable[tuple[Section, Record]]) -> str:
                 missed.append(
                     f"{section.title}: {c['name']}: {c['value']:.3f} (target {c['relation']} {c['target']:.3g})"
                 )
-    told = f"{count - len(missed)} of {count} targets are met.\n"
-    return told + ("\nMissed:\n\n" + "\n".join(f"- {line}" for line in missed) + "\n" if missed else "")
+    summary = f"{count - len(missed)} of {count} targets are met.\n"
+    return summary + ("\nMissed:\n\n" + "\n".join(f"- {line}" for line in missed) + "\n" if missed else "")
 
 
 def page(folder: Path = RECORDS) -> str:
-    found = [(c, m, s, r) for c, modules in CHAPTERS.items() for m, s in sections(modules) if (r := s.read(folder))]
-    total = sum(record.get("wall_seconds", 0) for *_, record in found)
-    parts = [INTRODUCTION, judged((section, record) for _, _, section, record in found)]
+    records = [(c, m, s, r) for c, modules in CHAPTERS.items() for m, s in sections(modules) if (r := s.read(folder))]
+    total = sum(record.get("wall_seconds", 0) for *_, record in records)
+    parts = [INTRODUCTION, judged((section, record) for _, _, section, record in records)]
     parts.append(f"The records that state their time took {total / 60:.0f} minutes together.\n")
     shown = ""
-    for chapter, module, section, record in found:
+    for chapter, module, section, record in records:
         if chapter != shown:
             parts.append(f"## {chapter}\n")
             shown = chapter

@@ -99,11 +99,11 @@ def in_parts(run: Run, arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
 def efficientnet(images: int = 240, crops: int = 160, tests: int = 300) -> Subject:
     """Half of the inner channels of every inverted residual block."""
     model, rng = weights.efficientnet(), np.random.default_rng(0)
-    held = data.cifar10_pictures()
-    train = enlarge(held["train"][rng.permutation(len(held["train"]))[:images]])
+    stored = data.cifar10_pictures()
+    train = enlarge(stored["train"][rng.permutation(len(stored["train"]))[:images]])
     pictures = np.concatenate([train, photo_crops(rng, crops)])
     pictures = pictures[rng.permutation(len(pictures))]
-    test = enlarge(held["test"][rng.permutation(len(held["test"]))[:tests]])
+    test = enlarge(stored["test"][rng.permutation(len(stored["test"]))[:tests]])
     labelled = data.photos()
     photos = np.stack([normalise(picture.transpose(2, 0, 1)) for picture, _ in labelled])
     labels = np.array([label for _, label in labelled])
@@ -112,9 +112,9 @@ def efficientnet(images: int = 240, crops: int = 160, tests: int = 300) -> Subje
     batches = [{"inputs": pictures[i : i + 20]} for i in range(0, len(pictures), 20)]
 
     def judge(run: Run) -> dict[str, float]:
-        found = in_parts(run, [test], 20)
+        answers = in_parts(run, [test], 20)
         right = float((in_parts(run, [photos], 20).argmax(1) == labels).sum())
-        return {"KL": divergence(plain, found), "agreement": float((found.argmax(1) == plain.argmax(1)).mean()),
+        return {"KL": divergence(plain, answers), "agreement": float((answers.argmax(1) == plain.argmax(1)).mean()),
                 "KL, crops": divergence(plain_crops, in_parts(run, [judged], 20)), "photos right": right}  # fmt: skip
 
     def losses(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -150,21 +150,21 @@ def enlarge(pictures: np.ndarray, size: int = 224) -> np.ndarray:
 
 
 def photo_crops(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Random windows of photos that are not judged on, every other one mirrored."""
-    found = crops_of(rng, data.other_photos(), count)
-    found[1::2] = found[1::2, :, :, ::-1]
-    return found
+    """Random crops of photos that are not judged on, every other one mirrored."""
+    crops = crops_of(rng, data.other_photos(), count)
+    crops[1::2] = crops[1::2, :, :, ::-1]
+    return crops
 
 
 def crops_of(rng: np.random.Generator, sources: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """Random windows of pictures, of 96 pixels and more, enlarged."""
-    found = []
+    """Random crops of pictures, of 96 pixels and more, enlarged."""
+    crops = []
     for i in range(count):
         source = sources[i % len(sources)]
         size = int(rng.integers(96, min(source.shape[:2]) + 1))
         top, left = (int(rng.integers(0, n - size + 1)) for n in source.shape[:2])
-        found.append(enlarge(source[None, top : top + size, left : left + size].transpose(0, 3, 1, 2))[0])
-    return np.stack(found)
+        crops.append(enlarge(source[None, top : top + size, left : left + size].transpose(0, 3, 1, 2))[0])
+    return np.stack(crops)
 
 
 # ---------------------------------------------------------------- text
@@ -172,12 +172,12 @@ def crops_of(rng: np.random.Generator, sources: Sequence[np.ndarray], count: int
 
 def sentences(chapters: Sequence[str], count: int) -> list[str]:
     """Sentences of 8 to 40 words, in the book's order."""
-    found = []
+    kept = []
     for text in chapters:
         for sentence in text.replace("\n", " ").split(". "):
             if 8 <= len(sentence.split()) <= 40:
-                found.append(sentence.strip() + ".")
-    return found[:count]
+                kept.append(sentence.strip() + ".")
+    return kept[:count]
 
 
 def minilm(count: int = 256, tests: int = 300) -> Subject:
@@ -185,27 +185,27 @@ def minilm(count: int = 256, tests: int = 300) -> Subject:
     model, tokenizer = weights.minilm()
     text = data.chapters()
 
-    def encoded(found: list[str]) -> Batch:
-        told = tokenizer(found, padding="max_length", max_length=64, truncation=True, return_tensors="np")
-        return {"ids": told["input_ids"].astype(np.int64), "mask": told["attention_mask"].astype(np.int64)}
+    def encoded(texts: list[str]) -> Batch:
+        tokens = tokenizer(texts, padding="max_length", max_length=64, truncation=True, return_tensors="np")
+        return {"ids": tokens["input_ids"].astype(np.int64), "mask": tokens["attention_mask"].astype(np.int64)}
 
     train, test = encoded(sentences(text[:60], count)), encoded(sentences(text[70:], tests))
     batches = [{name: array[i : i + 32] for name, array in train.items()} for i in range(0, count, 32)]
     arrays = [test["ids"], test["mask"]]
     plain = in_parts(torch_run(model), arrays, 50)
 
-    def nearest(found: np.ndarray) -> np.ndarray:
-        return (found @ found.T - 2 * np.eye(len(found))).argmax(1)
+    def nearest(vectors: np.ndarray) -> np.ndarray:
+        return (vectors @ vectors.T - 2 * np.eye(len(vectors))).argmax(1)
 
     def judge(run: Run) -> dict[str, float]:
-        found = in_parts(run, arrays, 50)
-        return {"1 − cosine": float(1 - (plain * found).sum(1).mean()),
-                "nearest sentence kept": float((nearest(plain) == nearest(found)).mean())}  # fmt: skip
+        vectors = in_parts(run, arrays, 50)
+        return {"1 − cosine": float(1 - (plain * vectors).sum(1).mean()),
+                "nearest sentence kept": float((nearest(plain) == nearest(vectors)).mean())}  # fmt: skip
 
     def losses(module: nn.Module) -> Iterator[torch.Tensor]:
         for batch in batches:  # which sentence comes next, among those of the batch
-            found = module(*map(torch.from_numpy, batch.values()))
-            yield functional.cross_entropy(20 * found[:-1] @ found[1:].T, torch.arange(len(found) - 1))
+            vectors = module(*map(torch.from_numpy, batch.values()))
+            yield functional.cross_entropy(20 * vectors[:-1] @ vectors[1:].T, torch.arange(len(vectors) - 1))
 
     layers = range(6)
     return Subject(
@@ -240,10 +240,12 @@ def smollm(count: int = 48, tests: int = 8, keep: float = 0.5) -> Subject:
     def judge(run: Run) -> dict[str, float]:
         surprise, apart, same = [], [], []
         for i in range(len(test)):
-            told = run(test[i : i + 1])[0]
-            surprise.append(functional.cross_entropy(torch.from_numpy(told[:-1]), torch.from_numpy(test[i, 1:])).item())
-            apart.append(divergence(plain[i], told))
-            same.append(float((told.argmax(-1) == plain[i].argmax(-1)).mean()))
+            logits = run(test[i : i + 1])[0]
+            surprise.append(
+                functional.cross_entropy(torch.from_numpy(logits[:-1]), torch.from_numpy(test[i, 1:])).item()
+            )
+            apart.append(divergence(plain[i], logits))
+            same.append(float((logits.argmax(-1) == plain[i].argmax(-1)).mean()))
         return {"perplexity": float(np.exp(np.mean(surprise))), "KL": float(np.mean(apart)),
                 "agreement": float(np.mean(same))}  # fmt: skip
 
@@ -285,24 +287,24 @@ TYPES = {
 
 def magika(count: int = 300, tests: int = 600) -> Subject:
     """Half of the units of the first layer: what lies behind it is normalised across its units, or read whole."""
-    path, names, told = weights.magika()
+    path, names, layout = weights.magika()
     known = {suffix: label for suffix, label in TYPES.items() if label in names}
     files = machine_files(known, (count + tests) // 12)
     order = np.random.default_rng(0).permutation(len(files))
     chosen = [files[i] for i in order]
     train, test = chosen[: len(chosen) // 3][:count], chosen[len(chosen) // 3 :][:tests]
     labels = np.array([names.index(known[file.suffix]) for file in test])
-    x = np.stack([file_features(file, told) for file in test])
-    calibration = np.stack([file_features(file, told) for file in train])
+    x = np.stack([file_features(file, layout) for file in test])
+    calibration = np.stack([file_features(file, layout) for file in train])
     program = cmrc.trace(path)
     entry = program.host.inputs[0]
     plain = in_parts(lambda part: program.run([part])[0], [x], 20)
 
     def judge(run: Run) -> dict[str, float]:
-        found = in_parts(run, [x], 20)
-        kl = float((plain * (np.log(plain + 1e-12) - np.log(found + 1e-12))).sum(1).mean())  # it gives probabilities
-        return {"KL": kl, "agreement": float((found.argmax(1) == plain.argmax(1)).mean()),
-                "types right": float((found.argmax(1) == labels).mean())}  # fmt: skip
+        answers = in_parts(run, [x], 20)
+        kl = float((plain * (np.log(plain + 1e-12) - np.log(answers + 1e-12))).sum(1).mean())  # it gives probabilities
+        return {"KL": kl, "agreement": float((answers.argmax(1) == plain.argmax(1)).mean()),
+                "types right": float((answers.argmax(1) == labels).mean())}  # fmt: skip
 
     site = next(site for site in program.sites(folds=False) if site.value.endswith("ApplyActivation_0/Mul_5:0"))
     return Subject(
@@ -319,27 +321,27 @@ def magika(count: int = 300, tests: int = 600) -> Subject:
 
 def machine_files(suffixes: Mapping[str, str], most: int) -> list[Path]:
     """Files of each suffix under the places where software lies, at most so many of one."""
-    found: dict[str, list[Path]] = {suffix: [] for suffix in suffixes}
+    by_suffix: dict[str, list[Path]] = {suffix: [] for suffix in suffixes}
     for root in (Path(sys.prefix), Path(sys.base_prefix), Path("/usr/lib"), Path("/usr/share"), Path("/usr/include")):
         for path in sorted(root.rglob("*")) if root.exists() else ():
-            held = found.get(path.suffix)
-            if held is not None and len(held) < 40 * most and path.is_file() and path.stat().st_size >= 64:
-                held.append(path)
+            paths = by_suffix.get(path.suffix)
+            if paths is not None and len(paths) < 40 * most and path.is_file() and path.stat().st_size >= 64:
+                paths.append(path)
     rng = np.random.default_rng(0)
-    return [held[i] for held in found.values() for i in rng.permutation(len(held))[:most]]
+    return [paths[i] for paths in by_suffix.values() for i in rng.permutation(len(paths))[:most]]
 
 
-def file_features(path: Path, told: Mapping[str, Any]) -> np.ndarray:
+def file_features(path: Path, layout: Mapping[str, Any]) -> np.ndarray:
     """The first and the last bytes without the blanks around them, as Magika reads a file."""
-    block, begin, end, blank = (told[key] for key in ("block_size", "beg_size", "end_size", "padding_token"))
+    block, begin, end, blank = (layout[key] for key in ("block_size", "beg_size", "end_size", "padding_token"))
     with path.open("rb") as file:
         first = file.read(block).lstrip()[:begin]
         file.seek(max(0, path.stat().st_size - block))
         last = file.read(block).rstrip()[-end:]
-    made = np.full(begin + end, blank, dtype=np.int32)
-    made[: len(first)] = np.frombuffer(first, dtype=np.uint8)
-    made[len(made) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
-    return made
+    features = np.full(begin + end, blank, dtype=np.int32)
+    features[: len(first)] = np.frombuffer(first, dtype=np.uint8)
+    features[len(features) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
+    return features
 
 
 # ---------------------------------------------------------------- lines of text
@@ -355,9 +357,9 @@ def recogniser(count: int = 160, tests: int = 200, keep: float = 0.5) -> Subject
     alphabet = ["", *alphabet_of(path), " "]
     entry = program.host.inputs[0]
 
-    def strings(found: np.ndarray) -> list[str]:
+    def strings(answers: np.ndarray) -> list[str]:
         read = []
-        for row in found.argmax(2):
+        for row in answers.argmax(2):
             kept = [c for i, c in enumerate(row) if c and (i == 0 or c != row[i - 1])]
             read.append("".join(alphabet[c] for c in kept))
         return read
@@ -366,9 +368,9 @@ def recogniser(count: int = 160, tests: int = 200, keep: float = 0.5) -> Subject
     own = strings(plain)
 
     def judge(run: Run) -> dict[str, float]:
-        found = in_parts(run, [pictures], 20)
-        read = strings(found)
-        kl = float((plain * (np.log(plain + 1e-12) - np.log(found + 1e-12))).sum(2).mean())  # it gives probabilities
+        answers = in_parts(run, [pictures], 20)
+        read = strings(answers)
+        kl = float((plain * (np.log(plain + 1e-12) - np.log(answers + 1e-12))).sum(2).mean())  # it gives probabilities
         wrong = sum(map(distance, read, test)) / sum(map(len, test))
         return {"KL": kl, "strings as before": float(np.mean([a == b for a, b in zip(read, own, strict=True)])),
                 "character errors": wrong}  # fmt: skip
@@ -398,21 +400,21 @@ def folding_readers(program: cmrc.Program, least: int = 32) -> Iterator[str]:
 def alphabet_of(path: Path) -> list[str]:
     import onnx
 
-    held = onnx.load(path).metadata_props
-    return next(entry.value for entry in held if entry.key == "character").splitlines()
+    entries = onnx.load(path).metadata_props
+    return next(entry.value for entry in entries if entry.key == "character").splitlines()
 
 
 def lines(chapters: Sequence[str], count: int) -> list[str]:
     """Pieces of two to four words."""
     words = " ".join(chapters).split()
-    rng, found, i = np.random.default_rng(0), [], 0
-    while len(found) < count:
+    rng, pieces, i = np.random.default_rng(0), [], 0
+    while len(pieces) < count:
         step = int(rng.integers(2, 5))
         piece = " ".join(words[i : i + step])
         i += 7 * step
         if piece.isascii() and len(piece) <= 26:
-            found.append(piece)
-    return found
+            pieces.append(piece)
+    return pieces
 
 
 def drawn(texts: Sequence[str], seed: int) -> np.ndarray:
@@ -422,14 +424,14 @@ def drawn(texts: Sequence[str], seed: int) -> np.ndarray:
 
     fonts = [Path(get_data_path()) / "fonts" / "ttf" / f"{name}.ttf" for name in
              ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "DejaVuSans-Oblique", "STIXGeneral")]  # fmt: skip
-    rng, found = np.random.default_rng(seed), []
+    rng, pictures = np.random.default_rng(seed), []
     for text in texts:
         font = ImageFont.truetype(str(fonts[rng.integers(len(fonts))]), int(rng.integers(20, 25)))
         picture = Image.new("L", (384, 48), int(rng.integers(200, 256)))
         ImageDraw.Draw(picture).text((6, 8), text, fill=int(rng.integers(0, 80)), font=font)
         noisy = np.asarray(picture, dtype=np.float32) + rng.normal(0, 4, (48, 384))
-        found.append(np.broadcast_to((noisy.clip(0, 255) / 255 - 0.5) / 0.5, (3, 48, 384)))
-    return np.stack(found).astype(np.float32)
+        pictures.append(np.broadcast_to((noisy.clip(0, 255) / 255 - 0.5) / 0.5, (3, 48, 384)))
+    return np.stack(pictures).astype(np.float32)
 
 
 def distance(a: str, b: str) -> int:

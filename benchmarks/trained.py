@@ -139,11 +139,11 @@ class Training:
             schedule = torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
         start = 0
         if part.exists():
-            held = torch.load(part, weights_only=True)
-            model.load_state_dict(held["model"])
-            optimiser.load_state_dict(held["optimiser"])
-            schedule.load_state_dict(held["schedule"])
-            start = held["epoch"]
+            state = torch.load(part, weights_only=True)
+            model.load_state_dict(state["model"])
+            optimiser.load_state_dict(state["optimiser"])
+            schedule.load_state_dict(state["schedule"])
+            start = state["epoch"]
         for epoch in range(start, self.epochs):
             model.train()
             generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -165,14 +165,14 @@ class Training:
             print(f"{self.name} epoch {epoch + 1} of {self.epochs}: loss {total / (step + 1):.4f}", flush=True)
         save(model.state_dict(), path)
         part.unlink(missing_ok=True)  # another process may have trained the same
-        found = accuracy(logits(model.eval(), images.test), images.test_labels)
-        print(f"{self.name}: test accuracy {found:.4f}", flush=True)
+        right = accuracy(logits(model.eval(), images.test), images.test_labels)
+        print(f"{self.name}: test accuracy {right:.4f}", flush=True)
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    made = io.BytesIO()
-    torch.save(state, made)
-    write_whole(path, made.getvalue())
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_whole(path, buffer.getvalue())
 
 
 def tuned(
@@ -214,14 +214,37 @@ def augmented(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return functional.pad(x, (4, 4, 4, 4))[:, :, down : down + 32, right : right + 32]
 
 
+def drawn_anew(model: nn.Module, seed: int) -> nn.Module:
+    """The model with its linear layers as this seed draws them."""
+    torch.manual_seed(seed)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.reset_parameters()
+    return model
+
+
+def fit(
+    model: nn.Module, x: np.ndarray, y: np.ndarray, epochs: int, *, rate: float = 1e-3, batch: int = 128
+) -> nn.Module:
+    """The model trained by plain Adam, in memory: for networks that train in seconds. Order is drawn from torch's own generator."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(batch):
+            optimiser.zero_grad()
+            functional.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+            optimiser.step()
+    return model.eval()
+
+
 def logits(model: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, batch: int = 500) -> np.ndarray:
     with torch.no_grad():
         parts = [model(torch.from_numpy(x[i : i + batch])) for i in range(0, len(x), batch)]
     return torch.cat(parts).numpy()
 
 
-def accuracy(found: np.ndarray, labels: np.ndarray) -> float:
-    return float((found.argmax(1) == labels).mean())
+def accuracy(answers: np.ndarray, labels: np.ndarray) -> float:
+    return float((answers.argmax(1) == labels).mean())
 
 
 TRAININGS = {

@@ -25,14 +25,13 @@ from benchmarks.reductions import (
     Case,
     beside_the_best,
     difference,
-    fit,
     kept,
     mnist,
     small,
     spread,
 )
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
-from benchmarks.trained import TRAININGS
+from benchmarks.trained import TRAININGS, drawn_anew, fit
 from cmrc.verification.certificates import from_d2
 from cmrc.verification.distortion import distortion
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUMBERS = ("accuracy", "iia", "kl")
-Found = dict[tuple[int, str], list[dict[str, Any]]]
+Results = dict[tuple[int, str], list[dict[str, Any]]]
 # accuracy, IIA, KL: means over seeds, from the paper's appendix
 PAPER = {
     "boolean": {
@@ -81,7 +80,7 @@ def boolean(seed: int) -> Case:
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 2, size=(4096, 8)).astype(np.float32)
     y = (x[:, 0] * x[:, 1]).astype(np.int64) ^ np.maximum(x[:, 2], x[:, 3]).astype(np.int64)
-    model = fit(MLP((8, 64, 64, 2)), x[:3277], y[:3277], seed, epochs=60)
+    model = fit(drawn_anew(MLP((8, 64, 64, 2)), seed), x[:3277], y[:3277], epochs=60)
     return Case(model, "acts.1", (x[:2000], y[:2000]), (x[3277:], y[3277:]), seed)
 
 
@@ -154,41 +153,41 @@ def trained_otherwise(quick: bool, swaps: int) -> dict[str, float]:
     """How much the level depends on the training: the MLP of `benchmarks.trained mlp`, CMR-Logit, three quarters kept."""
     case = mnist(0) if not quick else small(0)
     case = case if quick else replace(case, model=TRAININGS["mlp"].model())
-    found = case.verified(case.by("CMR-Logit", case.units * 3 // 4), swaps=swaps)
-    return {"baseline": case.accuracy, "active": active(case), "iia": found["iia"]}
+    verified = case.verified(case.by("CMR-Logit", case.units * 3 // 4), swaps=swaps)
+    return {"baseline": case.accuracy, "active": active(case), "iia": verified["iia"]}
 
 
-def by_method(seeds: list[Mapping[str, Any]]) -> Found:
-    found: Found = {}
+def by_method(seeds: list[Mapping[str, Any]]) -> Results:
+    by_name: Results = {}
     for one in seeds:
         for row in one["rows"]:
-            found.setdefault((row["keep"], row["method"]), []).append(
+            by_name.setdefault((row["keep"], row["method"]), []).append(
                 {k: v for k, v in row.items() if k not in ("keep", "method")}
             )
-    return found
+    return by_name
 
 
-def judged(found: Found, which: str) -> list[dict[str, Any]]:
-    made = []
+def judged(results: Results, which: str) -> list[dict[str, Any]]:
+    checks = []
     for keep, better, worse, number, sign in CLAIMS[which]:
-        if (keep, better) not in found:
+        if (keep, better) not in results:
             continue  # a quick run has other widths
-        estimate = difference(found[keep, better], found[keep, worse], number)
+        estimate = difference(results[keep, better], results[keep, worse], number)
         relation, end = (">", estimate.low) if sign > 0 else ("<", estimate.high)
         name = f"keep {keep}: {better} − {worse}, {number}, the interval's end nearest 0"
-        made.append({**claim(name, end, relation, 0.0), "difference": estimate.to_json()})
-    for keep in dict.fromkeys(keep for keep, _ in found):
-        made += beside_the_best({name: values for (k, name), values in found.items() if k == keep}, f"keep {keep}")
-    return made
+        checks.append({**claim(name, end, relation, 0.0), "difference": estimate.to_json()})
+    for keep in dict.fromkeys(keep for keep, _ in results):
+        checks += beside_the_best({name: values for (k, name), values in results.items() if k == keep}, f"keep {keep}")
+    return checks
 
 
-def paired(found: Found, which: str) -> list[dict[str, Any]]:
-    made = []
+def paired(results: Results, which: str) -> list[dict[str, Any]]:
+    rows = []
     for keep, number, paper in PAIRED[which]:
-        if (keep, "VBP") in found:
-            estimate = difference(found[keep, "CMR-Logit"], found[keep, "VBP"], number)
-            made.append({"keep": keep, "number": number, "ours": estimate.to_json(), "paper": paper})
-    return made
+        if (keep, "VBP") in results:
+            estimate = difference(results[keep, "CMR-Logit"], results[keep, "VBP"], number)
+            rows.append({"keep": keep, "number": number, "ours": estimate.to_json(), "paper": paper})
+    return rows
 
 
 # ---------------------------------------------------------------- the page
@@ -206,13 +205,13 @@ DISTORTIONS = (
 
 
 def body(record: Record) -> str:
-    made = []
+    rows_shown = []
     for row in record["rows"]:
         ours = (f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in row["ours"].values())
         paper = (f"{number:.3f}" for number in row["paper"]) if row["paper"] else ("", "", "")
         cells = [f"{mine} (paper {theirs})" if theirs else mine for mine, theirs in zip(ours, paper, strict=True)]
-        made.append((str(row["keep"]), row["score"], *cells))
-    parts = [table(("keep", "method", "accuracy", "IIA", "KL"), made)]
+        rows_shown.append((str(row["keep"]), row["score"], *cells))
+    parts = [table(("keep", "method", "accuracy", "IIA", "KL"), rows_shown)]
     if record["paired"]:
         rows = [
             (
@@ -234,11 +233,11 @@ def body(record: Record) -> str:
             "set, without and under swaps; the certificate that follows from each with the margins of the test set, and the IIA:\n",
             table(("keep", *DISTORTIONS[:-1], "IIA"), rows),
         ]
-    told = (
+    caption = (
         "What the paper finds significant, and maps learned on swaps beside the best of the paper's methods, paired over seeds, with 95 % "
         "bootstrap intervals:\n"
     )
-    return "\n".join((*parts, told, claims(record["claims"])))
+    return "\n".join((*parts, caption, claims(record["claims"])))
 
 
 def draw(record: Record, figure: Figure) -> None:
@@ -317,9 +316,9 @@ the networks differ, and the paper does not tell how its own were trained (ours:
 
 
 def main() -> None:
-    made = parser(__doc__, "verification_{table}.json")
-    made.add_argument("table", choices=sorted(PAPER))
-    options = made.parse_args()
+    arguments = parser(__doc__, "verification_{table}.json")
+    arguments.add_argument("table", choices=sorted(PAPER))
+    options = arguments.parse_args()
     use_threads(options.threads)
     which, quick = options.table, options.quick
     make = {"boolean": boolean, "mnist": mnist}[which]
@@ -327,11 +326,11 @@ def main() -> None:
     parts = tuple(keep / width for keep in KEEPS[which])
     resumed, seeds = Resumed(options.json), range(2 if quick else SEEDS[which])
     swaps = 200 if quick else SWAPS
-    found = [
+    measured = [
         resumed(f"seed {seed}", lambda seed=seed: measure(small if quick else make, seed, parts, swaps))
         for seed in progress(seeds, f"{len(seeds)} seeds")
     ]
-    methods = by_method(found)
+    methods = by_method(measured)
     rows = [
         {"keep": keep, "score": name, "ours": {k: spread(v[k] for v in values) for k in NUMBERS},
          "paper": PAPER[which].get((keep, name)), "seeds": values}
@@ -344,22 +343,22 @@ def main() -> None:
             *(f"{k} {m:.3f} ± {s:.3f}" for k, (m, s) in row["ours"].items()),
             row["paper"] or "",
         )
-    told = {
+    record = {
         "rows": rows,
         "claims": judged(methods, which),
         "paired": paired(methods, which),
-        "baseline": spread(one["baseline"] for one in found),
-        "active": spread(one["active"] for one in found),
-        "ranking": {key: spread(one["ranking"][key] for one in found) for key in found[0]["ranking"]},
+        "baseline": spread(one["baseline"] for one in measured),
+        "active": spread(one["active"] for one in measured),
+        "ranking": {key: spread(one["ranking"][key] for one in measured) for key in measured[0]["ranking"]},
         "other": resumed("other training", lambda: trained_otherwise(quick, swaps)) if which == "mnist" else {},
         "distortion": [
             {"keep": rows[0]["keep"], **{name: spread(row[name] for row in rows) for name in DISTORTIONS}}
-            for rows in zip(*(one["distortion"] for one in found), strict=True)
+            for rows in zip(*(one["distortion"] for one in measured), strict=True)
         ],
         "network": "an MLP on scikit-learn's digits" if quick else which,
         "recipes": {name: METHODS[name] for name in SHOWN},
     }
-    write_record(options.json, f"verification, {which}", [], options, **told)
+    write_record(options.json, f"verification, {which}", [], options, **record)
     resumed.forget()
 
 

@@ -35,20 +35,7 @@ NAME_VAGUELY = {
     "cmrc/program/plan.py",
     "cmrc/program/plan_file.py",
     "cmrc/program/plan_schema.py",
-    "benchmarks/abstraction.py",
-    "benchmarks/allocation.py",
     "benchmarks/curves.py",
-    "benchmarks/data.py",
-    "benchmarks/invariance.py",
-    "benchmarks/llm_size.py",
-    "benchmarks/mechanisms.py",
-    "benchmarks/pretrained.py",
-    "benchmarks/recovery.py",
-    "benchmarks/reductions.py",
-    "benchmarks/report.py",
-    "benchmarks/subjects.py",
-    "benchmarks/trained.py",
-    "benchmarks/verification.py",
 }
 
 
