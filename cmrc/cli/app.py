@@ -1,6 +1,6 @@
-"""The command line: all commands, and how they start.
+"""The command line: all commands, and how they are started.
 
-Exit codes: 0: it holds; 1: it does not (a check fails, a replacement stays); 2: invalid input; 130: interrupted.
+Exit codes: 0: success; 1: the answer is no (a check fails, a replacement cannot be folded); 2: invalid input; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from cmrc.cli.options import examples
 
 
 class Commands(LazyGroup):
-    """All of them, in the order of a first round."""
+    """Every command, in the order in which a newcomer needs them."""
 
     entries: ClassVar = {
-        "reduce": Entry("cmrc.cli.reduce", "From a model and a goal to a small, verified model, in one go."),
-        "demo": Entry("cmrc.cli.demo", "Run the whole story offline, with a small model that comes with cmrc."),
+        "reduce": Entry("cmrc.cli.reduce", "From a model and a goal to a small, verified model, in one command."),
+        "demo": Entry("cmrc.cli.demo", "Run the whole workflow offline, with a small model that comes with cmrc."),
         "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, and the units that can be replaced."),
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
-        "diagnose": Entry("cmrc.cli.diagnose", "Say how far the scores of units can be trusted, with advice."),
+        "diagnose": Entry("cmrc.cli.diagnose", "Check how far the scores of units can be trusted, with advice."),
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
         "recover": Entry("cmrc.cli.recover", "Lower a model by a plan, then train the result towards the original."),
         "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
-        "report": Entry("cmrc.cli.report", "Make the page of a reduction again, without the model and the data."),
+        "report": Entry("cmrc.cli.report", "Write the report of a reduction again, without the model and the data."),
         "compare": Entry(
             "cmrc.cli.compare", "Compare two reductions: sizes, speed, agreement, and the widths of their layers."
         ),
         "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
-        "assume": Entry("cmrc.cli.assume", "Fix inputs of an ONNX model to a value, and write the model without them."),
+        "assume": Entry(
+            "cmrc.cli.assume", "Fix inputs of an ONNX model to constant values, and write the model without them."
+        ),
         "annotate": Entry("cmrc.cli.annotate", "Write a plan onto the nodes of a model, without lowering it."),
         "schema": Entry("cmrc.cli.schema", "Print the JSON schema of what a command prints with --json."),
     }
@@ -58,7 +60,7 @@ app = typer.Typer(
         "cmrc check model.onnx small.onnx plan.json",
         "cmrc verify model.onnx small.onnx plan.json --data held-out.npz",
     )
-    + "\n\nExit codes: 0: it holds; 1: it does not hold; 2: invalid input; 130: interrupted.",
+    + "\n\nExit codes: 0: success; 1: the answer is no (a check fails, a target is missed); 2: invalid input; 130: interrupted.",
 )
 
 

@@ -1,4 +1,4 @@
-"""`cmrc assume`: inputs of a model that always have the same value."""
+"""`cmrc assume`: fix inputs of a model that always have the same value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ app = new_app()
 def assume(
     model: Model,
     values: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE", help="An input and its value; repeatable.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE", help="An input and its value, as name=value. Can be repeated.", show_default=False
+        ),
     ],
     output: Output,
     force: Force = False,
@@ -29,9 +32,9 @@ def assume(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fix inputs of an ONNX model to a value, and write the model without them.
+    """Fix inputs of an ONNX model to constant values, and write the model without them.
 
-    An `If` whose condition is known then is the branch that it takes, so that what lies inside has sites.
+    An `If` whose condition becomes known is replaced by the branch that it takes, so values inside that branch become sites.
     """
     with reported(as_json):
         require_output(output, "a model", ".onnx", reads=[model], force=force)

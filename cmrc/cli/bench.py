@@ -1,4 +1,4 @@
-"""`cmrc bench`: how fast ONNX files run beside each other."""
+"""`cmrc bench`: compare how fast ONNX files run."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ app = new_app()
 )
 def bench_command(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL", help="ONNX files. The others are compared with the first.")
+        list[Path], typer.Argument(metavar="MODEL", help="ONNX files. The first is the baseline for the others.")
     ],
     batch: Annotated[int, typer.Option(metavar="NUMBER", help="Samples per run.")] = 1,
     size: Annotated[
-        list[str] | None, typer.Option("--size", metavar="NAME=NUMBER", help="Another dynamic size: sequence=128.")
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=NUMBER", help="Another dynamic size, as sequence=128. Can be repeated."),
     ] = None,
     threads: Annotated[int, typer.Option(metavar="NUMBER", help="Threads inside an op.")] = 1,
     provider: Annotated[
         str, typer.Option(metavar="NAME", help=f"{', '.join(PROVIDERS)}, or onnxruntime's own name for one.")
     ] = "cpu",
-    sessions: Annotated[int, typer.Option(metavar="NUMBER", help="How many times the files are loaded anew.")] = 5,
-    rounds: Annotated[int, typer.Option(metavar="NUMBER", help="Timed runs of every file in each session.")] = 15,
+    sessions: Annotated[int, typer.Option(metavar="NUMBER", help="How many times all files are loaded again.")] = 5,
+    rounds: Annotated[int, typer.Option(metavar="NUMBER", help="Timed runs of each file per session.")] = 15,
     seed: Seed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -43,7 +44,7 @@ def bench_command(
 ) -> None:
     """Compare how fast ONNX files run under onnxruntime.
 
-    All files run in turn in one process, on random inputs, in random order.
+    All files run in one process, in turns, on random inputs and in random order.
     """
     with reported(as_json):
         result = bench(

@@ -58,7 +58,10 @@ def calibrate_command(
     seed: Seed = 0,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep what is gathered so far here; after an interruption, resume from it."),
+        typer.Option(
+            metavar="FILE",
+            help="Where to save intermediate results; after an interruption, the same command resumes from there.",
+        ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -67,7 +70,7 @@ def calibrate_command(
 ) -> None:
     """Run a model over data and write the statistics of its sites.
 
-    Several plans can then be made without the data. Under torchrun every process takes its share.
+    Several plans can then be made without the data. Under torchrun, each process runs its share.
     """
     with reported(as_json), distributed.group():
         require_output(output, "a file of statistics", ".safetensors", reads=[model, data], force=force)

@@ -1,4 +1,4 @@
-"""`cmrc check`: is a lowered model equal to the original with its units literally replaced?"""
+"""`cmrc check`: does a lowered model equal the original with its units literally replaced?"""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def check(
 ) -> None:
     """Check a lowered model against the original with units replaced.
 
-    The exit code is 0 only if they are equal, up to rounding. A file as `cmrc lower` writes it is also compared number by number
-    with what folding the plan gives, unless a tolerance is given. Beside it stands how often the lowered model has the top class
-    of the original: equal to the plan is not the same as good.
+    The exit code is 0 only if they are equal, up to rounding. A file that `cmrc lower` wrote is also compared number by number
+    with the result of folding the plan, unless a tolerance is given. The output also shows how often the lowered model
+    has the same top class as the original: a model can equal its plan and still be bad.
 
-    A model that was recovered (`cmrc recover`) is not equal to the plan, and this is said: judge it with `cmrc verify`.
+    A model that was recovered (`cmrc recover`) no longer equals the plan, and the output says so: judge it with `cmrc verify`.
     """
     with reported(as_json):
         program, small = trace(model), trace(lowered)
@@ -106,7 +106,7 @@ def check(
 
 
 def beside_the_original(result: Check, is_random: bool) -> str:
-    """How good the lowered model is, in the same breath as how exact it is."""
+    """How good the lowered model is, printed together with how exact it is."""
     if result.agreement is None:
         return "agreement with the original: no output has an axis of classes; `cmrc verify` compares values"
     share = f"the same top class in {100 * result.agreement:.1f} % of {result.answers} answers"
@@ -120,7 +120,7 @@ def draw_inputs(program: Program, sizes: Mapping[str, int], seed: int) -> list[d
 
 
 def read_inputs(program: Program, path: Path) -> Iterator[dict[str, Any]]:
-    """The data in batches; a model of a fixed batch gets that many rows each time, the last ones repeated."""
+    """The data in batches. A model with a fixed batch size gets that many rows each time; the last rows are repeated."""
     names = [value.name for value in program.graph.inputs]
     rows = fixed_batch(program.graph.inputs)
     for batch in batches(path, names, size=rows or SIZE):

@@ -1,4 +1,4 @@
-"""`cmrc demo`: the whole story with a model and data that come with the package, offline, in a minute."""
+"""`cmrc demo`: the whole workflow with a model and data that come with the package, offline, in a minute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORY = (
         "reduce model.onnx --data train.npz --held-out test.npz --agreement 0.97 -o small.onnx",
     ),
     (
-        "Is the file exactly the model with those units replaced? And does it still answer like it?",
+        "Is the file exactly the model with those units replaced? And how often does it give the same answer?",
         "check model.onnx small.onnx small.plan.json --data test.npz",
     ),
     ("Does it use its units as the original does? Swap their values between inputs, in both models.",
@@ -37,7 +37,7 @@ STORY = (
 @app.command(
     "demo",
     epilog=examples("cmrc demo", "cmrc demo my-folder")
-    + "\n\nThe model is a small convolutional classifier of 8 x 8 digits, with 1797 pictures. Nothing is fetched.",
+    + "\n\nThe model is a small convolutional classifier of 8 x 8 digits, with 1797 pictures. Nothing is downloaded.",
 )
 def demo(
     context: typer.Context,
@@ -45,7 +45,7 @@ def demo(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the whole story offline, with a small model that comes with cmrc.
+    """Run the whole workflow offline, with a small model that comes with cmrc.
 
     Every command is printed before it runs, so that you can run it again, or change it.
     """
@@ -60,11 +60,11 @@ def demo(
         )
         if code:
             fail(code)
-    terminal.out.print(f"\nEverything lies in {folder}. Now with your own model: cmrc reduce --help", style="bold")
+    terminal.out.print(f"\nAll files are in {folder}. Next, try your own model: cmrc reduce --help", style="bold")
 
 
 def lay_out(folder: Path) -> None:
-    """The files of the story, under the names that its commands use."""
+    """The files of the demo, under the names that its commands use."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, called in GIVEN.items():
@@ -74,6 +74,6 @@ def lay_out(folder: Path) -> None:
 
 
 def run(commands: Any, folder: Path, words: list[str]) -> int:
-    """One command of the story, in that folder, as somebody would type it there; its exit code."""
+    """Run one command of the demo in that folder, as typed there, and return its exit code."""
     with chdir(folder):
         return int(commands.main(words, prog_name="cmrc", standalone_mode=False) or 0)

@@ -43,13 +43,13 @@ def diagnose_command(
     model: Model,
     data: CalibrationData,
     sites: SiteNames = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The preset whose kept set is compared.")] = "auto",
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The preset whose kept units are compared.")] = "auto",
     loss: Annotated[
         str,
-        typer.Option(metavar="NAME", help=f"The loss that is predicted: {', '.join(LOSSES)}. kl needs no labels."),
+        typer.Option(metavar="NAME", help=f"The loss to predict: {', '.join(LOSSES)}. kl needs no labels."),
     ] = "kl",
     count: Annotated[
-        int, typer.Option("--units", min=2, metavar="NUMBER", help="Units of a site that are clamped.")
+        int, typer.Option("--units", min=2, metavar="NUMBER", help="How many units of each site to clamp.")
     ] = 16,
     batch: BatchSize = 64,
     seed: Seed = 0,
@@ -58,10 +58,11 @@ def diagnose_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say how far the scores of units can be trusted, with advice: site by site, a sentence each.
+    """Check how far the scores of units can be trusted, with advice: one sentence per site and diagnostic.
 
-    Coupling: how much adding up single scores leaves out. Predictions: how predicted and measured losses rank. Kinks: where the bound on the
-    remainder does not hold. Sensitivity: how much of the kept set half of the data would change.
+    Coupling: how much is missed when single scores are added up. Predictions: whether predicted and measured losses
+    rank alike. Kinks: where the bound on the remainder does not hold. Sensitivity: how many of the kept units would
+    change with half of the data.
     """
     with reported(as_json):
         if report is not None:

@@ -1,7 +1,7 @@
 """What every command prints with `--json`, as types: `cmrc schema COMMAND` prints them as JSON schemas.
 
-The contract: a field that stands here stays, with this meaning and type. Documents may gain fields, so readers ignore what they
-do not know. An error is a document too, whatever the command.
+The contract: a field that is listed here keeps its meaning and type. Documents may gain fields, so readers should
+ignore fields that they do not know. Errors are documents too, for every command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Document(BaseModel):
 
 
 class ErrorPartsDocument(Document):
-    """What, where, why, and the way out."""
+    """What went wrong, where, why, and how to fix it."""
 
     kind: str
     node: str
@@ -27,7 +27,7 @@ class ErrorPartsDocument(Document):
 
 
 class ErrorDocument(Document):
-    """Instead of the document, where a command fails; its exit code is 1 or 2."""
+    """Printed instead of the command's document when it fails; the exit code is 1 or 2."""
 
     error: ErrorPartsDocument
 
@@ -41,7 +41,7 @@ class CostDocument(Document):
 class TensorDocument(Document):
     name: str
     dtype: str
-    shape: list[int | str] = Field(description="a name stands for a dynamic size")
+    shape: list[int | str] = Field(description="a name means a dynamic size")
 
 
 class SiteDocument(Document):
@@ -102,14 +102,16 @@ class PlanShowDocument(Document):
     """`cmrc plan show`"""
 
     plan: str
-    model: str | None = Field(description="the fingerprint of the model that it is for")
+    model: str | None = Field(description="the fingerprint of the model that the plan is for")
     origin: dict[str, Any] = Field(alias="made", description="how it was made")
     do: list[DoDocument]
 
 
 class FindingDocument(Document):
     site: str
-    what: str = Field(description="coupling, predictions, kinks, sensitivity; or curvature, where it is not known")
+    what: str = Field(
+        description="coupling, predictions, kinks, sensitivity; or curvature, if the curvature is not known"
+    )
     value: float | None
     good: bool | None
     advice: str
@@ -158,9 +160,11 @@ class CheckDocument(Document):
     """`cmrc check`"""
 
     holds: bool
-    error: float = Field(description="of the largest number of the output")
+    error: float = Field(description="relative to the largest number of the output")
     tolerance: float
-    rounding: float = Field(description="how far the clamped model moves when its inputs do by the last bit")
+    rounding: float = Field(
+        description="how far the clamped model's outputs move when its inputs change by their last bit"
+    )
     moved: float = Field(description="how far the replacement itself moves the outputs")
     batches: int
     agreement: float | None = Field(description="the share of answers with the top class of the original")
@@ -206,7 +210,7 @@ class BenchFileDocument(Document):
     low: float
     high: float
     bytes: int
-    providers: list[str] = Field(description="where it really ran")
+    providers: list[str] = Field(description="the execution provider that was really used")
 
 
 class BenchDocument(Document):

@@ -1,4 +1,4 @@
-"""`cmrc inspect`: what a model takes, gives and costs, and its sites; or its groups; or its IR."""
+"""`cmrc inspect`: the inputs, outputs, cost and sites of a model; or its groups; or its IR."""
 
 from __future__ import annotations
 
@@ -34,24 +34,22 @@ def inspect(
         str, typer.Option(metavar="GLOB", help="Only sites (or groups) whose name matches this glob.")
     ] = "*",
     foldable: Annotated[
-        bool, typer.Option("--foldable", help="List every site that folds, not only the best.")
+        bool, typer.Option("--foldable", help="List all sites that fold, not only the best ones.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="List every site, in the order of the model.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List all sites, in the order of the model.")] = False,
     groups: Annotated[
-        bool, typer.Option("--groups", help="What is coupled with what, and why, instead of the sites.")
+        bool, typer.Option("--groups", help="Show which units are coupled and why, instead of the sites.")
     ] = False,
     ir: Annotated[bool, typer.Option("--ir", help="Print the intermediate representation and nothing else.")] = False,
-    folds: Annotated[
-        bool, typer.Option(help="Find out for every site how a replaced unit folds (a dry run each).")
-    ] = True,
+    folds: Annotated[bool, typer.Option(help="Show how a replaced unit folds, with a dry run per site.")] = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Show a model: inputs, sizes, and the units that can be replaced.
 
-    A site is a value of the model with an axis of units (channels, neurons, heads). "reach" is the share of the parameters in
-    the ops that make or read its units. A unit that folds leaves nothing behind at run time.
+    A site is a value of the model with an axis of units (channels, neurons, heads). "reach" is the share of the model's
+    parameters that belong to ops which write or read these units. A unit that folds leaves nothing behind at run time.
     """
     with reported(as_json):
         program = trace(model)
@@ -105,7 +103,7 @@ def ends(program: Program) -> tuple[Sequence[Value], list[Value]]:
 
 
 def show_model(program: Program, model: Path) -> None:
-    """What it takes, what it gives, and what it costs."""
+    """Its inputs, its outputs and its cost."""
     inputs, outputs = ends(program)
     cost = program.cost()
     dynamic = sorted({str(n) for value in inputs for n in value.shape if not isinstance(n, int)})
@@ -117,7 +115,7 @@ def show_model(program: Program, model: Path) -> None:
 
 
 def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
-    """How many sites there are, how many fold, and what they reach; or why there are none."""
+    """How many sites there are, how many of them fold, and what they reach; or why there are none."""
     if not sites:
         terminal.out.print(f"{'sites':<8} none: {why_none(program)}")
         return
@@ -141,19 +139,19 @@ def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
 
 
 def why_none(program: Program) -> str:
-    """A model without sites: what it lacks, or which ops cmrc does not know."""
+    """Why a model has no sites: what it lacks, or which ops cmrc does not know."""
     unknown = Counter(node.kind for node in program.graph.nodes if node.op == "opaque")
     if not any(node.op in ("linear", "conv", "embedding", "matmul", "attention") for node in program.graph.nodes):
         ops = listed([f"{count} {kind}" for kind, count in unknown.most_common()], 4)
         lacks = "the model has no linear op and no convolution whose weights are stored in it"
         if "If" in unknown:
-            ops += ". What lies inside an If has no sites: fix the input that decides it, `cmrc assume MODEL name=value -o FILE`"
+            ops += ". Values inside an If are no sites: fix the input that decides it with `cmrc assume MODEL name=value -o FILE`"
         return f"{lacks}; ops that cmrc does not know: {ops}" if ops else lacks
     return "no value has an axis of units whose size is fixed"
 
 
 def show_sites(program: Program, sites: Sequence[Site], *, everything: bool, foldable: bool) -> None:
-    """The best that fold: for both kinds of replacement first, then by how much they reach. Or all of them."""
+    """The best sites that fold: first those that fold for both kinds of replacement, then by how much they reach. Or all sites."""
     folding = [site for site in sites if does_fold(site)]
     shown = sites if everything else folding
     if not (everything or foldable):

@@ -45,14 +45,15 @@ def lower_command(
     residue: Annotated[
         str,
         typer.Option(
-            metavar="error|keep", help="What to do where a replacement cannot be folded: stop, or keep it at run time."
+            metavar="error|keep",
+            help="If a replacement cannot be folded: stop with an error, or keep it in the model at run time.",
         ),
     ] = "error",
     growth: Annotated[
         str,
         typer.Option(
             metavar="error|allow",
-            help="What to do where the result would hold more numbers than the model: stop, or write it.",
+            help="If the result would hold more numbers than the model: stop with an error, or write it anyway.",
         ),
     ] = "error",
     print_passes: Annotated[bool, typer.Option("--print-passes", help="Print the IR after every pass.")] = False,
@@ -65,8 +66,8 @@ def lower_command(
 
     The result computes exactly what the model computes with those units replaced. Check it with `cmrc check`.
 
-    A checkpoint folder becomes another folder, which `from_pretrained` loads, or an .onnx file. No weight is in memory
-    before it is written.
+    A checkpoint folder becomes another folder, which `from_pretrained` loads, or an .onnx file. Weights are read one at
+    a time, while they are written.
     """
     with reported(as_json), ExitStack() as outputs:
         if residue not in ("error", "keep"):

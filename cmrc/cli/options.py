@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and the texts that their help shares."""
+"""Arguments and options that several commands share, and the texts of their help."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Output = Annotated[
         "-o",
         "--output",
         metavar="FILE",
-        help="Where to write. The file appears whole or not at all.",
+        help="Where to write. The file is written completely or not at all.",
         show_default=False,
     ),
 ]
@@ -45,15 +45,18 @@ OutputOrStream = Annotated[
         "-o",
         "--output",
         metavar="FILE",
-        help="Where to write; - for standard output. The file appears whole or not at all.",
+        help="Where to write; - for standard output. The file is written completely or not at all.",
         show_default=False,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even where it is one of the inputs.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even if it is one of the inputs.")]
 Sizes = Annotated[
     list[str] | None,
     typer.Option(
-        "--size", metavar="NAME=NUMBER", help="A dynamic size of the random inputs: batch=4.", show_default="2"
+        "--size",
+        metavar="NAME=NUMBER",
+        help="A dynamic size of the random inputs, as batch=4. Can be repeated.",
+        show_default="2",
     ),
 ]
 CalibrationData = Annotated[
@@ -62,20 +65,22 @@ CalibrationData = Annotated[
 SiteNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--sites", metavar="NAME", help="A site, or a glob of them; repeatable.", show_default="all that fold"
+        "--sites", metavar="NAME", help="A site name or a glob. Can be repeated.", show_default="all that fold"
     ),
 ]
 ReportFile = Annotated[
     Path | None,
     typer.Option(
-        "--report", metavar="FILE", help="Also write a page about it (.html), and the same as .md and .json beside it."
+        "--report",
+        metavar="FILE",
+        help="Also write a report (.html), with the same content as .md and .json beside it.",
     ),
 ]
-Delta = Annotated[float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may fail.")]
+Delta = Annotated[float, typer.Option(metavar="NUMBER", help="The probability with which a certificate may be wrong.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Quiet = Annotated[
     bool,
-    typer.Option("-q", "--quiet", callback=terminal.set_quiet, help="Print errors only; the exit code tells the rest."),
+    typer.Option("-q", "--quiet", callback=terminal.set_quiet, help="Print errors only; the exit code says the rest."),
 ]
 Verbose = Annotated[
     bool,
@@ -85,11 +90,13 @@ Verbose = Annotated[
 ]
 
 
-# Options of which each command has a default of its own; one that a recipe or the data decide has it only in its help.
+# Options with a different default in each command. Where a recipe or the data decide the default, only the help names it.
 
 
 def seed_option(default: str | bool = True) -> Any:
-    return typer.Option(min=0, metavar="NUMBER", help="For everything that is drawn at random.", show_default=default)
+    return typer.Option(
+        min=0, metavar="NUMBER", help="Seed for everything that is drawn at random.", show_default=default
+    )
 
 
 def batch_option(default: str | bool = True) -> Any:
@@ -106,12 +113,12 @@ def examples(*lines: str) -> str:
 
 
 def new_app() -> typer.Typer:
-    """A command of its own. Plain help: it is read in pipes and pagers too."""
+    """A separate command. Its help is plain text, since it is also read in pipes and pagers."""
     return typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """batch=4, as often as there are sizes."""
+    """Sizes such as batch=4, one per option."""
     sizes: dict[str, int] = {}
     for text in texts:
         name, _, number = text.rpartition("=")

@@ -1,4 +1,4 @@
-"""Files that a command writes and reads: what is asked of an output before the work begins, and `-` for the standard streams."""
+"""Files that a command writes and reads: checks of the outputs before the work begins, and `-` for the standard streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAM = "-"
 
 
 def require_output(output: Path, what: str, suffix: str, *, reads: Iterable[Path | None], force: bool) -> None:
-    """Refuse an output that cannot appear, that has the name of another kind of file, or that the command also reads."""
+    """Refuse an output that cannot be written, whose name is of another kind of file, or that the command also reads."""
     if str(output) == STREAM:
         raise FileError(f"{what} is not written to standard output", fix=f"give the path of a file: -o out{suffix}")
     require_writable(output)
@@ -27,7 +27,7 @@ def require_output(output: Path, what: str, suffix: str, *, reads: Iterable[Path
     for path in reads:
         if not force and path is not None and output.exists() and path.exists() and output.samefile(path):
             raise FileError(
-                f"cannot write {output}: it is an input, and would be lost",
+                f"cannot write {output}: it is an input and would be lost",
                 fix="write to another file, or overwrite it with --force",
             )
 
@@ -36,7 +36,7 @@ def require_output(output: Path, what: str, suffix: str, *, reads: Iterable[Path
 def writable(
     output: Path, what: str, suffix: str, *, reads: Iterable[Path | None], force: bool, as_json: bool
 ) -> Iterator[Path]:
-    """Where to write. For `-` it is a file that goes to standard output at the end, while messages go to standard error."""
+    """Where to write. `-` is a temporary file that is copied to standard output at the end; messages go to standard error."""
     if str(output) != STREAM:
         require_output(output, what, suffix, reads=reads, force=force)
         yield output
@@ -67,7 +67,7 @@ _received: list[tempfile.TemporaryDirectory[str]] = []  # removed as the process
 
 
 def readable(suffix: str) -> Callable[[Path | None], Path | None]:
-    """The callback of an argument: `-` is what comes from standard input, as a file."""
+    """The callback of an argument: `-` is standard input, stored in a temporary file."""
 
     def receive(path: Path | None) -> Path | None:
         if path is None or str(path) != STREAM:

@@ -10,7 +10,7 @@ from cmrc.cli.lazy import Entry, LazyGroup
 
 
 class MakeOrRead(LazyGroup):
-    """The word `make` may be left out: what is no command is the model of a plan to be made."""
+    """The word `make` may be left out: an argument that is not a command is the model to plan for."""
 
     entries: ClassVar = {
         "make": Entry("cmrc.cli.plan_make", "Make a plan from a model, data (or statistics) and a recipe."),
@@ -35,4 +35,4 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """The help of the group stands above; a callback makes it one."""
+    """The help of the group is given above; the callback makes it a group."""

@@ -69,7 +69,7 @@ def plan_make(
         list[str] | None,
         typer.Option(
             metavar="AMOUNT",
-            help="Units to keep: a part (0.5) or a number (64); by site: 'blocks.*=0.5'.",
+            help="Units to keep: a share (0.5) or a number (64); for some sites: 'blocks.*=0.5'. Can be repeated.",
             show_default="0.5",
         ),
     ] = None,
@@ -77,21 +77,23 @@ def plan_make(
         str | None,
         typer.Option(
             metavar="WHAT=AMOUNT",
-            help="Instead of --keep, for the whole model: parameters, macs, bytes, latency or units.",
+            help="Instead of --keep, a budget for the whole model: parameters, macs, bytes, latency or units, as macs=0.5.",
         ),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A recipe (YAML). Options given here take precedence over it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A recipe file (YAML). Options on the command line take precedence over it."),
     ] = None,
     sites: SiteNames = None,
     certify: Annotated[
         str | None,
         typer.Option(
-            metavar="TARGET", help="Instead of --keep: the smallest plan for which this is certified, 'iia>=0.95'."
+            metavar="TARGET",
+            help="Instead of --keep: find the smallest plan for which this target is certified, as 'iia>=0.95'.",
         ),
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(metavar="DATA", help="Data to certify on, apart from the calibration data.")
+        Path | None, typer.Option(metavar="DATA", help="Data to certify on, separate from the calibration data.")
     ] = None,
     delta: Delta = 0.05,
     positions: Annotated[str | None, positions_option("all")] = None,
@@ -100,11 +102,14 @@ def plan_make(
     seed: Annotated[int | None, seed_option("0")] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep what is done so far here; after an interruption, resume from it."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Where to save intermediate results; after an interruption, the same command resumes from there.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the scores of every site, with the cut: .png, .svg or .pdf."),
+        typer.Option(metavar="FILE", help="Plot the scores of every site, with the cut: .png, .svg or .pdf."),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -113,8 +118,8 @@ def plan_make(
 ) -> None:
     """Make a plan from a model, data (or statistics) and a recipe.
 
-    The plan says which units are replaced, and by what. The word `make` may be left out. Under torchrun every process runs its
-    share of the data.
+    The plan says which units are replaced, and by what. The word `make` may be left out. Under torchrun, each process
+    runs its share of the data.
     """
     reads, first = [model, data, stats, recipe, held_out], not distributed.shard()[0]
     with (
@@ -144,7 +149,7 @@ def plan_make(
             program, known, data=data, recipe=recipe, watch=progress, certify=certify, held_out=held_out, delta=delta,
             checkpoint=checkpoint, keep_checkpoint=True, spread=True, **options,
         )  # fmt: skip
-        if path is None:  # the first process writes
+        if path is None:  # only the first process writes
             return
         plan.save(path, one_file=path is not output)
         if plot is not None:
@@ -154,25 +159,26 @@ def plan_make(
         else:
             show_made(plan)
             terminal.out.print(f"wrote {output}: {len(plan)} replacements")
-    if checkpoint is not None:  # only now is the plan in its place
+    if checkpoint is not None:  # the plan itself is complete by now
         remove_checkpoint(checkpoint)
 
 
 def as_amount(text: str) -> int | float:
-    """0.5 is a part, 64 a number."""
+    """0.5 is a share, 64 a number."""
     try:
         return int(text) if text.isdigit() else float(text)
     except ValueError as error:
-        raise RecipeError(f"{text!r} is no number", fix="write 0.5 for a part, 64 for a number") from error
+        raise RecipeError(f"{text!r} is not a number", fix="write 0.5 for a share, 64 for a number") from error
 
 
 def pairs(texts: Sequence[str]) -> int | float | dict[str, int | float]:
-    """--keep 0.5, or --keep 'blocks.*=0.5' as often as needed."""
+    """--keep 0.5, or --keep 'blocks.*=0.5', repeated as needed."""
     if len(texts) == 1 and "=" not in texts[0]:
         return as_amount(texts[0])
     split = [text.rpartition("=") for text in texts]
     if whole := [amount for name, _, amount in split if not name]:
         raise RecipeError(
-            f"--keep {whole[0]} stands beside others", fix="give one for all sites, or each as 'site=0.5'"
+            f"--keep {whole[0]} is given together with other values",
+            fix="give one value for all sites, or write each as 'site=0.5'",
         )
     return {name: as_amount(amount) for name, _, amount in split}

@@ -1,4 +1,4 @@
-"""`cmrc plan show`: a plan for a person to read."""
+"""`cmrc plan show`: print a plan for people to read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cmrc.program.plan_entry import to_ranges
 
 app = new_app()
 
-MOST = 8  # units whose c* is taken apart, unless all are asked for
+MOST = 8  # units whose c* is shown in parts, unless -v asks for all
 
 
 @app.command("show", epilog=examples("cmrc plan show plan.json", "cmrc plan show plan.json --json"))
 def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """Show a plan: every do with its site, units and constants.
 
-    Beside them, the model that the plan was made for and how it was made. Where constants are c*, it shows what they are made of: the
-    curvature-weighted mean, the gradient part, and what was folded after clipping; -v shows every unit.
+    Also shows the model that the plan is for, and how the plan was made. Where constants are c*, it shows their parts:
+    the curvature-weighted mean, the gradient part, and the value that was folded after clipping; -v shows every unit.
     """
     with reported(as_json):
         loaded = Plan.load(plan)
@@ -89,7 +89,7 @@ class _Certificate(BaseModel):
 
 
 class _Made(BaseModel):
-    """What `cmrc.plan` records; a plan that was written otherwise may say anything, or nothing."""
+    """What `cmrc.plan` records. A plan that was written by other means may record anything, or nothing."""
 
     recipe: _Recipe
     data: str
@@ -99,7 +99,7 @@ class _Made(BaseModel):
 
 
 def show_made(plan: Plan, *, every_unit: bool = False) -> None:
-    """How a plan came about, for a person."""
+    """How a plan was made, for people to read."""
     if not plan.made:
         return
     try:
@@ -129,7 +129,7 @@ def show_made(plan: Plan, *, every_unit: bool = False) -> None:
 
 
 def show_parts(plan: Plan, site: str, parts: _Parts, every_unit: bool) -> None:
-    """What the c* of a site are made of: the units whose gradient part is largest, or all of them."""
+    """The parts of a site's c*: for the units with the largest gradient part, or for all."""
     count = min({len(parts.units), len(parts.weighted_mean), len(parts.gradient_part)})
     order = sorted(range(count), key=lambda i: (-abs(parts.gradient_part[i]), i))
     folded = {

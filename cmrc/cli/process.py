@@ -1,9 +1,9 @@
-"""How the process behaves towards whoever started it: Ctrl-C, a closed pipe, a stream that cannot show every character.
+"""How the process reacts to its surroundings: Ctrl-C, a closed pipe, a stream that cannot show every character.
 
-Ctrl-C      one line, exit code 130, within a second: also while the main thread is busy in a library
-full disk   one line and exit code 2, where the output goes to a file
+Ctrl-C      one line and exit code 130 within a second, even while the main thread is busy in a library
+full disk   one line and exit code 2, if the output goes to a file
 pipe        `cmrc inspect MODEL | head -1` ends quietly, as Unix tools do
-encoding    a character that a stream lacks is spelled in ASCII
+encoding    a character that a stream cannot show is spelled in ASCII
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from types import FrameType
 INTERRUPTED = 130  # the exit code of a command that was stopped by Ctrl-C: 128 + SIGINT
 INVALID = 2
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-AGAIN = 0.02  # seconds after which Ctrl-C is tried again, where it came during an import
-GRACE = 0.7  # seconds in which the main thread may leave by itself after Ctrl-C, and clean up
+AGAIN = 0.02  # seconds after which Ctrl-C is tried again, if it came during an import
+GRACE = 0.7  # seconds that the main thread has after Ctrl-C to clean up and leave by itself
 
-# What has no decomposition into ASCII (é has one, and loses its accent).
+# Characters without a decomposition into ASCII (é has one, and loses its accent).
 SPELLINGS = {
     "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-", "×": "x", "·": ".", "±": "+-", "≤": "<=", "≥": ">=",
     "≠": "!=", "≈": "~", "‖": "||", "√": "sqrt", "Σ": "sum", "Δ": "Delta", "∞": "inf", "α": "alpha", "β": "beta",
@@ -42,17 +42,20 @@ _interrupted = threading.Event()
 
 
 class Interrupted(BaseException):
-    """Ctrl-C. Not a KeyboardInterrupt, which typer would turn into an exit code of its own, without a word."""
+    """Ctrl-C. Not a KeyboardInterrupt, which typer would turn into another exit code, silently."""
 
 
 def spell_in_ascii(text: str) -> str:
-    """The same text for a stream that has nothing but ASCII."""
+    """The same text for a stream that can show only ASCII."""
     plain = "".join(SPELLINGS.get(character, character) for character in text)
     return unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode() or "?" * len(text)
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-    """What a stream lacks, up to the end of its line: a spelling is longer, and what follows keeps its column where there is room."""
+    """Replace what a stream cannot show, up to the end of the line.
+
+    A spelling is longer than the character, so spaces behind it are dropped where there are some: columns stay aligned.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text, begin = error.object, error.start
@@ -78,7 +81,7 @@ def _has(encoding: str, character: str) -> bool:
 
 
 def accept_every_character() -> None:
-    """Let the standard streams spell what their encoding lacks, instead of failing on it."""
+    """Let the standard streams spell characters that their encoding lacks, instead of failing."""
     codecs.register_error("cmrc.ascii", _replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -87,14 +90,14 @@ def accept_every_character() -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within: Ctrl-C ends the process as described above, and so does a closed pipe."""
+    """In this context, Ctrl-C and a closed pipe end the process as described above."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     heard, rung = os.pipe()
     os.set_blocking(rung, False)
     signal.set_wakeup_fd(rung, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, _interrupt)
-    # A thread, because the main one does not answer while it is inside a library: a signal waits until it is back.
+    # A thread, because the main one cannot react while it is inside a library: Python handles a signal only when it returns.
     threading.Thread(target=_insist, args=(heard,), daemon=True).start()
     try:
         try:
@@ -112,10 +115,10 @@ def stoppable() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough: clean-up must not be interrupted
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # later signals are ignored: clean-up must not be interrupted
     _interrupted.set()
     if _is_importing(frame) and hasattr(signal, "setitimer"):
-        # An extension that is stopped while it imports prints a traceback of its own. Its import is waited for.
+        # An extension module that is stopped during its import prints a traceback. So the import is waited for.
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
         return
@@ -131,7 +134,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def leave_if_interrupted() -> None:
-    """End now if Ctrl-C was pressed. A library may turn it into an error of its own: an import that breaks off, say."""
+    """End now if Ctrl-C was pressed. A library may turn it into another error, such as a failed import."""
     if _interrupted.is_set():
         _leave()
 
@@ -144,8 +147,8 @@ def _insist(heard: int) -> None:
 
 
 def _leave() -> None:
-    """End now, without waiting for what other threads do."""
-    if _leaving.acquire(blocking=False):  # the main thread and the other may come here at the same moment
+    """End now, without waiting for other threads."""
+    if _leaving.acquire(blocking=False):  # both threads may arrive here at the same moment
         with suppress(OSError):
             os.write(2, b"\r\x1b[K\x1b[?25hinterrupted\n" if os.isatty(2) else b"interrupted\n")  # a bar hid the cursor
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""`cmrc provenance`: where a lowered model comes from, and whether that is true."""
+"""`cmrc provenance`: where a lowered model comes from, and whether its record is true."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def provenance(
 ) -> None:
     """Show where a lowered model comes from, and verify it.
 
-    With --model and --plan, every digest is computed anew, and the model is lowered again: the result must be this very
-    model. Exit code 1 if a link does not hold.
+    With --model and --plan, every digest is computed again and the model is lowered again: the result must be identical
+    to this file. The exit code is 1 if anything does not match.
     """
     with reported(as_json):
         if (model is None) != (plan is None):
@@ -79,7 +79,7 @@ def provenance(
 
 
 def in_words(name: str, text: str) -> str:
-    """A finding for a person. What is not of the form that `reduce` writes is shown as it is."""
+    """A recorded result for people to read. A record that has another form than those of `reduce` is shown as it is."""
     try:
         finding = json.loads(text) if name in (EXACT, "quality", "verification") else {}
         if name == EXACT:

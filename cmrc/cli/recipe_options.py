@@ -1,4 +1,4 @@
-"""Options that stand for keys of a recipe. Apart from the others, because they import what every command would wait for."""
+"""Options that set keys of a recipe. They have a module of their own because their imports are slow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def preset_option(default: str | bool = True) -> Any:
 
 
 def positions_option(default: str | bool = True) -> Any:
-    which = "Which positions are samples: all, each, a number, or a mask in the data."
+    which = "Which positions count as samples: all, each, a number, or the name of a mask in the data."
     return typer.Option(metavar="WHICH", help=which, show_default=default)
 
 

@@ -36,42 +36,44 @@ def recover_command(
     plan: PlanFile,
     output: Output,
     data: Annotated[
-        Path, typer.Option(metavar="DATA", help=f"What to train on, labelled or not: {NPY}.", show_default=False)
+        Path, typer.Option(metavar="DATA", help=f"Training data, with or without labels: {NPY}.", show_default=False)
     ],
     held_out: Annotated[
-        Path | None, typer.Option(metavar="DATA", help="What to judge by.", show_default="a tenth of --data")
+        Path | None, typer.Option(metavar="DATA", help="Data to judge by.", show_default="a tenth of --data")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0, metavar="NUMBER", help="How long to train, at most.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0, metavar="NUMBER", help="The longest time to train.")] = 10.0,
     steps: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="NUMBER",
-            help="So many steps instead: the result then follows from the seed.",
+            help="Train for this many steps instead; the result then depends on the seed alone.",
             show_default=False,
         ),
     ] = None,
     train: Annotated[
-        str, typer.Option(metavar="all|folded", help="All weights, or only those that lowering changed.")
+        str, typer.Option(metavar="all|folded", help="Train all weights, or only those that lowering changed.")
     ] = "all",
     loss: Annotated[
-        str, typer.Option(metavar="auto|kl|squared-error", help="How outputs are compared with the original's.")
+        str, typer.Option(metavar="auto|kl|squared-error", help="The loss between the outputs and the original's.")
     ] = "auto",
-    batch: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Samples in a step.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Samples per step.")] = 32,
     rate: Annotated[
-        float, typer.Option(min=0, metavar="NUMBER", help="Largest step, relative to the size of the weights.")
+        float, typer.Option(min=0, metavar="NUMBER", help="The largest step, relative to the size of the weights.")
     ] = RATE,
     values: Annotated[
-        float, typer.Option(min=0, metavar="NUMBER", help="What inner values count beside the outputs.")
+        float, typer.Option(min=0, metavar="NUMBER", help="The weight of inner values in the loss, beside the outputs.")
     ] = VALUES,
     labels: Annotated[
-        float, typer.Option(min=0, metavar="NUMBER", help="What labels count, where the data have them.")
+        float, typer.Option(min=0, metavar="NUMBER", help="The weight of labels in the loss, if the data have labels.")
     ] = LABELS,
     seed: Seed = 0,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Where an interrupted run is kept; the same command goes on.", show_default=False
+            metavar="FILE",
+            help="Where to save intermediate results; after an interruption, the same command resumes from there.",
+            show_default=False,
         ),
     ] = None,
     force: Force = False,
@@ -81,8 +83,8 @@ def recover_command(
 ) -> None:
     """Lower a model by a plan, then train the result towards the original.
 
-    Labels are not needed. The result is the best on the held-out data, and never worse there than the lowered model. It is no longer
-    equal to the original with units replaced: judge it with `cmrc verify`.
+    Labels are not needed. The result is the best state on the held-out data, and never worse there than the lowered
+    model. It no longer equals the original with units replaced: judge it with `cmrc verify`.
     """
     with reported(as_json):
         require_output(output, "a model", ".onnx", reads=[model, plan, data, held_out], force=force)
@@ -107,7 +109,7 @@ def recover_command(
 
 @contextmanager
 def shown(silent: bool) -> Iterator[Callable[[Round], None]]:
-    """A bar with the held-out loss, or a line per round where the output goes to a file."""
+    """A progress bar with the held-out loss, or one line per round if the output goes to a file."""
     if silent:
         yield lambda round: None
     elif not terminal.err.is_terminal:

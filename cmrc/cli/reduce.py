@@ -1,4 +1,4 @@
-"""`cmrc reduce`: from a model and a goal to a small, verified model, in one go."""
+"""`cmrc reduce`: from a model and a goal to a small, verified model, in one command."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
         "cmrc reduce model.onnx --data images/ -o small.onnx --pick 0.6",
     )
     + "\n\nIt splits the data, calibrates once, plans and folds several sizes, measures each on held-out samples, and takes the "
-    "one that meets your goals: the best one that is small enough for goals of cost, the smallest one that is good enough for "
-    "goals of quality. Without a goal: the smallest that agrees with the original on 0.98 of the held-out samples."
+    "one that meets your goals: for cost goals the best one that is cheap enough, for quality goals the smallest one that is good "
+    "enough. Without a goal, it takes the smallest one that agrees with the original on 0.98 of the held-out samples."
     "\n\nExit codes: 0: ready; 1: not ready (the verdict says why); 2: invalid input; 130: interrupted.",
 )
 def reduce_command(
@@ -72,17 +72,23 @@ def reduce_command(
         ),
     ] = None,
     held_out: Annotated[
-        str, typer.Option(metavar="PART|DATA", help="The part of the data to judge on, or other data.")
+        str, typer.Option(metavar="PART|DATA", help="The share of the data to judge on, or other data.")
     ] = str(SHARE),
-    speedup: Annotated[float | None, typer.Option(metavar="TIMES", help="Goal: so many times as fast.")] = None,
-    size: Annotated[float | None, typer.Option(metavar="PART", help="Goal: at most this part of the file.")] = None,
-    macs: Annotated[
-        float | None, typer.Option(metavar="PART", help="Goal: at most this part of the multiply-adds.")
+    speedup: Annotated[
+        float | None, typer.Option(metavar="TIMES", help="Goal: how many times as fast, as 1.5.")
     ] = None,
-    latency: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: at most so long per run: 5ms.")] = None,
+    size: Annotated[
+        float | None, typer.Option(metavar="PART", help="Goal: at most this share of the file size.")
+    ] = None,
+    macs: Annotated[
+        float | None, typer.Option(metavar="PART", help="Goal: at most this share of the multiply-adds.")
+    ] = None,
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: the longest time per run, as 5ms.")] = None,
     agreement: Annotated[
         float | None,
-        typer.Option(metavar="PART", help="Goal: the same answer as the original on this part, certified."),
+        typer.Option(
+            metavar="PART", help="Goal: the same answer as the original on at least this share of inputs, certified."
+        ),
     ] = None,
     metric: Annotated[
         str | None,
@@ -95,26 +101,29 @@ def reduce_command(
         float | None, typer.Option(metavar="LOSS", help="Goal: at most this loss of the metric, or of the accuracy.")
     ] = None,
     measured: Annotated[
-        bool, typer.Option("--measured", help="Judge agreement by what is measured, without a certificate.")
+        bool, typer.Option("--measured", help="Judge agreement by the measured value, without a certificate.")
     ] = False,
     keep: Annotated[
-        float | None, typer.Option(metavar="PART", help="No goal: keep this part of the units of every layer.")
+        float | None,
+        typer.Option(metavar="PART", help="Instead of a goal: keep this share of the units of every layer."),
     ] = None,
-    pick: Annotated[float | None, typer.Option(metavar="PART", help="No goal: take this size of the table.")] = None,
+    pick: Annotated[
+        float | None, typer.Option(metavar="PART", help="Instead of a goal: take this size of the table.")
+    ] = None,
     frontier: Annotated[
-        str, typer.Option(metavar="PARTS", help="The sizes to try, as parts of the multiply-adds.")
+        str, typer.Option(metavar="PARTS", help="The sizes to try, as shares of the multiply-adds.")
     ] = ",".join(f"{share:g}" for share in SHARES),
     work: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where the work so far is kept: the same command continues there, another goal costs seconds.",
+            help="Where intermediate results are kept: the same command resumes there, and another goal takes seconds.",
             show_default="OUTPUT.work",
         ),
     ] = None,
     sites: SiteNames = None,
     protect: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A site, or a glob, to leave as it is; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A site name or a glob to leave as it is. Can be repeated.")
     ] = None,
     preset: Annotated[str, preset_option()] = PRESET,
     refit: Annotated[
@@ -125,7 +134,7 @@ def reduce_command(
         typer.Option(
             min=2,
             metavar="NUMBER",
-            help="Samples to use at most.",
+            help="The largest number of samples to use.",
             show_default=f"{LIMIT}, up to {MOST} of a light model, fewer of a large one",
         ),
     ] = None,
@@ -147,35 +156,37 @@ def reduce_command(
         ),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Texts: tokens at most.", show_default="128")
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Texts: the largest number of tokens.", show_default="128"),
     ] = None,
     rate: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Audio: samples a second.", show_default="16000")
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Audio: samples per second.", show_default="16000")
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(min=0.001, metavar="NUMBER", help="Audio, for a model of any length.", show_default="4"),
     ] = None,
     answer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which of several outputs is judged.", show_default="the first")
+        str | None,
+        typer.Option(metavar="NAME", help="Which output is judged, if there are several.", show_default="the first"),
     ] = None,
     reads: Annotated[
         str | None, typer.Option(metavar="HOW", help="How an output is read: classes, binary, values or embedding.")
     ] = None,
     class_axis: Annotated[int, typer.Option(metavar="AXIS", help="The axis of the classes.")] = -1,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="How far values may lie apart and still agree.")
+        float | None, typer.Option(metavar="NUMBER", help="How far values may differ and still agree.")
     ] = None,
     delta: Delta = 0.05,
     swaps: Annotated[
         int,
-        typer.Option(min=0, metavar="NUMBER", help="Also verify the result under so many interchange interventions."),
+        typer.Option(min=0, metavar="NUMBER", help="Also verify the result under this many interchange interventions."),
     ] = 0,
     recover: Annotated[
         float | None,
         typer.Option(
             metavar="MINUTES",
-            help="Train sizes towards the original, without labels: with a goal of quality a smaller one holds it then (needs torch).",
+            help="Train sizes towards the original, without labels, so that a smaller one can meet a quality goal (needs torch).",
         ),
     ] = None,
     timed: Annotated[bool, typer.Option(help="Time every size under onnxruntime.")] = True,
@@ -190,7 +201,7 @@ def reduce_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """From a model and a goal to a small, verified model, in one go.
+    """From a model and a goal to a small, verified model, in one command.
 
     Writes the small ONNX model and its plan beside it (OUTPUT.plan.json, for `cmrc check` and `cmrc verify`).
     """
@@ -224,7 +235,7 @@ def reduce_command(
 
 
 def show(result: Reduction, written: Sequence[Path]) -> None:
-    """The sizes, the chosen one, what to know of it, and the verdict."""
+    """The sizes, the chosen one, notes on it, and the verdict."""
     head, *rows = result.frontier()
     print_table(head, rows)
     terminal.out.print()
@@ -251,7 +262,7 @@ def replaced(result: Reduction) -> int:
 
 @dataclass(slots=True)
 class Stages:
-    """A line for each stage, and a bar with the time left where somebody watches."""
+    """One line per stage, and a progress bar with the remaining time in a terminal."""
 
     begin: float = field(default_factory=time.monotonic)
 
@@ -265,7 +276,7 @@ class Stages:
 
 
 def as_held_out(text: str) -> float | str:
-    """A part of the data, or other data."""
+    """A share of the data, or other data."""
     try:
         return float(text)
     except ValueError:
@@ -273,7 +284,7 @@ def as_held_out(text: str) -> float | str:
 
 
 def as_milliseconds(text: str) -> float:
-    """5ms, 0.5s, 300us; a number alone is of milliseconds."""
+    """5ms, 0.5s, 300us; a number alone means milliseconds."""
     number = text.strip()
     unit = next((unit for unit in UNITS if number.endswith(unit)), "")
     try:
@@ -286,4 +297,4 @@ def as_parts(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise RecipeError(f"--frontier {text} is not a list of parts", fix="write --frontier 0.8,0.6,0.4") from error
+        raise RecipeError(f"--frontier {text} is not a list of shares", fix="write --frontier 0.8,0.6,0.4") from error

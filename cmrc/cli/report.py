@@ -1,4 +1,4 @@
-"""`cmrc report`: the page of a reduction again, from its work folder."""
+"""`cmrc report`: write the report of a reduction again, from its work folder."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def report_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make the page of a reduction again, without the model and the data.
+    """Write the report of a reduction again, without the model and the data.
 
-    Beside the page stand the same as Markdown (.md) and as JSON (.json).
+    The same content is written as Markdown (.md) and JSON (.json) beside the page.
     """
     with reported(as_json):
         require_output(output, "a report", ".html", reads=[reduction], force=force)

@@ -27,7 +27,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of what a command prints with --json.
 
-    Fields of a schema stay as they are. Documents may gain fields.
+    Fields of a schema keep their meaning. Documents may gain fields.
     """
     with reported(as_json=False):
         if not command:

@@ -19,16 +19,16 @@ from cmrc.cli.process import leave_if_interrupted
 from cmrc.cli.wording import on_the_command_line
 from cmrc.errors import CheckError, CmrcError, GrowthError, ResidueError, message
 
-WIDE = 10_000  # characters of a line in a file or a pipe, where nobody's window cuts a name
-# Names come from files: `[/x]` and `:smile:` in them are not markup.
+WIDE = 10_000  # characters per line in a file or a pipe, so that no name is cut
+# Names come from files: `[/x]` and `:smile:` in a name are not markup.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
 err = Console(stderr=True, highlight=False, markup=False, emoji=False, width=None if sys.stderr.isatty() else WIDE)
-EVERY = 5.0  # seconds between lines of progress in a pipe: shorter work is silent
+EVERY = 5.0  # seconds between progress lines in a pipe; shorter work prints none
 verbose = False
 
 
 def set_quiet(value: bool) -> bool:
-    """-q: nothing but errors and the exit code, and JSON where it is asked for."""
+    """-q: only errors, the exit code, and JSON if --json is given."""
     out.quiet = value
     return value
 
@@ -58,7 +58,7 @@ def reported(as_json: bool) -> Iterator[None]:
 
 
 def columns(*names: str) -> Table:
-    """A table whose cells are folded where the window is narrow, and never cut."""
+    """A table whose cells are wrapped if the window is narrow, and never cut."""
     table = Table(box=None, header_style="bold")
     for name in names:
         table.add_column(name, overflow="fold")
@@ -77,7 +77,7 @@ def fail(code: int) -> NoReturn:
 
 
 def progress(items: Iterable[Any], count: int | None, what: str = "calibrating") -> Iterable[Any]:
-    """The items, with a bar where somebody watches, and a line now and then where the output goes to a file."""
+    """The items, with a progress bar in a terminal, and a line now and then if the output goes to a file."""
     if out.quiet:
         return items
     if err.is_terminal:
@@ -101,6 +101,6 @@ def shortened(text: str, width: int = 40) -> str:
 
 
 def listed(names: Sequence[str], count: int) -> str:
-    """The first few of a list, and how many more there are."""
+    """The first few items of a list, and how many more there are."""
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more

@@ -1,4 +1,4 @@
-"""`cmrc verify`: does a lowered model answer alike under interchange interventions?"""
+"""`cmrc verify`: does a lowered model answer like the original under interchange interventions?"""
 
 from __future__ import annotations
 
@@ -37,52 +37,70 @@ def verify_command(
     reduced: Annotated[
         list[Path],
         typer.Argument(
-            help="LOWERED PLAN, and more such pairs to compare. A '-' for LOWERED takes the plan literally."
+            help="LOWERED PLAN, and more such pairs to compare. A '-' for LOWERED uses the original with the plan's units clamped."
         ),
     ],
     data: Annotated[
         Path, typer.Option(help="Held-out data: a folder or file of .npy or .npz, `labels` beside inputs.")
     ],
-    site: Annotated[list[str] | None, typer.Option(help="Swap at these sites only. All of the plan if absent.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(help="Swap at these sites only. Default: all sites of the plan.")
+    ] = None,
     swaps: Annotated[
-        int, typer.Option(help="Interventions; with --until, at most. 0: compare without swaps, which is cheap.")
+        int,
+        typer.Option(
+            help="Number of interventions; with --until, the largest number. 0 compares without swaps, which is fast."
+        ),
     ] = 2000,
-    p: Annotated[list[float] | None, typer.Option(help="How likely a unit is swapped; several take turns. 0.5")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the swaps.")] = 0,
+    p: Annotated[
+        list[float] | None,
+        typer.Option(help="The probability that a unit is swapped; several values take turns. Default: 0.5"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the swaps.")] = 0,
     until: Annotated[
         str,
         typer.Option(
-            help="Stop once it is decided: 'iia>=0.95', 'agreement>=0.99', 'accuracy>=0.9', 'drop<=0.01', 'kl<=0.1', "
+            help="Stop once this target is decided: 'iia>=0.95', 'agreement>=0.99', 'accuracy>=0.9', 'drop<=0.01', 'kl<=0.1', "
             "'d2<=5'. Exit code 0 only if it holds."
         ),
     ] = "",
     better_by: Annotated[
-        str, typer.Option("--better", help="Only say which of two is better, by iia or kl; stop once that is decided.")
+        str, typer.Option("--better", help="Only decide which of two models is better, by iia or kl, and stop then.")
     ] = "",
     about: Annotated[
-        str, typer.Option(help="What the bounds are about: the population of the inputs, or these fixed inputs.")
+        str,
+        typer.Option(
+            help="What the bounds cover: the population that the inputs come from, or these fixed inputs only."
+        ),
     ] = "population",
-    distinct: Annotated[bool, typer.Option(help="With --about fixed: no input meets itself.")] = False,
+    distinct: Annotated[bool, typer.Option(help="With --about fixed: never pair an input with itself.")] = False,
     stress: Annotated[
-        float | None, typer.Option(help="Draw easy inputs this many times more rarely, and weigh them as much more.")
+        float | None,
+        typer.Option(help="Draw easy inputs this many times less often, and weight them by the same factor."),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Certificates and the target may fail with this probability.")] = 0.05,
+    delta: Annotated[
+        float, typer.Option(help="The probability with which a certificate or the target may be wrong.")
+    ] = 0.05,
     controls: Annotated[
-        bool, typer.Option(help="Also say what a model that ignores swaps, or a random plan, would score.")
+        bool, typer.Option(help="Also show the scores of a model that ignores swaps and of a random plan.")
     ] = True,
-    output: Annotated[str | None, typer.Option(help="Which of several outputs to compare.")] = None,
-    reads: Annotated[str | None, typer.Option(help="How: classes, binary or values.")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="How far values of a regression may lie apart.")] = None,
+    output: Annotated[str | None, typer.Option(help="Which output to compare, if there are several.")] = None,
+    reads: Annotated[str | None, typer.Option(help="How to compare: classes, binary or values.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="How far values of a regression may differ and still agree.")
+    ] = None,
     class_axis: Annotated[int, typer.Option(help="The axis of the classes.")] = -1,
-    counted: Annotated[str | None, typer.Option(help="The array of the data that says which tokens count.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw IIA and KL of all plans against the units kept.")] = None,
+    counted: Annotated[str | None, typer.Option(help="The array in the data that marks which tokens count.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot IIA and KL of all plans against the number of units kept.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Verify lowered models under interchange interventions. Exit code 1 if the target of --until is not met.
 
-    Under torchrun every process runs its share of the swaps.
+    Under torchrun, each process runs its share of the swaps.
     """
     with reported(as_json), distributed.group():
         if len(reduced) % 2:
@@ -114,7 +132,7 @@ def verify_command(
                 until=until or None, delta=delta, about=about, distinct=distinct, stress=stress, controls=controls,
                 watch=terminal.progress, spread=True, **reading,
             )  # fmt: skip
-        if distributed.shard()[0]:  # the first process tells
+        if distributed.shard()[0]:  # only the first process prints
             return
         if plot is not None:
             draw_plans(results, plot)
@@ -125,7 +143,7 @@ def verify_command(
         else:
             for name, result in results.items():
                 terminal.out.print(f"{name}\n{result}\n")
-            for name in [] if until or not swaps else others:  # runs that stop by themselves are not of the same swaps
+            for name in [] if until or not swaps else others:  # runs that stop early do not have the same swaps
                 terminal.out.print(f"{name} minus {first}: {results[name].minus(results[first])}")
             if plot is not None:
                 terminal.out.print(f"wrote {plot}")
@@ -143,7 +161,7 @@ def compare_two(
     reading: Mapping[str, Any],
     **options: Any,
 ) -> None:
-    """Which of two is better. Exit code 1 if the first is not shown to be."""
+    """Which of two models is better. The exit code is 1 unless the first is shown to be better."""
     if len(files) != 2:
         raise CmrcError(
             "--better compares two lowered models", fix="cmrc verify MODEL LOWERED PLAN LOWERED PLAN --better iia"

@@ -1,11 +1,11 @@
-"""Errors in the words of the command line: the library speaks of keywords, whoever calls `cmrc` types flags.
+"""Errors in the words of the command line: the library names keywords, and a user of `cmrc` types flags.
 
     allow what stays with residue="keep"        allow what stays with --residue keep
     calibrate with need=[..., "scatter"]        calibrate with --need scatter
     program.sites() lists the names             `cmrc inspect` lists the names
 
-An error spells a keyword as `name=value`, or `name=` where the value is up to the caller. A test holds the flags below against
-the options that the commands really have, and finds errors that speak of a keyword for which there is no flag.
+An error spells a keyword as `name=value`, or as `name=` if the value is up to the caller. A test compares the flags
+below with the options that the commands have, and finds errors that name a keyword without a flag.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 
 from cmrc.errors import CmrcError
 
-# Keywords whose flag is the same word; then those that are called otherwise.
+# Keywords whose flag is the same word; then those with another name.
 SAME = (
     "about", "agreement", "answer", "batch", "certify", "checkpoint", "class_axis", "controls", "counted", "data", "delta", "drop", "frontier", "growth", "held_out", "keep", "latency", "length", "loss",
     "macs", "metric", "minutes", "need", "normalise", "output", "pick",
@@ -24,7 +24,7 @@ SAME = (
 )  # fmt: skip
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in SAME} | {"sizes": "--size"}
 
-# What only Python has, and what stands for it on the command line.
+# What only Python has, and what takes its place on the command line.
 PHRASES = {
     "`cmrc inspect` or program.sites()": "`cmrc inspect`",
     "program.annotate(plan)": "`cmrc annotate` the model",
@@ -44,7 +44,7 @@ _SIZES = re.compile(r"""sizes=\{(["'])(.+?)\1: (\w+)\}""")
 
 
 def in_flags(text: str) -> str:
-    """A fix with flags instead of keywords. One that names flags already was written for the command line."""
+    """A fix with flags instead of keywords. A fix that already names flags was written for the command line."""
     if "--" in text:
         return text
     for phrase, words in PHRASES.items():
@@ -53,7 +53,7 @@ def in_flags(text: str) -> str:
 
 
 def reason_in_flags(text: str) -> str:
-    """The same of a reason, only at its start: further on it may quote names of the user."""
+    """The same for a reason, but only at its start: later it may quote the user's names."""
     begin = "there is no " if text.startswith("there is no ") else ""
     rest = text.removeprefix(begin)
     if both := _BOTH.match(rest):

@@ -44,7 +44,7 @@ class CmrcReduce(Pass):  # type: ignore[misc]
             "frontier": PassConfigParam(type_=list, default_value=None, description="The sizes to try."),
             "preset": PassConfigParam(type_=str, default_value=None, description="How units are chosen."),
             "refit": PassConfigParam(type_=bool, default_value=True, description="Fit each layer after those before it."),
-            "seed": PassConfigParam(type_=int, default_value=0, description="For everything that is drawn at random."),
+            "seed": PassConfigParam(type_=int, default_value=0, description="Seed for everything that is drawn at random."),
             "accept_unmet": PassConfigParam(type_=bool, default_value=False, description="Go on if goals are not met."),
             **goals,
         }  # fmt: skip

@@ -244,7 +244,7 @@ def test_bad_input_is_exit_code_2_with_reason_and_fix(folder: Path, arguments: t
         ),
         (
             ("plan", "model.onnx", "-o", "x.json", "--keep", "act1=0.5", "--keep", "0.7"),
-            "recipe: --keep 0.7 stands beside others\n  fix: give one for all sites, or each as 'site=0.5'\n",
+            "recipe: --keep 0.7 is given together with other values\n  fix: give one value for all sites, or write each as 'site=0.5'\n",
         ),
         (
             ("plan", "model.onnx", "-o", "x.json", "--keep", "act9=0.5"),

@@ -12,7 +12,7 @@ from command import cli
 import cmrc
 
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits.onnx"
-LOST = "it is an input, and would be lost\n  fix: write to another file, or overwrite it with --force\n"
+LOST = "it is an input and would be lost\n  fix: write to another file, or overwrite it with --force\n"
 
 
 @pytest.fixture

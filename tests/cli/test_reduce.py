@@ -88,7 +88,7 @@ def test_without_data_it_is_never_ready(folder: Path) -> None:
         (("--latency", "fast"), "recipe: --latency fast is not a time\n  fix: write --latency 5ms\n"),
         (
             ("--frontier", "0.5;0.4"),
-            "recipe: --frontier 0.5;0.4 is not a list of parts\n  fix: write --frontier 0.8,0.6,0.4\n",
+            "recipe: --frontier 0.5;0.4 is not a list of shares\n  fix: write --frontier 0.8,0.6,0.4\n",
         ),
         (
             ("--frontier", "1.5"),

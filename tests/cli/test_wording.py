@@ -30,7 +30,11 @@ ONLY_PYTHON = {
     "make it with cmrc.Plan(program)",
     "onnx.version_converter.convert_version(model, 17)",
 }
-OF_THE_COMMAND_LINE = {"write it as name=4", "write it as sr=16000", "give one for all sites, or each as 'site=0.5'"}
+OF_THE_COMMAND_LINE = {
+    "write it as name=4",
+    "write it as sr=16000",
+    "give one value for all sites, or write each as 'site=0.5'",
+}
 
 
 def options() -> set[str]:
