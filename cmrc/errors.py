@@ -40,7 +40,10 @@ class GraphError(CmrcError):
 
     def __init__(self, node: str, op: str, reason: str) -> None:
         super().__init__(
-            reason, node=node, op=op, fix="this is a fault of cmrc: report it, with the IR that `cmrc inspect` prints"
+            reason,
+            node=node,
+            op=op,
+            fix="this is a fault of cmrc: please report it, with the IR that `cmrc inspect --ir` prints",
         )
 
 

@@ -1,21 +1,21 @@
-"""Does a lowered model compute what the literally clamped one computes? On every output, judged beside real rounding.
+"""Does a lowered model compute what the literally clamped one computes? Every output is compared, and judged by real rounding.
 
-    error     = max |lowered − clamped| / max |clamped|       of one output, the largest of all batches
-    rounding  = max |nudged − clamped| / max |clamped|        where the inputs are moved by their last bit
-    tolerance = ROUNDINGS · rounding, between a tenth of and ten times what its precision usually needs
+    error     = max |lowered − clamped| / max |clamped|       per output, the largest over all batches
+    rounding  = max |nudged − clamped| / max |clamped|        with the inputs moved by their last bit
+    tolerance = ROUNDINGS · rounding, between a tenth and ten times what its precision usually needs
 
-A lowered model adds the same numbers in another order, so that every layer rounds anew. So does the clamped model itself
-when its inputs move by the last bit: that is the noise which an error of the compiler must stand out from.
+A lowered model adds the same numbers in another order, so every layer rounds differently. The same happens to the
+clamped model itself when its inputs move by the last bit. An error of the compiler must stand out from that noise.
 
     folded    = max |lowered − clamped| / max |clamped|       where both are computed in float64, by the meanings of the IR
 
-There almost nothing is rounded, so that a wrong fold shows where float32 hides it. It is asked of the rewritten graph, on one
-batch, where every op has a meaning, none of them jumps, and the work is small (`folded_apart`). Quantised models have a way of
-their own (`steps.py`).
+In float64 almost nothing is rounded, so a wrong fold shows that float32 would hide. This is computed for the rewritten
+graph, on one batch, if every op has a meaning, none of them jumps, and the work is small (`folded_apart`). Quantised
+models are handled separately (`steps.py`).
 
-Moving inputs does not show all rounding: a norm of units that are constant divides the last bit of their mean by almost
-nothing. So where the two lie further apart, the clamped model is computed in float64 (`exactly`), and they may differ by
-twice as much as the clamped model itself is off there, since each of them may be off by that. Where that cannot be computed,
+Moving inputs does not show all rounding: a norm of constant units divides the last bit of their mean by almost nothing.
+So if the two differ more than that, the clamped model is also computed in float64 (`exactly`). The two may then differ
+by twice the error of the clamped model itself, since each of them may have that error. If float64 cannot be computed,
 they may differ by twice the rounding that moved inputs show.
 """
 
@@ -42,26 +42,26 @@ from cmrc.program.steps import pairs_between_steps
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
-# How far lowered and clamped lie apart by rounding in the model's own precision, of the output's scale.
+# How far lowered and clamped differ by rounding in the model's own precision, relative to the output's scale.
 USUAL = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
 ROUNDINGS = 16
 NUDGES = 2
 BATCHES = 3
-SIZES = (2, 8, 32, 64, 224)  # for dynamic sizes: the first that the model runs with
+SIZES = (2, 8, 32, 64, 224)  # for dynamic sizes: the first with which the model runs
 SCALES = (-1.0, 1.0)  # powers of ten
-FOLDED = 1e-9  # how far they may lie apart in float64: a norm of almost nothing makes 1e-16 large
-FOLDED_IN_STEPS = 2.0**-22  # the same where biases are whole numbers: their scale, the product of two, is a float32
-WORK = 10**9  # multiply-accumulates of one batch that are computed in numpy: seconds
-JUMPING = frozenset({  # functions that make much of the last bit
+FOLDED = 1e-9  # how far they may differ in float64: a norm of values near zero makes 1e-16 large
+FOLDED_IN_STEPS = 2.0**-22  # the same if biases are whole numbers: their scale, the product of two scales, is a float32
+WORK = 10**9  # multiply-accumulates of one batch that numpy computes in seconds
+JUMPING = frozenset({  # functions that turn a change of the last bit into a large one
     "sign", "floor", "ceil", "round", "quantize", "fmod", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal",
     "argmax", "argmin", "hardmax", "max_pool_indices", "shrink", "threshold", "thresholded_relu", "isnan", "isinf",
 })  # fmt: skip
-REVIEWED = 8  # batches that are judged again in float64; where more are in question, they are wrong
+REVIEWED = 8  # batches that are judged again in float64; if more are in question, the result is wrong
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCheck:
-    """One output: the largest error of all batches, beside what rounding explains and what the replacement itself moved."""
+    """One output: the largest error over all batches, how much of it rounding explains, and how far the replacement itself moved it."""
 
     name: str
     error: float
@@ -69,21 +69,23 @@ class OutputCheck:
     moved: float
     rounding: float
     same: int = 0  # answers with the top class of the original
-    answers: int = 0  # 0 where the output has no axis of classes
-    exact: bool = False  # whether the rounding is the distance of the clamped model to itself in float64
+    answers: int = 0  # 0 if the output has no axis of classes
+    exact: bool = False  # whether the rounding is the distance between the clamped model and itself in float64
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Lowered against literally clamped. The numbers are of the output that comes closest to its tolerance."""
+    """Lowered against literally clamped. The numbers are those of the output that is closest to its tolerance."""
 
     outputs: tuple[OutputCheck, ...]
     batches: int
-    retrained: tuple[str, ...] = ()  # what was changed after lowering, so that the two need not be equal
-    recovered: bool = False  # it was trained towards the original after lowering, so that the two need not be equal
-    stored: tuple[str, ...] | None = None  # weights that hold other numbers than the fold gives; None: not compared
-    folded: float | None = None  # how far the two lie apart in float64, of the output's scale; None: not compared
-    steps: bool = False  # whether the model rounds to steps: in float64 what lies before them is compared too
+    retrained: tuple[str, ...] = ()  # weights that were changed after lowering: the two need not be equal
+    recovered: bool = False  # it was trained towards the original after lowering: the two need not be equal
+    stored: tuple[str, ...] | None = None  # weights whose numbers differ from the fold's; None: not compared
+    folded: float | None = None  # how far the two differ in float64, relative to the output's scale; None: not compared
+    steps: bool = (
+        False  # whether the model rounds to steps: in float64, the values before the rounding are compared too
+    )
 
     @property
     def worst(self) -> OutputCheck:
@@ -100,7 +102,7 @@ class Check:
 
     @property
     def rounding(self) -> float:
-        """How far the clamped model itself moves when its inputs do by the last bit."""
+        """How far the clamped model's outputs move when its inputs change by their last bit."""
         return self.worst.rounding
 
     @property
@@ -115,7 +117,7 @@ class Check:
 
     @property
     def agreement(self) -> float | None:
-        """The share of answers that have the top class of the *original*: quality, beside the exactness of all the rest."""
+        """The share of answers that have the top class of the *original*: this measures quality, all other numbers measure exactness."""
         return self._classes.same / self._classes.answers if self._classes else None
 
     @property
@@ -149,7 +151,7 @@ class Check:
         if self.stored:
             name, *more_names = self.stored
             others_too = f" and {len(more_names)} more" if more_names else ""
-            text += f"\nthe file holds other numbers than the fold of this plan gives, in {name}{others_too}"
+            text += f"\nthe file's numbers differ from what folding this plan gives, in {name}{others_too}"
         if self.recovered and not self.holds:
             return (
                 f"{text}\ncompared are the plan and a recovered model, which was trained towards the original after lowering: it "
@@ -178,9 +180,9 @@ def check_batches(
     seed: int = 0,
 ) -> Check:
     """Compare every output on every batch. `nudged` makes the clamped model with constants moved by their last bit
-    (`nudged_host`): it shows the rounding of a model whose inputs are whole numbers. `exactly` is the clamped model in float64
-    (`clamped_in_float64`), for batches on which the two lie further apart, and `anew` is it with roundings to steps that decide anew
-    (`rounded_anew`)."""
+    (`nudged_host`): it shows the rounding of a model whose inputs are whole numbers. `exactly` is the clamped model in
+    float64 (`clamped_in_float64`), for batches on which the two differ more. `anew` is the clamped model whose
+    roundings to steps are decided again (`rounded_anew`)."""
     rng = np.random.default_rng(seed)
     rows, questioned = [], list[Questioned]()
     for inputs in batches:
@@ -216,7 +218,7 @@ def check_batches(
 
 @dataclass(frozen=True, slots=True)
 class Questioned:
-    """A batch on which lowered and clamped do not lie close together, and what the two gave."""
+    """A batch on which lowered and clamped are not close, with the outputs of both."""
 
     inputs: Inputs
     expected: Sequence[Array]
@@ -229,14 +231,14 @@ def _judged_again(
     batches: Sequence[Questioned],
     exactly: Callable[[Mapping[str, Array]], list[Array]],
 ) -> list[OutputCheck]:
-    """The outputs that are too far apart, beside how far the clamped model is from itself in float64 on the same batches."""
+    """The outputs that differ too much, judged by how far the clamped model is from itself in float64 on the same batches."""
     if len(batches) > REVIEWED:
         return list(outputs)
     roundings, explained = np.zeros(len(outputs)), np.ones(len(outputs), dtype=bool)
     for batch in batches:
         try:
             truths = exactly(clamped.bind(batch.inputs))
-        except Exception:  # an op that only its host can run, or a size that its meaning does not take
+        except Exception:  # an op that only its host can run, or a size that its meaning does not support
             return [replace(o, tolerance=max(o.tolerance, 2 * o.rounding)) for o in outputs]
         for i, (truth, want, got) in enumerate(zip(truths, batch.expected, batch.results, strict=True)):
             if want.dtype.kind in "biu" or not want.size or not (np.isfinite(truth).all() and np.isfinite(got).all()):
@@ -257,7 +259,7 @@ def _judged_again(
 def _judged_by_steps(
     outputs: Sequence[OutputCheck], batches: Sequence[Questioned], hosts: Iterable[Host]
 ) -> list[OutputCheck]:
-    """The outputs that are too far apart, beside how far the clamped model moves when its roundings to steps decide anew."""
+    """The outputs that differ too much, judged by how far the clamped model moves when its roundings to steps are decided again."""
     if len(batches) > REVIEWED:
         return list(outputs)
     moves = np.zeros(len(outputs))
@@ -288,7 +290,7 @@ def _require_alike(expected: Sequence[Array], results: Sequence[Array]) -> None:
 def _measure(
     want: Array, got: Array, before: Array, others: Sequence[Array]
 ) -> tuple[float, float, float, str, int, int]:
-    """Error, movement and rounding of one output for one batch, its precision, and how many answers are the original's."""
+    """Error, movement and rounding of one output for one batch, its precision, and how many answers equal the original's."""
     if want.dtype.kind in "biu" or not want.size:
         return (
             float(np.any(want != got)),
@@ -341,7 +343,7 @@ def _is_floating(array: Array) -> bool:
 
 
 def nudge(array: Array, rng: np.random.Generator) -> Array:
-    """Every number moved by its last bit, up or down; zeros stay, since what lies beside them is no rounding."""
+    """Every number moved by its last bit, up or down. Zeros stay, since a step away from zero is not rounding."""
     if not _is_floating(array):
         return array
     ends = np.where(rng.integers(0, 2, array.shape) == 1, np.inf, -np.inf).astype(array.dtype)
@@ -375,7 +377,7 @@ def _in_float64(whole: Graph) -> Callable[[Mapping[str, Array]], list[Array]]:
 
 
 def _computed(whole: Graph) -> Graph:
-    """What is computed by meanings, or an error."""
+    """What the meanings compute, or an error."""
     graph = _read_by_outputs(whole)
     if not all(is_computable(node) for node in graph.nodes):
         raise CheckError("the model has ops that only its host can run")
@@ -383,7 +385,7 @@ def _computed(whole: Graph) -> Graph:
 
 
 def _read_by_outputs(whole: Graph) -> Graph:
-    """Without what only sizes are read from, which has no meaning here."""
+    """Without values of which only the size is read, which have no meaning here."""
     read, nodes = set(whole.outputs), []
     for node in reversed(whole.nodes):
         if read & {value.name for value in node.outputs}:
@@ -393,7 +395,7 @@ def _read_by_outputs(whole: Graph) -> Graph:
 
 
 def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Mapping[str, Array]) -> float | None:
-    """How far the rewritten graph lies from the clamped one when both are computed in float64; `None` where that is not known."""
+    """How far the rewritten graph is from the clamped one when both are computed in float64; `None` if that cannot be computed."""
     whole = put_dos(sites.graph, entries)
     samples = max((array.shape[0] for array in inputs.values() if array.ndim), default=1)
     casts = _rounding_casts(whole)
@@ -401,10 +403,13 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
     if rounds_anew or _jumping_behind_a_do(whole, casts) - {"quantize"} or samples * cost(sites.graph).macs > WORK:
         return None
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):  # of sizes of 0, and of what is no number
+        with (
+            warnings.catch_warnings(),
+            np.errstate(all="ignore"),
+        ):  # from sizes of 0, and from values that are not numbers
             warnings.simplefilter("ignore")
             pairs = list(pairs_between_steps(_computed(whole), _computed(lowered), inputs))
-    except Exception:  # an op that only its host can run, or a size that its meaning does not take
+    except Exception:  # an op that only its host can run, or a size that its meaning does not support
         return None
     apart = 0.0
     for want, array in pairs:
@@ -418,7 +423,7 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
 
 
 def _rounding_casts(graph: Graph) -> set[str]:
-    """The casts that round. A norm of half precision that comes apart has new ones."""
+    """The casts that round. A half-precision norm that is taken apart has new ones."""
     dtypes = {name: value.dtype for name, value in graph.values().items()}
     return {
         node.name
@@ -430,7 +435,7 @@ def _rounding_casts(graph: Graph) -> set[str]:
 
 
 def _jumping_behind_a_do(graph: Graph, casts: Collection[str]) -> set[str]:
-    """The functions that make much of the last bit, or casts that round, that read what a replacement moved."""
+    """The functions that turn a change of the last bit into a large one, or casts that round, that read what a replacement moved."""
     moved, jumping = set[str](), set[str]()
     for node in graph.nodes:
         if node.op != "do" and not any(name in moved for name in node.values()):
@@ -448,9 +453,9 @@ def _jumping_behind_a_do(graph: Graph, casts: Collection[str]) -> set[str]:
 def random_batches(
     host: Host, *, sizes: Mapping[str, int] | None = None, seed: int = 0, count: int = BATCHES
 ) -> list[dict[str, Array]]:
-    """Batches of the declared types and shapes; dynamic sizes that are not given, and scales, are drawn from the seed.
+    """Batches of the declared types and shapes. Dynamic sizes that are not given, and scales, are drawn from the seed.
 
-    Every batch is one that the model runs with: sizes are tried from small to large.
+    The model runs with every batch that is returned: sizes are tried from small to large.
     """
     values = host.graph.inputs
     if {value.name for value in values} != set(host.inputs):
@@ -474,7 +479,7 @@ def random_batches(
 
 
 def _leading(values: Sequence[Value]) -> set[str]:
-    """The dynamic sizes that stand first: numbers of samples, which a model takes as they come."""
+    """The dynamic sizes of first axes: numbers of samples, which a model takes at any size."""
     return {str(value.shape[0]) for value in values if value.shape}
 
 
@@ -494,7 +499,7 @@ def _first_that_runs(
 def _runs(host: Host, batch: Mapping[str, Array]) -> bool:
     try:
         host.run(batch)
-    except Exception:  # every framework has its own errors for sizes that do not fit
+    except Exception:  # every framework raises different errors for sizes that do not fit
         return False
     return True
 

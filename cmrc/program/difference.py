@@ -13,7 +13,7 @@ from cmrc.program.plan_entry import to_ranges
 
 
 def difference(first: Plan, second: Plan) -> list[dict[str, Any]]:
-    """By site, what two plans replace differently: units, and how far apart the values of common units are."""
+    """By site, what two plans replace differently: which units, and how far the values of common units differ."""
     rows = []
     sites = dict.fromkeys(entry.site for plan in (first, second) for entry in plan.entries)
     for site in sites:
@@ -34,7 +34,7 @@ def difference(first: Plan, second: Plan) -> list[dict[str, Any]]:
 
 
 def _apart(mine: Do, other: Do, unit: int) -> float:
-    """How far the replacements of a unit are apart; infinite where they are of different kinds or shapes."""
+    """How far the replacements of a unit differ; infinite if they are of different kinds or shapes."""
     parts = []
     for entry in (mine, other):
         place = entry.units.index(unit)

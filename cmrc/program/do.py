@@ -3,7 +3,7 @@
     x[units] := constant                           do(units := c)
     x[units] := weight · x[parents] + constant     do(units := B · parents + β)
 
-`checked_do` holds a request against the site and the do's before it, in the user's own words. `put_dos` writes do's into the IR.
+`checked_do` checks a request against the site and the do's before it, and answers in the user's words. `put_dos` writes do's into the IR.
 """
 
 from __future__ import annotations

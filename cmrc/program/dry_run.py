@@ -1,4 +1,4 @@
-"""Try do's on the part of a model that they can reach, and say how they end."""
+"""Try do's on the part of a model that they can reach, and report how they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cmrc.program.sites import Ending, GroupFolding, Outcome, SiteFolding
 
 
 def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:
-    """How these do's end in a neighbourhood of their values."""
+    """How these do's end, within a neighbourhood of their values."""
     try:
         result = passes.run(put_dos(around, entries))
     except GraphError as error:
@@ -43,7 +43,7 @@ def try_site(graph: Graph, value: str, axis: int) -> SiteFolding:
 
 
 def try_dos(graph: Graph, entries: Sequence[Do], *, earlier: Sequence[Do] = ()) -> Outcome:
-    """How these do's end alone; where they stop, whether they fold beside those before them."""
+    """How these do's end by themselves; if they stop, whether they fold together with those before them."""
     alone = dry_run(neighbourhood(graph, [entry.value for entry in entries]), entries)
     if alone.folds or not earlier:
         return alone
@@ -57,7 +57,7 @@ def try_group(graph: Graph, group: Group) -> GroupFolding:
     if group.units <= len(group.probe):
         single = Outcome(Ending.SINGLE_UNIT)
         return GroupFolding(single, single)
-    constant = _try_constant(graph, group, 0.0 if group.products else 0.37)  # one constant has no meaning in a product
+    constant = _try_constant(graph, group, 0.0 if group.products else 0.37)  # one constant means nothing for a product
     zero = constant if constant.folds or group.products else _try_constant(graph, group, 0.0)
     return GroupFolding(constant, zero)
 
@@ -95,12 +95,12 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
         grouped = node.op == "conv" and attributes(node, ConvAttrs)["groups"] > 1
         if OPS[node.op].passes or grouped:
             up.extend(node.values())
-        if name not in seen_down:  # whoever else reads it is why a select stops here
+        if name not in seen_down:  # the other readers are the reason why a select stops here
             wanted.update({reader.name: reader for reader in consumers[name]})
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     computed = {v.name for node in nodes for v in node.outputs}
     every = graph.values()
-    # A value that somebody outside reads counts as an output, unless it is past the reach of the do.
+    # A value that a node outside reads counts as an output, unless the do cannot reach it.
     read = dict.fromkeys(o for node in nodes for o in node.values() if o not in computed)
     inside = {node.name for node in nodes}
     ends = [

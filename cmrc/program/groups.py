@@ -1,6 +1,6 @@
-"""Which units are coupled with which, and why: what is replaced together, or does not fold at all.
+"""Which units are coupled, and why: they are replaced together, or do not fold at all.
 
-A group is what hangs together in the weave of strands (strands.py): a connected part of it that holds at least one op which
+A group is a connected part of the weave of strands (strands.py) that contains at least one op which
 combines values unit by unit (a residual sum, a concatenation, a gate), or a convolution in groups.
 """
 
@@ -20,13 +20,13 @@ from cmrc.ir.ops.functions import PointwiseAttrs
 from cmrc.program.sites import GroupFolding, Sites
 from cmrc.program.strands import Strand, Weave, weave_strands
 
-# Functions of two values after which a unit is 0 where it is 0 in both, and c where it is c in one and 0 in the other.
+# Functions of two values for which a unit is 0 if it is 0 in both, and c if it is c in one and 0 in the other.
 SUMS = {"add", "sub", "rsub"}
 
 
 @dataclass(frozen=True, slots=True)
 class WritingSite:
-    """A site whose units enter a group: unit `units[i]` of the site is unit `places[i]` of the group."""
+    """A site whose units belong to a group: unit `units[i]` of the site is unit `places[i]` of the group."""
 
     site: str
     value: str
@@ -52,7 +52,7 @@ class Group:
     readers: tuple[str, ...]
     reasons: tuple[str, ...]
     probe: tuple[int, ...] = (0,)  # units that a dry run replaces: one, or one of each group of a convolution
-    products: tuple[str, ...] = ()  # those of the reasons after which one constant does not say what a writer becomes
+    products: tuple[str, ...] = ()  # those reasons after which one constant does not determine what each writer becomes
     folding: GroupFolding | None = None
 
     @property
@@ -69,7 +69,7 @@ class Group:
                 "reasons": list(self.reasons), "folds": self.folds}  # fmt: skip
 
     def __str__(self) -> str:
-        """For people: what enters, who reads, why they hang together, and what becomes of a replaced unit."""
+        """For people: the writers, the readers, why they are coupled, and what becomes of a replaced unit."""
         lines = [f"{self.name}: {self.units} units"]
         for w in self.writers:
             own, places = runs(w.units), runs(w.places)
@@ -82,7 +82,7 @@ class Group:
 
 
 def runs(index: Sequence[int]) -> str:
-    """`0:8,0:8,12` for positions in any order, as slices of one step."""
+    """`0:8,0:8,12` for positions in any order, as slices with a step of 1."""
     ends = [i for i in range(1, len(index)) if index[i] != index[i - 1] + 1]
     parts = [index[a:b] for a, b in zip([0, *ends], [*ends, len(index)], strict=True)]
     return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}:{p[-1] + 1}" for p in parts)
@@ -97,7 +97,7 @@ def find_groups(sites: Sites) -> list[Group]:
         strands = sorted(part, key=order.__getitem__)
         if any(s in weave.joins or s in weave.balanced for s in strands):
             numbered.append((order[strands[0]], _group(weave, strands)))
-    # A fused node that writes to a group inside itself cannot be made to write anything else.
+    # A fused node that writes to a group inside itself cannot be changed to write something else.
     groups = [
         g for _, g in sorted(numbered, key=lambda pair: pair[0]) if not any(w.value in sites.inside for w in g.writers)
     ]
@@ -142,7 +142,7 @@ def _group(weave: Weave, strands: Sequence[Strand]) -> Group:
         if n.op == "pointwise" and attributes(n, PointwiseAttrs)["fn"] not in SUMS
     ]
     labels = list(dict.fromkeys(called[node.name] for node in nodes)) or [writers[0].site]
-    name = common_path(labels) or f"{labels[0]}..{labels[-1]}"  # from the first to the last of those that couple
+    name = common_path(labels) or f"{labels[0]}..{labels[-1]}"  # from the first to the last node that couples
     readers = dict.fromkeys(label for strand in strands for label in _readers(weave, strand))
     probes = [_one_of_each(roots[s], n, place) for s in strands for n in weave.balanced.get(s, ())]
     return Group(
@@ -178,7 +178,7 @@ def _entry(weave: Weave, strand: Strand, leading: set[Strand], roots: dict[Stran
 
 
 def _readers(weave: Weave, strand: Strand) -> Iterator[str]:
-    """Who takes the units in, or looks at all of them: nodes that do not carry them on."""
+    """Nodes that absorb the units, or look at all of them: those that do not carry them on."""
     value, _ = strand
     onward = {target for target, _ in weave.strands.successors(strand)}
     for node in weave.sites.consumers[value]:
@@ -189,7 +189,7 @@ def _readers(weave: Weave, strand: Strand) -> Iterator[str]:
 
 
 def common_path(paths: Sequence[str]) -> str:
-    """The module that holds all of these."""
+    """The innermost module that contains all of these."""
     parts = [path.split(".") for path in paths]
     shared = 0
     while all(len(p) > shared and p[shared] == parts[0][shared] for p in parts):
@@ -205,7 +205,7 @@ Share = tuple[WritingSite, list[int], npt.ArrayLike]  # a writer, its own units,
 def expand(
     group: Group, places: Sequence[int], constant: npt.ArrayLike | Mapping[str, npt.ArrayLike], where: dict[str, str]
 ) -> list[Share]:
-    """What each writer becomes. A constant enters by the first writer of its unit, and nothing (0) by the others."""
+    """What each writer becomes. The first writer of a unit gets the constant, the others get 0."""
     shares = [(writer, *writer.at(places)) for writer in group.writers]
     shares = [share for share in shares if share[1]]
     if isinstance(constant, Mapping):
@@ -218,11 +218,11 @@ def expand(
     try:
         values = np.broadcast_to(np.asarray(constant, dtype=np.float64), len(places))
     except (TypeError, ValueError) as error:
-        reason = f"the constants are not one number, or one for each of {len(places)} units"
+        reason = f"the constants must be one number, or one for each of the {len(places)} units"
         raise DoShapeError(reason, **where, fix="give one constant per replaced unit, or one for all") from error
     if group.products and np.any(values):
         raise DoError(
-            f"its writers meet in {group.products[0]}: one constant does not say what each of them becomes",
+            f"its writers meet in {group.products[0]}: one constant does not determine what each of them becomes",
             **where,
             fix="give a constant for each writer by name, or replace units of the site behind that node",
         )

@@ -39,18 +39,18 @@ from cmrc.program.steps import rounded_anew, rounds_to_steps
 if TYPE_CHECKING:
     import torch
 
-KEY = "cmrc."  # of our entries in the metadata of a file
-MADE_WITH = ("numpy", "onnx", "onnx-ir")  # what computes and writes the weights
+KEY = "cmrc."  # prefix of our entries in the metadata of a file
+MADE_WITH = ("numpy", "onnx", "onnx-ir")  # the libraries that compute and write the weights
 RECOVERED = "cmrc.recovered"
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What training after lowering did (`cmrc.recover`). Losses are those on held-out data; `trained` is empty if none was better."""
+    """What training after lowering did (`cmrc.recover`). Losses are on held-out data. `trained` is empty if no step was better."""
 
     losses: tuple[str, ...]  # how each output was compared with the original's: kl or squared-error
     before: float
-    refitted: float | None  # after the least squares, before the first step; None without them
+    refitted: float | None  # after the least-squares refit, before the first step; None without one
     after: float
     steps: int
     seconds: float
@@ -59,13 +59,15 @@ class Recovery:
     seed: int
     trained: tuple[str, ...]
     labels: bool
-    stopped_at: str  # a node where gradients stop: what lies before it was hardly trained
+    stopped_at: str  # a node where gradients stop: the layers before it were hardly trained
 
     def __str__(self) -> str:
         if not self.trained:
-            return f"recovery found nothing better in {self.steps} steps: the model is as it was lowered"
+            return f"recovery did not improve the model in {self.steps} steps: it is as it was lowered"
         stopped = (
-            f"; gradients stop at {self.stopped_at}, what lies before it was hardly trained" if self.stopped_at else ""
+            f"; gradients stop at {self.stopped_at}: the layers before it were hardly trained"
+            if self.stopped_at
+            else ""
         )
         fitted = "" if self.refitted is None else f"{self.refitted:.4g} by least squares -> "
         return (
@@ -86,7 +88,7 @@ class Recovery:
 
 @dataclass(eq=False, repr=False)
 class Lowered:
-    """The smaller model, what was folded, and what was left and why; `recovery` says whether it was trained afterwards."""
+    """The smaller model, with a report of what was folded, what was left, and why. `recovery` says whether it was trained afterwards."""
 
     program: Program
     plan: Plan
@@ -114,15 +116,15 @@ class Lowered:
     def module(self) -> torch.nn.Module:
         """The result as a trainable torch module (torch host).
 
-        It shares no memory with the model that was traced. After training, `save`, `load_into`, `check` and `verify` use the
-        weights that it has then.
+        It shares no memory with the model that was traced. After training, `save`, `load_into`, `check` and `verify`
+        use its current weights.
         """
         return self._trainable().module()
 
     def torch_module(self, *, share: bool = False) -> torch.nn.Module:
         """Another module like `module`, with weights of its own.
 
-        With `share=True` it lies in the memory of the traced model where nothing changed: training one trains the other.
+        With `share=True`, unchanged weights share the memory of the traced model: training one trains the other.
         """
         return self._trainable().new_module(share=share)
 
@@ -132,7 +134,7 @@ class Lowered:
         return self.host
 
     def load_into(self, model: torch.nn.Module) -> None:
-        """Write the new parameters into the user's own module, where every change is a change of parameters."""
+        """Write the new parameters into the user's module. This works if lowering changed nothing but parameters."""
         if not isinstance(self.host, Trainable):
             raise HostError("an ONNX model cannot be written into an nn.Module", fix="trace the nn.Module itself")
         kwargs = self.program.options.get("kwargs") or {}
@@ -146,13 +148,14 @@ class Lowered:
         results: Mapping[str, Any] | None = None,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        """Write the result as ONNX, whole or not at all. Its metadata say which plan and model it came from.
+        """Write the result as ONNX, completely or not at all. Its metadata say which plan and model it came from.
 
-        `output_names` are for the outputs of a torch model, in their order; else they have the keys under which the module returns
-        them, or torch's names. `results` are findings about it that travel with the file, each a mapping that JSON can hold: `check`, `quality`.
+        `output_names` name the outputs of a torch model, in their order. By default they have the keys under which the
+        module returns them, or torch's names. `results` are records about the model that travel with the file (`check`,
+        `quality`), each a mapping that JSON can hold.
 
-        The file that the model was loaded from is replaced only with `overwrite=True`; a symbolic link stays one, and the
-        file that it points to is replaced.
+        The file that the model was loaded from is replaced only with `overwrite=True`. A symbolic link stays a link:
+        the file that it points to is replaced.
         """
         metadata = dict(provenance_of(self.program, self.plan))
         for name, result in (results or {}).items():
@@ -172,8 +175,9 @@ class Lowered:
     def check(self, *batches: Inputs, tolerance: float | None = None, seed: int = 0) -> Check:
         """Compare every output with that of the literally clamped model, on these batches or on random ones.
 
-        A batch is what the model takes: its inputs in order, or by name. `lowered.check()` draws batches of several sizes
-        and scales from the seed. Without a `tolerance`, what is allowed follows from the rounding of the clamped model.
+        A batch contains the model's inputs, in order or by name. `lowered.check()` draws batches of several sizes and
+        scales from the seed. Without `tolerance`, the allowed difference follows from the rounding of the clamped
+        model.
         """
         chosen = batches or self._batches(seed)
         check = check_batches(
@@ -213,9 +217,9 @@ class Lowered:
 
 
 def stored_otherwise(program: Program, plan: Plan, small: Program) -> tuple[str, ...] | None:
-    """The weights of a lowered file that hold other numbers than folding the plan gives; `None` where they are not the same weights.
+    """The weights of a lowered file whose numbers differ from what folding the plan gives; `None` if they are not the same weights.
 
-    A wrong number moves the outputs by less than rounding where its unit is off or its weight small. Here it shows.
+    A wrong number can move the outputs by less than rounding, if its unit is inactive or its weight small. Here it shows.
     """
     if not isinstance(small.host, Stored):
         return None
@@ -263,9 +267,9 @@ def lower(
     """Lower a model by a plan into a smaller dense model that computes exactly the intervened function.
 
     `model` is anything `cmrc.trace` takes; for an nn.Module give `args` (example inputs) unless the plan was made for a
-    traced program, whose inputs are used again. Without a plan, the one that is annotated on the model is used.
-    A replacement that cannot be folded is an error by default; `residue="keep"` leaves it in as a clamp or a gather. So is a
-    result that folds and would hold more numbers than the model; `growth="allow"` takes it.
+    traced program, whose example inputs are then used. Without a plan, the one that is annotated on the model is used.
+    A replacement that cannot be folded is an error by default; `residue="keep"` leaves it in as a clamp or a gather. A
+    result that holds more numbers than the model is an error too; `growth="allow"` accepts it.
     """
     if isinstance(plan, (str, Path)):
         plan = Plan.load(plan)
@@ -273,7 +277,7 @@ def lower(
     plan = plan if plan is not None else program.plan
     if plan is None:
         raise PlanError(
-            "there is no plan: none was given, and the model is not annotated",
+            "there is no plan: none was given, and the model has no annotation",
             fix="pass a plan, or program.annotate(plan)",
         )
     program.require(plan)
@@ -302,7 +306,7 @@ def _program(model: Any, plan: Plan | None, args: tuple[Any, ...] | None, option
 
 
 def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
-    # A replacement that stays is the cause of selections that do, and knows the plan's line.
+    # A replacement that stays is what keeps its selections from folding, and it knows the plan's entry.
     first = min(result.residue, key=lambda residue: residue.node.op != "do")
     what = "a replacement" if first.node.op == "do" else "a selection"
     more = f" (and {len(result.residue) - 1} more)" if len(result.residue) > 1 else ""
@@ -317,7 +321,7 @@ def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
 
 
 def _require_no_growth(program: Program, result: passes.Result) -> None:
-    """Constants by position, and uses of a shared weight that become different, may need more numbers than the units had."""
+    """Constants that differ by position, and a shared weight whose uses become different, may need more numbers than the units had."""
     if _holds_less(result.graph, program.graph):
         return
     more = cost(result.graph, since=program.graph).parameters - program.cost().parameters
@@ -341,7 +345,7 @@ def _require_no_growth(program: Program, result: passes.Result) -> None:
 
 
 def _holds_less(graph: Graph, original: Graph) -> bool:
-    """Whether a graph surely holds no more numbers: what its nodes read, each by itself, beside the parameters that were read."""
+    """Whether a graph certainly holds no more numbers: the sum over what its nodes read is at most the parameters that were read."""
     now = {id(o): math.prod(o.shape) for node in graph.nodes for o in node.inputs if isinstance(o, Tensor)}
     was = {o.name: math.prod(o.shape) for node in original.nodes for o in node.inputs if isinstance(o, Leaf)}
     return sum(now.values()) <= sum(was.values())

@@ -22,7 +22,7 @@ from cmrc.program.sites import Site
 
 
 class Model(Protocol):
-    """What a plan needs of the program that it is made for."""
+    """What a plan needs from the program that it is made for."""
 
     @property
     def graph(self) -> Graph: ...
@@ -52,7 +52,9 @@ class Plan:
     fingerprint: Fingerprint | None = None
     source: str = "plan"
     made: dict[str, Any] = field(default_factory=dict)  # how `cmrc.plan` made it: recipe, data, what each site kept
-    scores: dict[str, Array] = field(default_factory=dict)  # by site: what the selection went by, of every unit
+    scores: dict[str, Array] = field(
+        default_factory=dict
+    )  # by site: the number by which the selection ranked each unit
 
     def __post_init__(self) -> None:
         if self.program is not None and self.fingerprint is None:
@@ -91,9 +93,9 @@ class Plan:
     ) -> Self:
         """Replace units of a group (`program.groups()`) by constants: one request becomes a do on each of its writers.
 
-        `constant` is one number, or one per unit: it enters by the first writer of the unit, and nothing (0) by the others,
-        so that it is what a residual stream or a concatenation carries. Or it names for every writer what that becomes, as
-        `do` takes it. What would not fold is refused here, with the reason, and the plan stays as it was.
+        `constant` is one number, or one per unit. The first writer of the unit gets it and the others get 0, so a
+        residual stream or a concatenation carries it. Or it is a mapping that gives a constant for each writer, as `do`
+        takes it. A request that would not fold is refused here with the reason, and the plan stays as it was.
         """
         at = self._next_line()
         program = self._model(at)
@@ -133,7 +135,7 @@ class Plan:
         self.entries[:] = seen
 
     def save(self, path: str | Path, *, one_file: bool = False) -> None:
-        """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all.
+        """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Both are written completely or not at all.
 
         With `one_file` there is no second file: every array is written as text.
         """
@@ -172,11 +174,11 @@ def checked_do(
     earlier: Sequence[Do] = (),
     at: str = "",
 ) -> Do:
-    """A do that fits the site and the do's before it, or the error that says why it does not."""
+    """A do that fits the site and the do's before it, or an error that says why it does not."""
     where = {"node": site.name, "op": site.op, "at": at}
     if site.op == CONSTANT:
         raise DoError(
-            "is a constant that the model returns: its readers take its numbers as a weight, which no replacement reaches",
+            "is a constant that the model returns: its readers use it as a weight, which no replacement can reach",
             **where,
             fix="choose a value that is computed from the inputs",
         )
@@ -210,7 +212,7 @@ def checked_do(
 
 
 def _fixed_axis(site: Site, axis: int | None, where: dict[str, str]) -> tuple[int, int]:
-    """The axis, counted from the front, and its size, which must be known before the model runs."""
+    """The axis, counted from the front, and its size, which must not be dynamic."""
     rank = len(site.shape)
     if axis is None:
         axis = site.axis
@@ -229,7 +231,7 @@ def _fixed_axis(site: Site, axis: int | None, where: dict[str, str]) -> tuple[in
 
 
 def _require_free(chosen: Index, beside: Sequence[Do], where: dict[str, str]) -> None:
-    """That no earlier do on this axis replaces one of these units, or rebuilds others from it."""
+    """Check that no earlier do on this axis replaces one of these units, or rebuilds others from it."""
     for other in beside:
         twice = sorted(set(other.units) & set(chosen))
         if twice:
@@ -263,7 +265,7 @@ def unit_index(units: Any, size: int, where: dict[str, str], *, what: str = "uni
     outside = np.unique(array[(array < 0) | (array >= size)]).tolist()
     if outside:
         raise DoUnitsError(
-            f"{what} {_some(outside)} are out of range: it has {size} units",
+            f"{what} {_some(outside)} are out of range: there are {size} units",
             **where,
             fix=f"units run from 0 to {size - 1}",
         )
@@ -285,7 +287,7 @@ def _floats(values: npt.ArrayLike, what: str, where: dict[str, str]) -> Array:
 
 
 def _require_range(values: Array, units: Index, axis: int, what: str, dtype: str, where: dict[str, str]) -> None:
-    """That numbers which are finite in float64 are finite where the model holds them."""
+    """Check that numbers which are finite in float64 are also finite in the model's type."""
     with np.errstate(over="ignore"):
         lost = ~np.isfinite(as_dtype(values, dtype))
     if not lost.any():
@@ -303,7 +305,7 @@ def _require_range(values: Array, units: Index, axis: int, what: str, dtype: str
 def _slab(
     values: Array, count: int, axis: int, shape: Sequence[int | str], where: dict[str, str], *, what: str = "constants"
 ) -> Array:
-    """One number per unit, kept as a vector; or a slab of the value's rank where it differs by position."""
+    """One number per unit, kept as a vector; or a slab of the value's rank if it differs by position."""
     if values.ndim == 0:
         return np.full(count, float(values))
     if values.ndim == 1 and len(values) == count:

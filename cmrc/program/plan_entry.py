@@ -1,9 +1,9 @@
-"""One do as JSON: in a plan file, and as an annotation on a model. Written for people, read strictly.
+"""One do as JSON, in a plan file and as an annotation on a model. It is written for people and read strictly.
 
     {"site": "act", "value": "relu", "axis": 1, "units": "0:3,7", "constant": [0.1, 0.2, 0.3, 0.4]}
     {"site": "act", "value": "relu", "axis": 1, "units": "2", "affine": {"parents": "4,6", "weight": [[1, 2]], "bias": [0]}}
 
-An array is nested lists of numbers; a large one lies elsewhere, and whoever reads says where (`Unpack`).
+An array is written as nested lists of numbers. A large array is stored elsewhere; the reader says where (`Unpack`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from cmrc.errors import PlanError
 from cmrc.ir.graph import Array, Do
 
-INLINE = 64  # numbers of an array that are written as they are
-LARGEST_AXIS = 1 << 22  # units that one number may stand for
+INLINE = 64  # the largest array that is written as text
+LARGEST_AXIS = 1 << 22  # how many units one number may stand for
 LAST = 10**10  # position of an axis
 RANGE = re.compile(r"[0-9]{1,10}(?::[0-9]{1,10})?")  # none beyond LAST
 RANGES = re.compile(rf"(?:{RANGE.pattern}(?:,{RANGE.pattern})*+)?")
@@ -47,14 +47,14 @@ def entry_to_json(entry: Do, pack: Pack) -> dict[str, Any]:
 
 
 def entry_from_json(document: Any, unpack: Unpack, at: str) -> Do:
-    """A do that is whole in itself. Whether it fits a model is checked where it meets one."""
-    from cmrc.program import plan_schema  # here, since only reading needs pydantic, and it is slow to load
+    """A do that is consistent by itself. Whether it fits a model is checked when it is used with one."""
+    from cmrc.program import plan_schema  # imported here: only reading needs pydantic, which is slow to load
 
     record = plan_schema.validated(plan_schema.DoRecord, document, what="the entry", at=at)
     site, value = record.site, record.value or record.site
     try:
         if (record.constant is None) == (record.affine is None):
-            raise ValueError("it has neither or both of `constant` and `affine`")
+            raise ValueError("it needs exactly one of `constant` and `affine`")
         if record.affine is None:
             units, constant = _units_with(record.units, unpack(record.constant), record.axis, "constants")
             return Do(site, value, record.axis, units, constant)
@@ -69,7 +69,7 @@ def entry_from_json(document: Any, unpack: Unpack, at: str) -> Do:
 
 
 def _units_with(packed: Any, values: Array, axis: int, what: str) -> tuple[tuple[int, ...], Array]:
-    """The units and their numbers. Ranges are written out only when as many numbers are there."""
+    """The units and their numbers. Ranges are expanded only if there are as many numbers."""
     runs = _runs(packed)
     count = sum(map(len, runs))
     if not np.isfinite(values).all():
@@ -95,7 +95,7 @@ def _positions(runs: Iterable[range], what: str) -> tuple[int, ...]:
 
 
 def to_ranges(index: Sequence[int]) -> str | list[int]:
-    """`0:3,7` for 0, 1, 2, 7; a list where the order is not ascending."""
+    """`0:3,7` for 0, 1, 2, 7; a list if the order is not ascending."""
     if list(index) != sorted(set(index)):
         return [int(i) for i in index]
     runs: list[list[int]] = []
@@ -113,7 +113,7 @@ def from_ranges(packed: Any) -> tuple[int, ...]:
 
 
 def count_positions(packed: Any) -> int:
-    """How many they are, without writing them out."""
+    """How many there are, without expanding them."""
     return sum(map(len, _runs(packed)))
 
 
@@ -121,7 +121,7 @@ def _runs(packed: Any) -> list[range]:
     if isinstance(packed, list) and all(type(i) is int and 0 <= i < LAST for i in packed):
         return [range(i, i + 1) for i in packed]
     if not isinstance(packed, str):
-        raise ValueError(f"{reprlib.repr(packed)} are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
+        raise ValueError(f"{reprlib.repr(packed)} are not positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
     parts = packed.split(",") if packed else []
     bad = (part for part in parts if not RANGE.fullmatch(part))
     if RANGES.fullmatch(packed):
@@ -129,7 +129,7 @@ def _runs(packed: Any) -> list[range]:
         if all(runs):
             return runs
         bad = (part for part, run in zip(parts, runs, strict=True) if not run)
-    raise ValueError(f"{reprlib.repr(next(bad))} is no range of positions, such as 7 or 0:3")
+    raise ValueError(f"{reprlib.repr(next(bad))} is not a range of positions, such as 7 or 0:3")
 
 
 # ---------------------------------------------------------------- arrays
@@ -149,12 +149,12 @@ def unpack_lists(packed: Any) -> Array:
 
 def _require_numbers(packed: Any, depth: int) -> None:
     if isinstance(packed, list) and depth:
-        if depth > 1 and NUMBERS.issuperset(map(type, packed)):  # most lists: nothing in them to look into
+        if depth > 1 and NUMBERS.issuperset(map(type, packed)):  # most lists contain only numbers
             return
         for part in packed:
             _require_numbers(part, depth - 1)
     elif type(packed) not in (int, float):
-        raise ValueError(f"{reprlib.repr(packed)} is not a number, where an array of numbers should be")
+        raise ValueError(f"{reprlib.repr(packed)} is not a number, but an array of numbers is needed")
 
 
 def shape_of(packed: Any) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ def shape_of(packed: Any) -> tuple[int, ...]:
 
 
 def pack_text(name: str, array: Array) -> Any:
-    """An array as JSON on its own: for annotations, which have no file beside them."""
+    """An array as self-contained JSON, for annotations, which have no file beside them."""
     if array.size <= INLINE:
         return array.tolist()
     data = base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode()
@@ -173,11 +173,11 @@ def pack_text(name: str, array: Array) -> Any:
 
 
 def unpack_text(packed: Any) -> Array:
-    """What `pack_text` wrote."""
+    """Read what `pack_text` wrote."""
     if not isinstance(packed, dict):
         return unpack_lists(packed)
     if packed.keys() != {"float64", "shape"} or not isinstance(packed["float64"], str):
-        raise ValueError("an array has other keys than `float64` and `shape`")
+        raise ValueError("an array must have the keys `float64` and `shape`")
     shape = shape_of(packed["shape"])
     data = base64.b64decode(packed["float64"].encode(), validate=True)
     if len(data) != 8 * math.prod(shape):

@@ -1,8 +1,9 @@
-"""Plan files: `plan.json` holds what a person wants to read, and a file beside it the large arrays.
+"""Plan files: `plan.json` contains what a person wants to read, and a file beside it the large arrays.
 
-Arrays of more than `INLINE` numbers lie in a safetensors file that is named by its content, so that a plan is never
-half-written and never needs pickle. The rename of plan.json comes last; what only the plan before it used is removed then. A plan file is somebody else's data: it is read strictly, its arrays only from beside
-it, and only if their content is what their name says.
+Arrays of more than `INLINE` numbers are stored in a safetensors file that is named by its content, so a plan is never
+half-written and never needs pickle. plan.json is renamed last; then array files that only the previous plan used are
+removed. A plan file may come from a stranger: it is read strictly, its arrays only from its own folder, and only if
+their content matches their name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cmrc.program.plan_entry import INLINE, Pack, entry_from_json, entry_to_json
 from cmrc.strict_json import parse_json
 
 FORMAT = "cmrc-plan-1"
-LARGEST_FILE = 256 << 20  # bytes of plan.json, whose arrays lie elsewhere
+LARGEST_FILE = 256 << 20  # the largest plan.json in bytes; its arrays are stored elsewhere
 CHUNK = 1 << 20
 WRITTEN = "give a file that `Plan.save` wrote"
 BESIDE = "keep that file beside the plan, unchanged"
@@ -36,7 +37,7 @@ BESIDE = "keep that file beside the plan, unchanged"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a plan file holds."""
+    """The contents of a plan file."""
 
     entries: list[Do]
     fingerprint: Fingerprint | None = None
@@ -48,7 +49,7 @@ class Contents:
 
 
 def write_plan(path: Path, contents: Contents, *, one_file: bool = False) -> None:
-    """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Whole or not at all.
+    """Write `path` (JSON), and a safetensors file beside it if there are large arrays. Both are written completely or not at all.
 
     With `one_file` every array is written as text: longer, and for a stream.
     """
@@ -61,7 +62,10 @@ def write_plan(path: Path, contents: Contents, *, one_file: bool = False) -> Non
         if finite and (one_file or array.size <= INLINE):
             return array.tolist()
         if one_file:
-            raise PlanError(f"{name} is not finite, and one file of JSON cannot hold it", fix="save the plan to a file")
+            raise PlanError(
+                f"{name} is not finite, and a plan in a single JSON file cannot hold that",
+                fix="save the plan to a file",
+            )
         large[name] = np.ascontiguousarray(array, dtype=np.float64)
         return {"tensor": name, "shape": list(array.shape)}
 
@@ -100,10 +104,10 @@ def write_plan(path: Path, contents: Contents, *, one_file: bool = False) -> Non
 
 
 def _remove_unused(path: Path) -> None:
-    """Array files of earlier plans of this name, and of a save that was killed: nothing refers to them any more."""
+    """Remove array files of earlier plans of this name, and of a save that was killed: nothing refers to them any more."""
     pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{12}\.safetensors")
     for file in [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]:
-        with contextlib.suppress(OSError):  # the plan is saved: a leftover is no reason to report a failure
+        with contextlib.suppress(OSError):  # the plan is saved: a leftover file is no reason to fail
             if file.is_file() and not file.is_symlink() and not is_mentioned(file):
                 file.unlink()
 
@@ -116,8 +120,8 @@ def _digest(data: bytes) -> str:
 
 
 def read_plan(path: Path) -> Contents:
-    """A plan that is whole in itself, or a PlanError with the entry, the reason and the fix."""
-    from cmrc.program import plan_schema  # here, since only reading needs pydantic, and it is slow to load
+    """A plan that is consistent by itself, or a PlanError with the entry, the reason and the fix."""
+    from cmrc.program import plan_schema  # imported here: only reading needs pydantic, which is slow to load
 
     document = _read_document(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -157,20 +161,23 @@ def _read_tensors(path: Path, name: str) -> dict[str, Array]:
     named = re.fullmatch(r"[^/\\\0]*\.([0-9a-f]{12})\.safetensors", name)
     if named is None:
         raise PlanError(
-            f"`tensors` is {name!r}: that is not the name of an array file beside the plan", at=str(path), fix=BESIDE
+            f"`tensors` is {name!r}, which is not the name of an array file beside the plan", at=str(path), fix=BESIDE
         )
-    folders = [path.parent, path.resolve().parent]  # a plan may be a symlink: its arrays lie beside either end
+    folders = [
+        path.parent,
+        path.resolve().parent,
+    ]  # a plan may be a symlink: its arrays are beside the link or beside its target
     beside = next((folder / name for folder in folders if (folder / name).exists()), path.parent / name)
     if beside.is_symlink() and beside.resolve().parent not in [folder.resolve() for folder in folders]:
-        raise PlanError(f"its arrays in {name} are a link out of the plan's folder", at=str(path), fix=BESIDE)
+        raise PlanError(f"its array file {name} is a link to outside the plan's folder", at=str(path), fix=BESIDE)
     try:
         data = beside.read_bytes()
         if _digest(data) != named[1]:
-            raise PlanError(f"its arrays in {name} are not those that it was saved with", at=str(path), fix=BESIDE)
+            raise PlanError(f"its array file {name} is not the one that it was saved with", at=str(path), fix=BESIDE)
         return {tensor: _tensor(tensor, parts) for tensor, parts in deserialize(data)}  # type: ignore[no-untyped-call]
     except (OSError, SafetensorError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError(f"its arrays in {name} cannot be read: {reason}", at=str(path), fix=BESIDE) from error
+        raise PlanError(f"its array file {name} cannot be read: {reason}", at=str(path), fix=BESIDE) from error
 
 
 def _tensor(name: str, parts: Mapping[str, Any]) -> Array:
@@ -182,7 +189,7 @@ def _tensor(name: str, parts: Mapping[str, Any]) -> Array:
 def _take(tensors: Mapping[str, Array], packed: Mapping[str, Any]) -> Array:
     """The array that a reference names: {"tensor": name, "shape": [...]}."""
     if packed.keys() != {"tensor", "shape"} or not isinstance(packed["tensor"], str):
-        raise ValueError("an array has other keys than `tensor` and `shape`")
+        raise ValueError("an array must have the keys `tensor` and `shape`")
     name, shape = packed["tensor"], shape_of(packed["shape"])
     if name not in tensors:
         raise ValueError(f"the array {name!r} is not in the file beside the plan")
@@ -192,14 +199,14 @@ def _take(tensors: Mapping[str, Array], packed: Mapping[str, Any]) -> Array:
 
 
 def _scores(site: str, packed: Any, unpack: Any, entries: list[Do], path: Path) -> Array:
-    """The scores of a site, which has a score for every unit that is replaced."""
+    """The scores of a site, with a score for every unit that is replaced."""
     try:
         scores: Array = unpack(packed)
         if scores.ndim != 1:
-            raise ValueError(f"they have shape {list(scores.shape)}, not one score per unit")
+            raise ValueError(f"they have shape {list(scores.shape)}, but one score per unit is needed")
         last = max((max(entry.units) for entry in entries if entry.site == site), default=-1)
         if last >= len(scores):
-            raise ValueError(f"there are {len(scores)}, but unit {last} is replaced")
+            raise ValueError(f"there are only {len(scores)}, but unit {last} is replaced")
     except ValueError as error:
         raise PlanError(f"the scores of {site!r} cannot be read: {error}", at=str(path), fix=WRITTEN) from error
     return scores

@@ -1,4 +1,4 @@
-"""What the records of a plan file look like: every key, and the type of each. Anything else is refused by name."""
+"""The records of a plan file: every key and its type. Anything else is refused, and the error names it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ R = TypeVar("R", bound="Record")
 
 
 class Record(BaseModel):
-    """Types are taken by the letter: 1.0 and true are no whole numbers. A key that nobody knows is an error."""
+    """Types are strict: 1.0 and true are not whole numbers. An unknown key is an error."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class AffineRecord(Record):
-    parents: Any  # of positions, and arrays: plan_entry.py reads them
+    parents: Any  # positions and arrays: plan_entry.py reads them
     weight: Any
     bias: Any
 
@@ -37,7 +37,7 @@ class DoRecord(Record):
 
 
 class ModelRecord(Record):
-    scheme: PositiveInt = 1  # plans from before there was a second one do not say it
+    scheme: PositiveInt = 1  # plans from before there was a second format do not state it
     digest: str = ""
     structure: str
     ops: dict[str, PositiveInt]
@@ -53,10 +53,10 @@ class PlanRecord(Record):
     do: list[Any] = []
 
 
-# What pydantic says by its own words, in ours.
+# pydantic's messages in our own words.
 PHRASES = {
     "missing": "is missing",
-    "extra_forbidden": "is not known here",
+    "extra_forbidden": "is not a known key",
     "int_type": "is not a whole number",
     "string_type": "is not text",
     "string_too_short": "is empty",
@@ -70,7 +70,7 @@ PHRASES = {
 
 
 def validated(record: type[R], document: Any, *, what: str, at: str) -> R:
-    """The document as this record, or a PlanError with the first thing that is wrong."""
+    """The document as this record, or a PlanError with the first mistake."""
     try:
         return record.model_validate(document)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""`cmrc.trace`, and what it gives: a model's host, its IR, its sites and groups, and the plan that is written on it, if one is."""
+"""`cmrc.trace` and its result: a model's host, its IR, its sites and groups, and the plan that the model is annotated with, if any."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cmrc.program.sites import Site, Sites
 
 @dataclass(eq=False, repr=False)
 class Program(Sites):
-    """What `cmrc.trace` returns. `args` and `options` are those of the trace, for tracing the same module again."""
+    """What `cmrc.trace` returns. `args` and `options` are the arguments of the trace, for tracing the same module again."""
 
     args: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Program(Sites):
 
     @property
     def graph(self) -> Graph:
-        """The IR, checked once: what is made of it is checked only where it differs."""
+        """The IR, verified once. Graphs derived from it are verified only where they differ."""
         return self._graph
 
     @cached_property
@@ -66,7 +66,7 @@ class Program(Sites):
     # ------------------------------------------------------------ sites
 
     def sites(self, pattern: str = "*", *, folds: bool = True) -> list[Site]:
-        """Every site in the order of the graph. `folds=False` leaves out how each folds, which takes a dry run per site."""
+        """All sites in the order of the graph. `folds=False` leaves out how each one folds, which needs a dry run per site."""
         sites = self.list_sites(pattern)
         return [self.describe(site) for site in sites] if folds else sites
 
@@ -83,9 +83,9 @@ class Program(Sites):
             return find_groups(self)
 
     def groups(self, pattern: str = "*", *, folds: bool = True) -> list[Group]:
-        """What is coupled with what, and why: residual streams, concatenations, products, convolutions in groups.
+        """Which units are coupled, and why: residual streams, concatenations, products, grouped convolutions.
 
-        `folds=False` leaves out what becomes of a replaced unit, which takes a dry run per group.
+        `folds=False` leaves out what becomes of a replaced unit, which needs a dry run per group.
         """
         groups = [group for group in self._groups if fnmatch.fnmatchcase(group.name, pattern)]
         with blaming_contradictions(self.host):
@@ -101,7 +101,7 @@ class Program(Sites):
         names = [group.name for group in self._groups]
         if meant:
             listed = ", ".join(group.name for group in meant)
-            raise SiteError(f"{name!r} writes {len(meant)} groups", at=at, fix=f"name one: {listed}")
+            raise SiteError(f"{name!r} belongs to {len(meant)} groups", at=at, fix=f"name one: {listed}")
         near = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or names[:5]
         fix = f"there are: {', '.join(near)}" if near else "nothing is coupled here: plan.do replaces units of a site"
         raise SiteError(f"no group is called {name!r}", at=at, fix=fix)
@@ -109,14 +109,14 @@ class Program(Sites):
     # ------------------------------------------------------------ plans
 
     def annotate(self, plan: Plan) -> Program:
-        """A copy of the model with the do's written on its nodes. Saved and traced again, it still carries them."""
+        """A copy of the model with the do's written on its nodes. They survive saving and tracing again."""
         self.require(plan)
         entries = [(entry.value, entry_to_json(entry, pack_text)) for entry in plan.entries]
         return Program(self.host.annotate(entries), self.args, self.options)
 
     @cached_property
     def plan(self) -> Plan | None:
-        """The plan that is written on the model, if there is one."""
+        """The plan that the model is annotated with, if any."""
         entries = self.host.annotations()
         if not entries:
             return None
@@ -146,22 +146,22 @@ class Program(Sites):
         return self.host if self.plan is None else self.clamped(self.plan)
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
-        """Run the model; an annotated one literally, with its units replaced."""
+        """Run the model. An annotated model runs literally, with its units replaced."""
         return self._literal.run(inputs, taps)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the model, with its annotations, as ONNX; over the file that it was loaded from only with `overwrite`."""
+        """Write the model with its annotations as ONNX. The file that it was loaded from is overwritten only with `overwrite=True`."""
         with blaming_contradictions(self.host):
             self.host.save(Path(path), {}, overwrite=overwrite)
 
 
 def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
-    """Read a model into a Program (which is returned as it is).
+    """Read a model into a Program. A Program is returned as it is.
 
     The model is a path to an ONNX file, an onnx.ModelProto or an onnx_ir.Model; or an nn.Module with example inputs
     (and torch.export's options, such as `dynamic_shapes`), or an ExportedProgram; or a folder that `save_pretrained`
-    wrote, whose weights stay in their files until somebody reads them. Inputs of an ONNX model that always have the same
-    value are given as `assume={"sr": 16000}`: they are constants then, and what depends on them alone is decided.
+    wrote, whose weights stay in their files until they are needed. Give inputs of an ONNX model that always have the
+    same value as `assume={"sr": 16000}`: they become constants, and everything that depends only on them is computed.
     """
     if isinstance(model, Program):
         return model
@@ -175,7 +175,7 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
         if isinstance(model, (str, Path)):
             return Program(OnnxHost.load(model, assume=assume))
         return Program(OnnxHost.from_model(model, assume=assume))
-    if "torch" in sys.modules:  # somebody who holds a torch model has imported torch
+    if "torch" in sys.modules:  # whoever has a torch model has imported torch
         from cmrc.hosts.fx.host import is_torch_model
         from cmrc.hosts.fx.host import trace as trace_torch
 
@@ -190,7 +190,7 @@ def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:
 def _trace_folder(folder: Path, args: tuple[Any, ...], options: dict[str, Any]) -> Program:
     if not (folder / "config.json").is_file():
         raise TraceError(
-            f"{folder} is a folder without a config.json",
+            f"the folder {folder} has no config.json",
             fix="give an ONNX file, or a folder that save_pretrained wrote",
         )
     if find_spec("torch") is None:
@@ -204,17 +204,17 @@ EXPORT_AGAIN = "see what onnx.checker.check_model(model, full_check=True) says, 
 
 
 NEVER_CONTRADICTED = (OSError, ImportError, NameError, NotImplementedError)
-"""What no contradiction in a model explains: a full disk, something that is not installed, a slip in cmrc itself.
+"""Errors that a contradiction in the model cannot cause: a full disk, a missing package, a mistake in cmrc itself.
 
-Sizes and names that do not fit end in any other error, also in MemoryError where a size is absurd.
+Sizes and names that do not fit may raise any other error, even MemoryError if a size is absurd.
 """
 
 
 @contextmanager
 def blaming_contradictions(host: Host) -> Iterator[None]:
-    """Within: a failure is an error about the model where its own framework refuses the model. Else it is a fault of cmrc.
+    """In this context, a failure is reported as an error in the model if the model's own framework refuses it. Otherwise it is a fault of cmrc.
 
-    The framework is asked only after a failure: many models that it refuses can be read and lowered all the same.
+    The framework is asked only after a failure: many models that it refuses can still be read and lowered.
     """
     try:
         yield

@@ -1,17 +1,17 @@
-"""Where a lowered file comes from: what its metadata say, and whether that is true.
+"""Where a lowered file comes from: what its metadata record, and whether the record is true.
 
 cmrc.version   of cmrc
 cmrc.source    fingerprint of the model that was lowered
 cmrc.plan      digest of the do's
-cmrc.recipe    digest of the recipe that made the plan, where one did
+cmrc.recipe    digest of the recipe that made the plan, if one did
 cmrc.data      digest of its calibration data
-cmrc.versions  of the libraries that computed and wrote the weights
-cmrc.check     whether it is the model with its units replaced, as JSON, where that was asked
-cmrc.quality, cmrc.verification    how it answered on held-out data, as JSON, where it was judged
-cmrc.recovered what training after lowering did, where there was some: losses, steps, samples
+cmrc.versions  versions of the libraries that computed and wrote the weights
+cmrc.check     whether it equals the model with its units replaced, as JSON, if that was checked
+cmrc.quality, cmrc.verification    how it answered on held-out data, as JSON, if that was measured
+cmrc.recovered what training after lowering did, if there was any: losses, steps, samples
 
-Lowering is deterministic. So the whole is checked by doing it again: the same model and plan give the same model. After a recovery
-they give the same graph, and other numbers in it.
+Lowering is deterministic. So the record is checked by lowering again: the same model and plan give the same file. After
+a recovery they give the same graph with other numbers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace
 
 SAME = "result"  # the link that is checked by lowering again
-EXACT = "check"  # the one that is checked by comparing with the clamped model again
-SAME_GRAPH = "graph"  # the same of a recovered model: its weights were trained
+EXACT = "check"  # the link that is checked by comparing with the clamped model again
+SAME_GRAPH = "graph"  # the same for a recovered model, whose weights were trained
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One part of where a file comes from: what is recorded, and what the model and plan at hand give."""
+    """One part of a file's record: what is recorded, and what the given model and plan yield."""
 
     name: str
     recorded: str
@@ -49,17 +49,18 @@ class Link:
 
 
 def provenance_notes(small: Program) -> dict[str, str]:
-    """What a model says about itself, if anything, without the prefix of the keys."""
+    """What a model records about itself, if anything, without the prefix of the keys."""
     described = small.host.metadata if isinstance(small.host, Described) else {}
     return {name.removeprefix(KEY): text for name, text in described.items() if name.startswith(KEY)}
 
 
 def read_provenance(small: Program) -> dict[str, str]:
-    """What a lowered model says about itself; one that says nothing is refused."""
+    """What a lowered model records about itself. A model without a record is refused."""
     recorded = provenance_notes(small)
     if "source" not in recorded or "plan" not in recorded:
         raise HostError(
-            "the model does not say where it comes from", fix="only files that cmrc has lowered do: see `Lowered.save`"
+            "the model has no record of where it comes from",
+            fix="only files that cmrc lowered have this record: see `Lowered.save`",
         )
     return recorded
 
@@ -84,7 +85,7 @@ def verify_provenance(small: Program, program: Program, plan: Plan) -> list[Link
 
 
 def _holds(text: str) -> bool:
-    """What a recorded check says; a text that is none says that it does not hold."""
+    """What a recorded check says. Text that is not a check counts as one that failed."""
     try:
         return json.loads(text)["holds"] is True
     except (ValueError, TypeError, KeyError):
@@ -96,12 +97,12 @@ def _exact(holds: bool) -> str:
 
 
 def _graph_digest(model: Fingerprint) -> str:
-    """Of the wiring, and of the types and shapes of the weights, whatever their numbers."""
+    """A digest of the wiring and of the types and shapes of the weights, but not of their numbers."""
     kinds = sorted((name, digest.split(":")[0]) for name, digest in model.weights.items())
     return hashlib.sha256(repr((model.structure, kinds)).encode()).hexdigest()[:16]
 
 
 def _compared(recorded: Mapping[str, str], actual: Mapping[str, str]) -> list[Link]:
-    """The version is not among them: another version may well give the same model."""
+    """The version is not compared: another version may give the same model."""
     names = [name for name in {**actual, **recorded} if name in ("source", "plan", "recipe", "data")]
     return [Link(name, recorded.get(name, ""), actual.get(name, "")) for name in names]

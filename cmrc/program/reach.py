@@ -1,4 +1,4 @@
-"""How much of a model its sites reach: the ops that make or read their units, which lose rows and columns with them."""
+"""How much of a model its sites reach: the ops that write or read their units, whose weights lose rows and columns with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reach:
 
 
 def reach(program: Program, sites: Iterable[Site]) -> Reach:
-    """What the units of these sites touch. An op that several of them reach counts once."""
+    """What the units of these sites reach. An op that several sites reach counts once."""
     nodes = {node.name: node for site in sites for node in ops_around(program, site)}
     shapes = {name: value.shape for name, value in program.values.items()}
     tensors = {
@@ -43,7 +43,7 @@ def reach(program: Program, sites: Iterable[Site]) -> Reach:
 
 
 def _counts(tensor: Tensor) -> bool:
-    return bool(tensor.shape)  # a number of its own is no parameter
+    return bool(tensor.shape)  # a single number is not a parameter
 
 
 def ops_around(program: Program, site: Site) -> list[Node]:

@@ -1,4 +1,4 @@
-"""What a lowering did: per site what folded where, before and after, and whatever stayed with the reason."""
+"""What a lowering did: for each site what was folded and where, sizes before and after, and what stayed with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cmrc.program.sites import Sites
 
 @dataclass(frozen=True, slots=True)
 class SiteReport:
-    """One do of the plan: where it stood, what it replaced, and where it went."""
+    """One do of the plan: its site, what it replaced, and where it was folded."""
 
     site: str
     op: str
@@ -29,7 +29,7 @@ class SiteReport:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A replacement that stayed: at which node, which op, why, and what it costs at run time."""
+    """A replacement that stayed: the node and op where it stopped, the reason, and its cost at run time."""
 
     kind: str
     site: str
@@ -41,7 +41,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole of it. `to_json()` for machines, `str()` for people."""
+    """The whole report. `to_json()` for machines, `str()` for people."""
 
     sites: tuple[SiteReport, ...]
     declined: tuple[Decline, ...]
@@ -49,7 +49,7 @@ class Report:
     after: Cost
     untied: tuple[str, ...]
     seconds: dict[str, float]
-    shared: tuple[str, ...] = ()  # what several readers share and each reads in part, at run time
+    shared: tuple[str, ...] = ()  # values that several readers share and each reads in part, at run time
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -78,13 +78,13 @@ class Report:
         return "\n".join(lines)
 
     def growth(self) -> dict[str, int]:
-        """How much more than the model the result costs, by kind of cost; empty where nothing grew."""
+        """How much more the result costs than the model, by kind of cost; empty if nothing grew."""
         names = {"parameters": "parameters", "bytes": "bytes", "macs": "multiply-accumulates"}
         more = {what: getattr(self.after, name) - getattr(self.before, name) for name, what in names.items()}
         return {what: count for what, count in more.items() if count > 0}
 
     def _warning(self) -> list[str]:
-        """A first line for a result that costs more than the model."""
+        """The first line of the report if the result costs more than the model."""
         more = [f"{count:,} more {what}" for what, count in self.growth().items()]
         return [f"this costs more than the model: {', '.join(more)}"] if more else []
 
@@ -119,7 +119,7 @@ def make_report(
                 node.kind if node else "input",
                 len(entry.units),
                 size,
-                # A value may dissolve: a concatenation of which one part stays. Its units do not go with it.
+                # A value may disappear, such as a concatenation of which one part stays. Its units remain.
                 int(left.shape[entry.axis]) if left is not None else size - len(gone[entry.value, entry.axis]),
                 tuple(dict.fromkeys(folded)),
             )
@@ -130,7 +130,7 @@ def make_report(
 
 
 def _shared(select: Node, graph: Graph) -> str:
-    """What a reader takes of a value that others share."""
+    """Which part a reader takes of a value that others share."""
     axis, keep = attributes(select, SelectAttrs)["axis"], attributes(select, SelectAttrs)["keep"]
     shape = graph.values()[str(select.inputs[0])].shape
     return f"{len(keep)} of {shape[axis]} of %{select.inputs[0]}, whose readers need different parts of it"
@@ -142,7 +142,7 @@ def _decline(residue: Residue, plan: Plan, graph: Graph) -> Decline:
     if node.op == "do":
         site = ", ".join(dict.fromkeys(plan.entries[i].site for i in residue.sources))
         units = len(attributes(node, DoAttrs)["units"])
-        stays = f"a clamp over {count:,} elements a sample stays, and the {units} units with their parameters"
+        stays = f"a clamp over {count:,} elements per sample stays, and so do the {units} units with their parameters"
         return Decline("do", site, residue.stopped_at, residue.stopped_op, residue.reason, stays)
-    stays = f"a gather of {count:,} elements a sample stays, and what makes the rest"
+    stays = f"a gather of {count:,} elements per sample stays, and so do the ops that compute the other elements"
     return Decline("select", "", residue.stopped_at, residue.stopped_op, residue.reason, stays)

@@ -1,8 +1,8 @@
-"""What a user can point at in a model: values by name, the axis of their units, who makes and who reads them, and whether
+"""What a user can name in a model: values, the axis of their units, who makes and who reads them, and whether
 they fold.
 
-A dry run says of a replaced unit that it folds, that it stops at a node, or that there is no second unit to keep. Code decides on
-`Ending`; people read the text beside it.
+A dry run reports that a replaced unit folds, that it stops at a node, or that there is no second unit to keep. Code
+decides by `Ending`; people read the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import TransposeAttrs
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 
-NUMBERED = re.compile(r"_\d+$")  # mul_17, /mlp/Mul_output_0: a name that an exporter counted out
+NUMBERED = re.compile(r"_\d+$")  # mul_17, /mlp/Mul_output_0: a name that an exporter numbered
 
 
 class Ending(Enum):
@@ -37,7 +37,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The ending of one dry run: the nodes that take the replacement in, or the node that stops it and why."""
+    """The ending of one dry run: the nodes that absorb the replacement, or the node that stops it and why."""
 
     ending: Ending
     into: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class SiteFolding:
 
 @dataclass(frozen=True, slots=True)
 class GroupFolding:
-    """What becomes of a unit of a group, replaced by a constant and by 0, which more nodes let pass."""
+    """What becomes of a unit of a group, replaced by a constant and by 0, which passes more nodes."""
 
     constant: Outcome
     zero: Outcome
@@ -113,7 +113,7 @@ class Site:
 
 @dataclass(eq=False, repr=False)
 class Sites:
-    """The values of a model and the sites among them. `Program` adds what one does with them."""
+    """The values of a model and the sites among them. `Program` adds what can be done with them."""
 
     host: Host
 
@@ -128,7 +128,7 @@ class Sites:
 
     @cached_property
     def inside(self) -> frozenset[str]:
-        """Values that the fused node which makes them goes on to read: they cannot be replaced."""
+        """Values that the same fused node makes and reads: they cannot be replaced."""
         return frozenset(node.name for node in self.graph.nodes if node.marks.inside)
 
     @cached_property
@@ -141,7 +141,7 @@ class Sites:
 
     @cached_property
     def axes(self) -> dict[str, int]:
-        """The axis of the units of every site. A value that was quantised has its units before that, where constants are free."""
+        """The axis of the units of every site. A quantised value is a site before its rounding, where any constant is allowed."""
         steps = {
             node.name
             for node in self.graph.nodes
@@ -155,7 +155,7 @@ class Sites:
 
     @cached_property
     def names(self) -> dict[str, list[str]]:
-        """Every name to the values that it means: the host's, `path:input` for what the layer at `path` reads, `path/value` for what is inside."""
+        """Every name with the values that it means: the host's names, `path:input` for what the layer at `path` reads, `path/value` for a value inside it."""
         names = {name: list(values) for name, values in self.host.names.items()}
         names.update((name, [value]) for name, value in self._inner_names.items() if name not in names)
         read: dict[str, list[str]] = {}
@@ -171,7 +171,7 @@ class Sites:
         return names
 
     def _before_rounding(self, value: str) -> str:
-        """The value that a quantised one was rounded from."""
+        """The value that a quantised value was rounded from."""
         maker = self.producers.get(value)
         while (
             maker is not None
@@ -184,7 +184,7 @@ class Sites:
 
     @cached_property
     def _titles(self) -> dict[str, str]:
-        """The name that reports use for a value: the innermost module that returns it; where there is none, what reads it."""
+        """The name that reports use for a value: the innermost module that returns it; if there is none, the layer that reads it."""
         best = self._module_titles()
         for alias, values in self.names.items():
             if alias.endswith(":input") and len(values) == 1 and self._is_counted_out(values[0]):
@@ -195,7 +195,7 @@ class Sites:
 
     @cached_property
     def _inner_names(self) -> dict[str, str]:
-        """`path/value` of values inside a module whose own name says no more than the op: the heads of attention, say."""
+        """`path/value` for values inside a module whose own name only repeats the op, such as the heads of attention."""
         return {
             f"{maker.path}/{value}": value
             for value, maker in self.producers.items()
@@ -203,12 +203,12 @@ class Sites:
         }
 
     def _is_counted_out(self, value: str) -> bool:
-        """Whether a name inside a module says no more than the op, of a value that has one reader. A sum keeps its name."""
+        """Whether a name inside a module only repeats the op, and its value has one reader. A sum keeps its name."""
         maker = self.producers.get(value)
         return maker is not None and len(self.consumers[value]) == 1 and self._is_of_exporter(value, maker)
 
     def _is_of_exporter(self, value: str, maker: Node) -> bool:
-        """Whether a value has its name from its op, and a number. torch.export gives no other names; a sum keeps its own."""
+        """Whether a value is named by its op and a number. torch.export gives no other names. A sum keeps its name."""
         named_by_op = self.host.kind == "fx" or value == maker.kind
         return maker.kind != "add" and (bool(NUMBERED.search(value)) or (bool(maker.path) and named_by_op))
 
@@ -232,7 +232,7 @@ class Sites:
         return self._titles.get(value, value)
 
     def list_sites(self, pattern: str = "*") -> list[Site]:
-        """Every site that the pattern means, in the order of the graph."""
+        """All sites that match the pattern, in the order of the graph."""
         wanted = None if pattern == "*" else {site.value for site in self.find(pattern)}
         return [
             self._site(name)
@@ -250,13 +250,13 @@ class Sites:
         return Site(name or self.title(value), value, op, place, known.shape, consumers, dtype=known.dtype)
 
     def find(self, pattern: str, *, at: str = "") -> list[Site]:
-        """The sites that a name or a glob means. A name that means none or several is an error."""
+        """The sites that a name or a glob matches. A name that matches none or several is an error."""
         names = self.names
         values = self._values_called(pattern)
         if pattern in names and len(values) > 1:
             calls = [f"{pattern}@{i}" for i in range(len(values))]
             raise SiteError(
-                f"{pattern!r} is called {len(values)} times, each call is its own site",
+                f"{pattern!r} is called {len(values)} times, and each call is a separate site",
                 at=at,
                 fix=f"name one: {', '.join(calls)}",
             )
@@ -264,7 +264,7 @@ class Sites:
             near = difflib.get_close_matches(pattern, self._names_like(pattern), n=5, cutoff=0.5)
             fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
             within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.marks.bodies]
-            inside = f"; what lies inside the bodies of {', '.join(within)} is no site" if within else ""
+            inside = f"; values inside the bodies of {', '.join(within)} are not sites" if within else ""
             if any(node.kind == "If" for node in self.graph.nodes):
                 fix += "; `cmrc assume MODEL name=value` fixes the input that decides an If"
             raise SiteError(f"no site is called {pattern!r}{inside}", at=at, fix=fix)
@@ -275,13 +275,13 @@ class Sites:
         return node is not None and attributes(node, FunctionAttrs).get("fn") == "quantize"
 
     def _names_like(self, pattern: str) -> list[str]:
-        """The names to compare with. `path:input` lies before the layer: `blocks.*` does not mean what the first block reads. Nor does
-        it mean every value inside a module, only what modules return."""
+        """The names that a pattern is compared with. `path:input` is before the layer, so `blocks.*` does not match
+        what the first block reads. Nor does it match every value inside a module, only what modules return."""
         outer = [name for name in self.names if "/" in pattern or name not in self._inner_names]
         return [name for name in outer if ":" in pattern or not name.endswith(":input")]
 
     def _values_called(self, pattern: str) -> list[str]:
-        """The values of this name; of a glob, those that have units, in the order of the graph."""
+        """The values of this name; for a glob, those that have units, in the order of the graph."""
         names = self.names
         if pattern in names:
             return list(dict.fromkeys(names[pattern]))
@@ -292,13 +292,13 @@ class Sites:
         return [value for value in self.values if value in values]
 
     def site_of(self, value: str, axis: int | None, name: str = "", *, at: str = "") -> Site:
-        """The site at a value, by its own name."""
+        """The site at a value, by the value's own name."""
         known = self.values.get(value)
         if value in self.inside:
             maker = self.producers[value]
             op = maker.marks.inside
             raise SiteError(
-                f"the node goes on to read {value!r} itself, so that it cannot be replaced",
+                f"{value!r} is inside a fused node, which reads it itself, so it cannot be replaced",
                 node=maker.label,
                 op=op,
                 at=at,
@@ -314,7 +314,7 @@ class Sites:
         if not known.shape or not known.dtype.startswith(("float", "bfloat")):
             node = self.producers.get(value)
             raise SiteError(
-                f"is {known.dtype} of shape {list(known.shape)}, it has no units",
+                f"is {known.dtype} of shape {list(known.shape)} and has no units",
                 node=name or value,
                 op=node.kind if node else "input",
                 at=at,
@@ -326,7 +326,7 @@ class Sites:
 
 
 def unit_axes(graph: Graph) -> dict[str, int]:
-    """The axis along which a value's units lie: where the last affine op put them, followed through the ops between."""
+    """The axis of a value's units: where the last affine op put them, followed through the ops in between."""
     axes: dict[str, int] = {}
     shapes, readers = {name: value.shape for name, value in graph.values().items()}, graph.consumers()
     tables = {node.name for node in graph.nodes if node.op == "embedding"}
@@ -342,8 +342,8 @@ def unit_axes(graph: Graph) -> dict[str, int]:
 
 
 def _heads(node: Node, shapes: Mapping[str, Shape], readers: Mapping[str, list[Node]]) -> int:
-    """The axis of attention's heads: what is merged with the last one behind it. Else the third from last, where all layouts of
-    four axes have it."""
+    """The axis of attention's heads: the one that is later merged with the last axis. Otherwise the third from last,
+    where every layout with four axes has it."""
     last = len(node.output.shape) - 1
     perm, value = list(range(last + 1)), node
     for _ in range(4):

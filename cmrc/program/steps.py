@@ -1,9 +1,9 @@
-"""Models that round to steps (quantised ones): how lowered and clamped compare where the last bit may decide a whole step.
+"""Models that round to steps (quantised models): how lowered and clamped are compared if the last bit may decide a whole step.
 
-A float that lies within rounding of the middle between two steps goes either way, in onnxruntime's own fusions as well. So
+A float within rounding of the middle between two steps may go either way, in onnxruntime's own fusions as well. So
 
-    in float64     both are computed from the same steps: each rounding gives what it gave in the clamped model, and what lies
-                   before the roundings and in the outputs is compared
+    in float64     both are computed from the same steps: each rounding gives what it gave in the clamped model, and the
+                   values before the roundings and the outputs are compared
     in the host    they may differ by twice as much as the clamped model moves when its roundings decide anew: their scales are
                    moved by `MOVED`, which is what float32 models may usually differ by (`check.USUAL`)
 """
@@ -29,7 +29,7 @@ def rounds_to_steps(node: Node) -> bool:
 
 
 def rounded_anew(sites: Sites, entries: Sequence[Do]) -> Iterator[Host]:
-    """The clamped model, twice, with roundings that decide a little earlier and a little later."""
+    """The clamped model twice, with roundings that switch a little earlier and a little later."""
     whole = put_dos(sites.graph, entries)
     for by in (1 - MOVED, 1 + MOVED):
         nodes = tuple(_with_scale(node, by) if rounds_to_steps(node) else node for node in whole.nodes)
@@ -43,7 +43,7 @@ def _with_scale(node: Node, factor: float) -> Node:
 
 
 def pairs_between_steps(clamped: Graph, lowered: Graph, inputs: Mapping[str, Array]) -> Iterator[tuple[Array, Array]]:
-    """What both compute in float64 before each rounding that is the same size in both, and as outputs."""
+    """What both compute in float64, as outputs and before each rounding that has the same size in both."""
     expected = evaluate(clamped, inputs)
     before = {node.name: expected[str(node.inputs[0])] for node in clamped.nodes if rounds_to_steps(node)}
     got = evaluate(lowered, inputs, given={name: expected[name] for name in before})

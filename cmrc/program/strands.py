@@ -4,8 +4,9 @@
     y  = concat(a, b)           unit 70 of y is unit 6 of b, where a has 64
     y  = act(gate) * up         unit 3 of y is made of unit 3 of both
 
-Every op that makes units (linear, conv, embedding) starts a *strand*: a value, an axis, and an identity for each position of
-it. Ops that keep units apart (activations, batch norm, pooling, depthwise convolutions, layout) carry the identities on;
+Every op that makes units (linear, conv, embedding) starts a *strand*: a value, one of its axes, and an identity for
+each position along it.
+Ops that keep units apart (activations, batch norm, pooling, depthwise convolutions, layout) carry the identities on;
 ops that combine two values unit by unit make them one. The *weave* is the graph of all strands.
 """
 
@@ -33,7 +34,7 @@ Strand = tuple[str, int]  # a value and the axis of its units
 
 @dataclass(slots=True)
 class Identities:
-    """Disjoint sets of numbers, as arrays: `parent[i]` is a smaller number of the same set, or i."""
+    """Disjoint sets of numbers as an array: `parent[i]` is a smaller number of the same set, or i."""
 
     parent: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -51,20 +52,20 @@ class Identities:
 
     def join(self, first: Array, second: Array) -> None:
         a, b = self.find(first), self.find(second)
-        while np.any(a != b):  # again where a set stands several times on one side
+        while np.any(a != b):  # again, if a set occurs several times on one side
             np.minimum.at(self.parent, np.maximum(a, b), np.minimum(a, b))  # the smallest of them, or it would not end
             a, b = self.find(first), self.find(second)
 
 
 def _no_strands() -> nx.DiGraph[Strand]:
-    import networkx as nx  # here, since only groups need it, and it is slow to load
+    import networkx as nx  # imported here: only groups need it, and it is slow to load
 
     return nx.DiGraph()
 
 
 @dataclass(eq=False, slots=True)
 class Weave:
-    """The strands of a model, woven by its nodes. An edge leads from an operand to a result; `joins` names the node where several meet."""
+    """The strands of a model, connected by its nodes. An edge leads from an operand to a result; `joins` names the node where several meet."""
 
     sites: Sites
     ids: dict[Strand, Array] = field(default_factory=dict)
@@ -93,12 +94,14 @@ class Weave:
         self.strands.add_edge(source, target)
 
     def meet(self, node: Node, operands: Sequence[Strand], axis: int) -> None:
-        """Several values become one, unit by unit. Those that no known op made are taken as they are."""
+        """Several values become one, unit by unit. Values that no known op made are taken as they are."""
         target = (node.name, axis)
         distinct = list(dict.fromkeys(operands))
         ids = [self.start(operand, self.sites.producers.get(operand[0])) for operand in distinct]
         first = self.identities.find(ids[0])
-        if any(np.any(self.identities.find(other) != first) for other in ids[1:]):  # x * sigmoid(x) is no meeting
+        if any(
+            np.any(self.identities.find(other) != first) for other in ids[1:]
+        ):  # x * sigmoid(x) does not couple two values
             self.joins[target] = node
         for operand, own in zip(distinct, ids, strict=True):
             self.carry(operand, target, own)
@@ -108,7 +111,7 @@ class Weave:
         return (axis for axis in range(len(self.shape(name))) if (name, axis) in self.ids)
 
     def parts(self) -> Iterator[set[Strand]]:
-        """The strands that hang together, by whatever way."""
+        """The connected strands."""
         import networkx as nx
 
         yield from nx.weakly_connected_components(self.strands)
@@ -122,7 +125,7 @@ class Weave:
 
 
 def _make(weave: Weave, node: Node) -> None:
-    """A linear map makes its own axis; along the others units stay what they are."""
+    """A linear map makes new units along its axis; along the other axes units stay the same."""
     axis = attributes(node, LinearAttrs)["axis"] if node.op == "linear" else len(node.output.shape) - 1
     if isinstance(node.output.shape[axis], int):
         weave.start((node.name, axis), node)
@@ -134,7 +137,7 @@ def _make(weave: Weave, node: Node) -> None:
 
 
 def _convolve(weave: Weave, node: Node) -> None:
-    """A depthwise convolution carries; in groups it takes equally many of each, which couples their numbers."""
+    """A depthwise convolution carries units on. A grouped one must lose equally many per group, which couples their counts."""
     x, axis, groups = str(node.inputs[0]), attributes(node, ConvAttrs)["axis"], attributes(node, ConvAttrs)["groups"]
     source, target = (x, axis), (node.name, axis)
     known = source in weave.ids
@@ -159,7 +162,7 @@ def _combine(weave: Weave, node: Node) -> None:
             if local is not None:
                 operands.append((str(operand), local))
         if not all(isinstance(weave.shape(name)[local], int) for name, local in operands):
-            continue  # a dynamic size may be this one, or one that is broadcast
+            continue  # a dynamic size may be this size, or 1 and broadcast
         if any(operand in weave.ids for operand in operands):
             weave.meet(node, operands, axis)
 

@@ -108,7 +108,7 @@ def test_check_sees_a_wrong_number_that_hardly_moves_the_outputs(folder: Path) -
     assert (answer.exit_code, document["holds"], document["stored"]) == (1, False, [weight.name])
     assert document["error"] <= document["tolerance"]  # too little for the outputs
     shown = cli("check", "model.onnx", "wrong.onnx", "plan.json")
-    assert f"the file holds other numbers than the fold of this plan gives, in {weight.name}" in shown.stdout
+    assert f"the file's numbers differ from what folding this plan gives, in {weight.name}" in shown.stdout
     assert cli("check", "model.onnx", "wrong.onnx", "plan.json", "--tolerance", "1e-4").exit_code == 0
 
 
@@ -145,7 +145,7 @@ def test_annotate_then_lower_gives_the_same_as_lowering(folder: Path) -> None:
     assert np.array_equal(cmrc.trace("small.onnx").run([image])[0], cmrc.trace("other.onnx").run([image])[0])
     answer = cli("lower", "model.onnx", "-o", "none.onnx")
     assert answer.exit_code == 2
-    assert "there is no plan: none was given, and the model is not annotated" in answer.stderr
+    assert "there is no plan: none was given, and the model has no annotation" in answer.stderr
 
 
 def test_plan_show(folder: Path) -> None:

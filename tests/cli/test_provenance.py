@@ -70,7 +70,7 @@ def test_another_plan_does_not_verify(files: tuple[str, str, str], tmp_path: Pat
 def test_a_file_that_cmrc_did_not_write_says_so() -> None:
     result = cli("provenance", str(EXAMPLE))
     assert result.exit_code == 2
-    assert "the model does not say where it comes from" in result.output
+    assert "the model has no record of where it comes from" in result.output
 
 
 def test_model_and_plan_go_together(files: tuple[str, str, str]) -> None:

@@ -255,7 +255,7 @@ def test_a_site_of_two_groups_is_ambiguous() -> None:
     program = cmrc.trace(crossed(), (torch.randn(2, 5, 6),))
     with pytest.raises(cmrc.CmrcError) as error:
         program.group("a")
-    assert str(error.value) == "site: 'a' writes 2 groups\n  fix: name one: add_1, add"
+    assert str(error.value) == "site: 'a' belongs to 2 groups\n  fix: name one: add_1, add"
 
 
 REFUSED = {
@@ -265,11 +265,11 @@ REFUSED = {
     ),
     "units out of range": (
         ("resnet", "layer2", {"units": [8], "constant": 0.0}),
-        "do-units: %layer2 (group): units 8 are out of range: it has 8 units\n  at plan: do[0]\n  fix: units run from 0 to 7",
+        "do-units: %layer2 (group): units 8 are out of range: there are 8 units\n  at plan: do[0]\n  fix: units run from 0 to 7",
     ),
     "wrong number of constants": (
         ("resnet", "layer2", {"units": [1, 2, 3], "constant": [1.0, 2.0]}),
-        "do-shape: %layer2 (group): the constants are not one number, or one for each of 3 units\n  at plan: do[0]\n"
+        "do-shape: %layer2 (group): the constants must be one number, or one for each of the 3 units\n  at plan: do[0]\n"
         "  fix: give one constant per replaced unit, or one for all",
     ),
     "NaN": (
@@ -278,7 +278,7 @@ REFUSED = {
     ),
     "a product": (
         ("gated", "mul", {"units": [1], "constant": 0.5}),
-        "do: %mul (group): its writers meet in mul mul: one constant does not say what each of them becomes\n"
+        "do: %mul (group): its writers meet in mul mul: one constant does not determine what each of them becomes\n"
         "  at plan: do[0]\n  fix: give a constant for each writer by name, or replace units of the site behind that node",
     ),
     "a writer that is not named": (

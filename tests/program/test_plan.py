@@ -57,15 +57,15 @@ REFUSED = {
     ),
     "a module called twice": (
         ("act", {"units": [0], "constant": 0.0}),
-        "site: 'act' is called 2 times, each call is its own site\n  at plan: do[0]\n  fix: name one: act@0, act@1",
+        "site: 'act' is called 2 times, and each call is a separate site\n  at plan: do[0]\n  fix: name one: act@0, act@1",
     ),
     "units out of range": (
         ("act@0", {"units": [1, 8, 9], "constant": 0.0}),
-        "do-units: %act@0 (relu): units 8, 9 are out of range: it has 8 units\n  at plan: do[0]\n  fix: units run from 0 to 7",
+        "do-units: %act@0 (relu): units 8, 9 are out of range: there are 8 units\n  at plan: do[0]\n  fix: units run from 0 to 7",
     ),
     "negative units": (
         ("act@0", {"units": [-1], "constant": 0.0}),
-        "do-units: %act@0 (relu): units -1 are out of range: it has 8 units\n  at plan: do[0]\n  fix: units run from 0 to 7",
+        "do-units: %act@0 (relu): units -1 are out of range: there are 8 units\n  at plan: do[0]\n  fix: units run from 0 to 7",
     ),
     "no units": (
         ("act@0", {"units": [], "constant": 0.0}),
@@ -270,7 +270,7 @@ def test_there_must_be_a_plan(program: cmrc.Program) -> None:
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.lower(program)
     assert text(error) == (
-        "plan: there is no plan: none was given, and the model is not annotated\n  fix: pass a plan, or program.annotate(plan)"
+        "plan: there is no plan: none was given, and the model has no annotation\n  fix: pass a plan, or program.annotate(plan)"
     )
 
 

@@ -86,25 +86,25 @@ BAD_ENTRIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "an axis that is true": (("do", 0, "axis"), True, "`axis` is not a whole number: True"),
     "an axis that is negative": (("do", 0, "axis"), -1, "`axis` is negative: -1"),
     "an axis that no value has": (("do", 0, "axis"), 64, "`axis` is too large: 64"),
-    "an unknown key": (("do", 0, "colour"), "red", "`colour` is not known here"),
+    "an unknown key": (("do", 0, "colour"), "red", "`colour` is not a known key"),
     "a site without a name": (("do", 0, "site"), "", "`site` is empty: ''"),
     "a site that is a number": (("do", 0, "site"), 1, "`site` is not text: 1"),
     "units that are fractions": (
         ("do", 0, "units"),
         [1.5, 3.2],
-        "[1.5, 3.2] are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]",
+        "[1.5, 3.2] are not positions of an axis, such as '0:3,7' or [0, 1, 2, 7]",
     ),
     "units that are booleans": (
         ("do", 0, "units"),
         [True, False],
-        "[True, False] are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]",
+        "[True, False] are not positions of an axis, such as '0:3,7' or [0, 1, 2, 7]",
     ),
-    "units that are words": (("do", 0, "units"), "all", "'all' is no range of positions, such as 7 or 0:3"),
-    "units that run backwards": (("do", 0, "units"), "4:0", "'4:0' is no range of positions, such as 7 or 0:3"),
+    "units that are words": (("do", 0, "units"), "all", "'all' is not a range of positions, such as 7 or 0:3"),
+    "units that run backwards": (("do", 0, "units"), "4:0", "'4:0' is not a range of positions, such as 7 or 0:3"),
     "units that are negative": (
         ("do", 0, "units"),
         [-1, 0, 1, 2],
-        "[-1, 0, 1, 2] are no positions of an axis, such as '0:3,7' or [0, 1, 2, 7]",
+        "[-1, 0, 1, 2] are not positions of an axis, such as '0:3,7' or [0, 1, 2, 7]",
     ),
     "no units": (("do", 0, "units"), "", "it gives [4] as constants for 0 units"),
     "units twice": (("do", 0, "units"), [1, 2, 3, 1], "units are named twice"),
@@ -112,12 +112,12 @@ BAD_ENTRIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "constants that are text": (
         ("do", 0, "constant"),
         ["1", 2, 3, 4],
-        "'1' is not a number, where an array of numbers should be",
+        "'1' is not a number, but an array of numbers is needed",
     ),
     "constants that are booleans": (
         ("do", 0, "constant"),
         [True, 2, 3, 4],
-        "True is not a number, where an array of numbers should be",
+        "True is not a number, but an array of numbers is needed",
     ),
     "constants in lists of different length": (
         ("do", 0, "constant"),
@@ -132,7 +132,7 @@ BAD_ENTRIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "both kinds": (
         ("do", 1, "constant"),
         [1.0],
-        "it has neither or both of `constant` and `affine`",
+        "it needs exactly one of `constant` and `affine`",
     ),
     "a reference without a file": (
         ("do", 0, "constant"),
@@ -142,12 +142,12 @@ BAD_ENTRIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a reference with other keys": (
         ("do", 0, "constant"),
         {"tensor": "do[0].constant"},
-        "an array has other keys than `tensor` and `shape`",
+        "an array must have the keys `tensor` and `shape`",
     ),
     "a reference by number": (
         ("do", 0, "constant"),
         {"tensor": 3, "shape": [4]},
-        "an array has other keys than `tensor` and `shape`",
+        "an array must have the keys `tensor` and `shape`",
     ),
     "an affine map that is a list": (("do", 1, "affine"), [1], "`affine` is not an object: [1]"),
     "an affine map without a bias": (
@@ -172,7 +172,7 @@ def test_an_entry_that_is_no_do(document: dict[str, Any], tmp_path: Path, case: 
 
 BAD_PLANS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     "another format": (("format",), "cmrc-plan-9", "is not a plan of format cmrc-plan-1", WRITTEN),
-    "an unknown key": (("dos",), [], "`dos` is not known here", FIX),
+    "an unknown key": (("dos",), [], "`dos` is not a known key", FIX),
     "do's that are a number": (("do",), 5, "`do` is not a list: 5", FIX),
     "a model of other keys": (("model",), {"a": 1}, "`model.structure` is missing", FIX),
     "a model that is a list": (("model",), [1], "`model` is not an object: [1]", FIX),
@@ -183,38 +183,38 @@ BAD_PLANS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     "scores in a table": (
         ("scores", "1"),
         [[1.0]],
-        "the scores of '1' cannot be read: they have shape [1, 1], not one score per unit",
+        "the scores of '1' cannot be read: they have shape [1, 1], but one score per unit is needed",
         WRITTEN,
     ),
     "scores of fewer units": (
         ("scores", "1"),
         [1.0, 2.0],
-        "the scores of '1' cannot be read: there are 2, but unit 7 is replaced",
+        "the scores of '1' cannot be read: there are only 2, but unit 7 is replaced",
         WRITTEN,
     ),
     "arrays above the folder": (
         ("tensors",),
         "../plan.0123456789ab.safetensors",
-        "`tensors` is '../plan.0123456789ab.safetensors': that is not the name of an array file beside the plan",
+        "`tensors` is '../plan.0123456789ab.safetensors', which is not the name of an array file beside the plan",
         BESIDE,
     ),
     "arrays anywhere": (
         ("tensors",),
         "/plan.0123456789ab.safetensors",
-        "`tensors` is '/plan.0123456789ab.safetensors': that is not the name of an array file beside the plan",
+        "`tensors` is '/plan.0123456789ab.safetensors', which is not the name of an array file beside the plan",
         BESIDE,
     ),
     "arrays without a hash": (
         ("tensors",),
         "plan.safetensors",
-        "`tensors` is 'plan.safetensors': that is not the name of an array file beside the plan",
+        "`tensors` is 'plan.safetensors', which is not the name of an array file beside the plan",
         BESIDE,
     ),
     "arrays in no text": (("tensors",), ["x"], "`tensors` is not text: ['x']", FIX),
     "arrays that are not there": (
         ("tensors",),
         "plan.0123456789ab.safetensors",
-        "its arrays in plan.0123456789ab.safetensors cannot be read: No such file or directory",
+        "its array file plan.0123456789ab.safetensors cannot be read: No such file or directory",
         BESIDE,
     ),
 }
@@ -333,7 +333,7 @@ def test_arrays_that_were_swapped_are_refused(wide: Path) -> None:
     arrays = arrays_of(wide)
     arrays.write_bytes(save({"do[0].constant": np.zeros(150)}))
     assert str(refusal(wide)) == (
-        f"plan: its arrays in {arrays.name} are not those that it was saved with\n  at {wide}\n  fix: {BESIDE}"
+        f"plan: its array file {arrays.name} is not the one that it was saved with\n  at {wide}\n  fix: {BESIDE}"
     )
 
 
@@ -343,7 +343,7 @@ def test_arrays_behind_a_link_out_of_the_folder_are_refused(wide: Path, tmp_path
     arrays.rename(elsewhere / arrays.name)
     arrays.symlink_to(elsewhere / arrays.name)
     assert str(refusal(wide)) == (
-        f"plan: its arrays in {arrays.name} are a link out of the plan's folder\n  at {wide}\n  fix: {BESIDE}"
+        f"plan: its array file {arrays.name} is a link to outside the plan's folder\n  at {wide}\n  fix: {BESIDE}"
     )
 
 
@@ -384,13 +384,13 @@ def test_arrays_that_are_no_arrays_of_float64(wide: Path, data: bytes, reason: s
     arrays = replace_arrays(wide.parent, data)
     assert (
         str(refusal(wide))
-        == f"plan: its arrays in {arrays.name} cannot be read: {reason}\n  at {wide}\n  fix: {BESIDE}"
+        == f"plan: its array file {arrays.name} cannot be read: {reason}\n  at {wide}\n  fix: {BESIDE}"
     )
 
 
 def test_arrays_that_are_cut_short(wide: Path) -> None:
     arrays = replace_arrays(wide.parent, b"short")
-    assert refusal(wide).reason.startswith(f"its arrays in {arrays.name} cannot be read: Error while deserializing")
+    assert refusal(wide).reason.startswith(f"its array file {arrays.name} cannot be read: Error while deserializing")
 
 
 def test_scores_that_are_infinite_stay_so(program: cmrc.Program, tmp_path: Path) -> None:
@@ -415,8 +415,8 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(
 
 
 BAD_ARRAYS: dict[str, tuple[Any, str]] = {
-    "other keys": ({"float64": ""}, "an array has other keys than `float64` and `shape`"),
-    "no text": ({"float64": 3, "shape": [1]}, "an array has other keys than `float64` and `shape`"),
+    "other keys": ({"float64": ""}, "an array must have the keys `float64` and `shape`"),
+    "no text": ({"float64": 3, "shape": [1]}, "an array must have the keys `float64` and `shape`"),
     "no base64": ({"float64": "????", "shape": [1]}, "Only base64 data is allowed"),
     "a shape that does not fit": (
         {"float64": base64.b64encode(bytes(8)).decode(), "shape": [2]},
@@ -428,7 +428,7 @@ BAD_ARRAYS: dict[str, tuple[Any, str]] = {
         {"float64": base64.b64encode(np.array([np.nan]).tobytes()).decode(), "shape": [1]},
         "1 of the constants are NaN or infinite",
     ),
-    "text": ("0.5", "'0.5' is not a number, where an array of numbers should be"),
+    "text": ("0.5", "'0.5' is not a number, but an array of numbers is needed"),
 }
 
 

@@ -317,7 +317,7 @@ def test_sites_that_fire_never_or_twice_are_refused() -> None:
     interpreter = cmrc.interpret(traced(Odd(), torch.zeros(3, 4), "fx"))
     call = (torch.zeros(2, 4),), (torch.ones(2, 4),)
     for site, reason in {
-        "twice": "'twice' is called 2 times, each call is its own site",
+        "twice": "'twice' is called 2 times, and each call is a separate site",
         "idle": "no output of the model depends on it",
         "fixed": "does not depend on the inputs of the model",
     }.items():

@@ -513,7 +513,7 @@ def test_a_value_that_its_own_node_reads_on_is_no_site() -> None:
     with pytest.raises(cmrc.CmrcError) as error:
         program.site_of("s", None)
     assert str(error.value) == (
-        "site: %n (SkipLayerNormalization): the node goes on to read 's' itself, so that it cannot be replaced\n"
+        "site: %n (SkipLayerNormalization): 's' is inside a fused node, which reads it itself, so it cannot be replaced\n"
         "  fix: name a value before or after it, or trace the model as it was before SkipLayerNormalization was fused"
     )
 

@@ -187,4 +187,4 @@ def test_the_bodies_of_a_branch_hold_no_sites() -> None:
     assert program.sites() == []
     with pytest.raises(CmrcError) as error:
         Plan(program).do("relu", units=[0], constant=0.0)
-    assert "no site is called 'relu'; what lies inside the bodies of choice (If) is no site" in str(error.value)
+    assert "no site is called 'relu'; values inside the bodies of choice (If) are not sites" in str(error.value)
