@@ -95,7 +95,7 @@ def save(
             if external:
                 _save_external(described, staged)
             else:
-                onnx_ir.save(described, staged, format="protobuf")
+                _save_whole(described, staged)
         data = _name_by_content(staged, folder / WEIGHTS, place.stem)
         if data is not None and place.parent.resolve() != path.parent.resolve():
             raise FileError(
@@ -105,6 +105,16 @@ def save(
         _check(staged, alive[-1])
         with locked(place.parent):
             _put(staged, data, place, alive)
+
+
+def _save_whole(model: onnx_ir.Model, path: Path) -> None:
+    """In one file. onnx_ir also declares type and shape of every weight, which the weight itself says: that is left out."""
+    proto = onnx_ir.to_proto(model)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    declared = [value for value in proto.graph.value_info if value.name not in weights]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(declared)
+    path.write_bytes(proto.SerializeToString())
 
 
 def _save_external(model: onnx_ir.Model, path: Path) -> None:

@@ -25,7 +25,7 @@ from onnx import helper
 import cmrc
 from cmrc.errors import FileError
 from cmrc.hosts.onnx.host import OnnxHost
-from cmrc.hosts.onnx.save import _digest
+from cmrc.hosts.onnx.save import _digest, _save_whole
 from cmrc.passes import pipeline as passes
 
 
@@ -105,7 +105,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def fail(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cmrc.hosts.onnx.save.onnx_ir.save", fail)
+    monkeypatch.setattr("cmrc.hosts.onnx.save._save_whole", fail)
     with pytest.raises(FileError, match=r"cannot write .*No space left on device"):
         (host := mlp()).save(path, {"plan": "p"})
     assert "plan" not in host.model.metadata_props
@@ -123,13 +123,13 @@ def test_saving_writes_metadata_that_the_model_in_memory_never_has(
     proto.producer_name, proto.producer_version, proto.domain = "someone", "2", "org.some"
     proto.model_version, proto.doc_string = 7, "what it is"
     onnx.helper.set_model_props(proto, {"own": "1", "source": "before"})
-    host, write, seen = OnnxHost.from_model(proto), onnx_ir.save, []
+    host, write, seen = OnnxHost.from_model(proto), _save_whole, []
 
     def watch(*args: Any, **options: Any) -> None:
         seen.append(dict(host.model.metadata_props))
         write(*args, **options)
 
-    monkeypatch.setattr("cmrc.hosts.onnx.save.onnx_ir.save", watch)
+    monkeypatch.setattr("cmrc.hosts.onnx.save._save_whole", watch)
     host.save(tmp_path / "m.onnx", {"source": "after", "plan": "p"})
     assert [*seen, dict(host.model.metadata_props)] == [{"own": "1", "source": "before"}] * 2
     saved = onnx.load(tmp_path / "m.onnx")
@@ -213,3 +213,16 @@ def test_external_data_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(
             OnnxHost.load(path).run([random(4, 50)])[0], OnnxHost.load("big.onnx").run([random(4, 50)])[0]
         )
+
+
+def test_what_a_weight_says_of_itself_is_not_declared_again(tmp_path: Path) -> None:
+    """onnx_ir declares type and shape of every weight: kilobytes in a small file that had none."""
+    given = model(
+        "h = MatMul(x, w1)\na = Relu(h)\ny = MatMul(a, w2)", {"x": ("N", 5)}, "y", w1=random(5, 8), w2=random(8, 3)
+    )
+    onnx.save(given, tmp_path / "model.onnx")
+    program = cmrc.trace(tmp_path / "model.onnx")
+    cmrc.lower(program, cmrc.Plan(program).do("a", units=[0, 1], constant=0.5)).save(tmp_path / "small.onnx")
+    graph = onnx.load(tmp_path / "small.onnx").graph
+    assert not {tensor.name for tensor in graph.initializer} & {value.name for value in graph.value_info}
+    assert (tmp_path / "small.onnx").stat().st_size < (tmp_path / "model.onnx").stat().st_size + 1024
