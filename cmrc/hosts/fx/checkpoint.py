@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.export import Dim, ExportedProgram
 
-from cmrc.errors import HostError, TraceError
+from cmrc.errors import HostError, TraceError, last_line
 from cmrc.files import new_folder
 from cmrc.hosts.autograd.arrays import to_numpy, torch_dtype
 from cmrc.hosts.fx import modeling_cmrc
@@ -77,7 +77,8 @@ def _opened(folder: Path) -> torch.nn.Module:
     try:
         model: Any = modeling_cmrc.load(folder)
     except Exception as error:  # whatever transformers and safetensors say to a broken folder
-        reason = str(error).strip().splitlines()[0]
+        first, last = (str(error).strip() or type(error).__name__).splitlines()[0], last_line(error)
+        reason = first if last in first else f"{first} ({last})"
         raise TraceError(
             f"{folder} cannot be opened: {reason}", fix="see that from_pretrained(folder) works"
         ) from error

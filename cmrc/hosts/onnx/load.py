@@ -340,10 +340,10 @@ def _fix_input(graph: onnx_ir.Graph, name: str, given: Any) -> None:
     except (TypeError, ValueError) as error:
         raise InputError(f"the input {name!r} is {dtype.name}, and {given!r} is not", fix="give a number") from error
     rank = None if value.shape is None else len(value.shape)
-    if rank is not None and array.ndim != rank:
+    if value.shape is not None and array.ndim != rank:
         if array.size != 1:
             raise InputError(f"the input {name!r} has {rank} axes, and {given!r} has {array.ndim}")
-        array = array.reshape((1,) * rank)
+        array = np.full([size if isinstance(size, int) else 1 for size in value.shape], array.item(), dtype)
     graph.inputs.remove(value)
     value.const_value = onnx_ir.tensor(array, name=name)
     value.shape = onnx_ir.Shape(array.shape)

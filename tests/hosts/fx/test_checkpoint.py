@@ -16,6 +16,7 @@ from tolerances import EXACT_F32, distance
 
 import cmrc
 from cmrc.errors import FileError, HostError, TraceError
+from cmrc.hosts.fx import checkpoint
 
 TOKENS = torch.arange(18).reshape(2, 9) * 7 % 64
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
@@ -156,6 +157,25 @@ def test_a_folder_that_is_there_is_not_overwritten(llama: Path, tmp_path: Path) 
     with pytest.raises(FileError, match="it exists already\n  fix: give the name of a new folder"):
         lowered.save(llama)
     assert {path.name: path.read_bytes() for path in llama.iterdir()} == before
+
+
+def test_the_innermost_cause_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers hides why it cannot import a model behind words of its own."""
+
+    def load(folder: Path) -> Any:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ImportError("Could not import module 'BertModel'.\nSet the logging verbosity") from error
+
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors").write_text("")
+    monkeypatch.setattr(checkpoint.modeling_cmrc, "load", load)
+    with pytest.raises(TraceError) as caught:
+        cmrc.trace(tmp_path)
+    assert caught.value.reason.endswith(
+        "cannot be opened: Could not import module 'BertModel'. (operator torchvision::nms does not exist)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,19 @@ def test_a_condition_that_varies_stays() -> None:
         program.find("a")
 
 
+def test_one_number_fills_an_input_of_several_axes() -> None:
+    """A state that begins at 0 is so in all of its places; a size that is not known is 1."""
+    x, state = (
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["N", 3]), ("s", [2, "N", 3]))
+    )
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([parser.parse_node("y = Add(x, s)")], "main", [x, state], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = cmrc.trace(model, assume={"s": 0.5})
+    (result,) = program.host.run([np.ones((1, 3), np.float32)])
+    assert np.array_equal(result, np.full((2, 1, 3), 1.5, np.float32))
+
+
 @pytest.mark.parametrize(
     ("assume", "problem"),
     [
