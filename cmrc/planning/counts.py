@@ -80,7 +80,8 @@ def final_counts(
         if len(candidates) == 1:
             return candidates[0]
         together = probe.together(ranked, candidates)
-        alike = [counts for counts, loss in zip(candidates, together, strict=True) if loss <= ALIKE * min(together)]
+        bound = max(ALIKE * min(together), min(together))  # rounding makes a loss of next to nothing negative
+        alike = [counts for counts, loss in zip(candidates, together, strict=True) if not loss > bound]
         stored = probe.costs_of("parameters", [r.site for r in ranked])
         return min(alike, key=stored.measure)
     counts = []

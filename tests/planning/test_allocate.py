@@ -40,6 +40,18 @@ def test_several_budgets_share_what_was_lowered(monkeypatch: pytest.MonkeyPatch)
     assert len(lowered) <= 6 + 6 * len(amounts)  # candidates, for their cost and for what they store
 
 
+def test_a_loss_that_rounding_makes_negative_still_leaves_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities of float32 do not quite add up to 1, so that a divergence of nothing may lie below 0."""
+    program, (x, _) = traced(seeded(Net((5, 16, 12, 10, 4))), 5), data(60, 5)
+    stats = cmrc.calibrate(program, [x], need=["scatter"])
+    monkeypatch.setattr(
+        LossProbe, "together", lambda self, ranked, candidates: [-1e-9 * (i + 1) for i in range(len(candidates))]
+    )
+    budget = {"of": "macs", "amount": 0.5}
+    small = cmrc.lower(program, cmrc.plan(program, stats, data=[x], preset="joint", budget=budget)).report
+    assert small.after.macs <= 0.5 * small.before.macs
+
+
 def test_a_smaller_size_is_also_tried_as_one_within_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     program, (x, _) = traced(seeded(Net((5, 16, 12, 10, 4))), 5), data(60, 5)
     stats = cmrc.calibrate(program, [x], need=["scatter"])
