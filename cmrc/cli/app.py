@@ -18,25 +18,21 @@ class Commands(LazyGroup):
     """Every command, in the order in which a newcomer needs them."""
 
     entries: ClassVar = {
-        "reduce": Entry("cmrc.cli.reduce", "From a model and a goal to a small, verified model, in one command."),
-        "demo": Entry("cmrc.cli.demo", "Run the whole workflow offline, with a small model that comes with cmrc."),
-        "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, and the units that can be replaced."),
+        "reduce": Entry("cmrc.cli.reduce", "From a model and a goal to a small, verified model."),
+        "demo": Entry("cmrc.cli.demo", "Run the whole workflow offline, with a small model."),
+        "inspect": Entry("cmrc.cli.inspect", "Show a model: inputs, sizes, units that can be replaced."),
         "calibrate": Entry("cmrc.cli.calibrate", "Run a model over data and write the statistics of its sites."),
         "plan": Entry("cmrc.cli.plan", "Make a plan: `cmrc plan MODEL ...`; or read one."),
         "diagnose": Entry("cmrc.cli.diagnose", "Check how far the scores of units can be trusted, with advice."),
         "lower": Entry("cmrc.cli.lower", "Lower a model by a plan and write the smaller one."),
-        "recover": Entry("cmrc.cli.recover", "Lower a model by a plan, then train the result towards the original."),
-        "check": Entry("cmrc.cli.check", "Check a lowered model against the original with units replaced."),
+        "recover": Entry("cmrc.cli.recover", "Lower a model by a plan, then train the result."),
+        "check": Entry("cmrc.cli.check", "Check a lowered model against the original."),
         "verify": Entry("cmrc.cli.verify", "Verify lowered models under interchange interventions."),
-        "report": Entry("cmrc.cli.report", "Write the report of a reduction again, without the model and the data."),
-        "compare": Entry(
-            "cmrc.cli.compare", "Compare two reductions: sizes, speed, agreement, and the widths of their layers."
-        ),
+        "report": Entry("cmrc.cli.report", "Write the report of a reduction again."),
+        "compare": Entry("cmrc.cli.compare", "Compare two reductions."),
         "provenance": Entry("cmrc.cli.provenance", "Show where a lowered model comes from, and verify it."),
         "bench": Entry("cmrc.cli.bench", "Compare how fast ONNX files run under onnxruntime."),
-        "assume": Entry(
-            "cmrc.cli.assume", "Fix inputs of an ONNX model to constant values, and write the model without them."
-        ),
+        "assume": Entry("cmrc.cli.assume", "Fix inputs of an ONNX model to constant values."),
         "annotate": Entry("cmrc.cli.annotate", "Write a plan onto the nodes of a model, without lowering it."),
         "schema": Entry("cmrc.cli.schema", "Print the JSON schema of what a command prints with --json."),
     }

@@ -46,7 +46,7 @@ def inspect(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show a model: inputs, sizes, and the units that can be replaced.
+    """Show a model: inputs, sizes, units that can be replaced.
 
     A site is a value of the model with an axis of units (channels, neurons, heads). "reach" is the share of the model's
     parameters that belong to ops which write or read these units. A unit that folds leaves nothing behind at run time.

@@ -59,14 +59,15 @@ Sizes = Annotated[
         show_default="2",
     ),
 ]
-CalibrationData = Annotated[
-    Path, typer.Option("--data", metavar="DATA", help=f"Calibration data: {NPY}.", show_default=False)
-]
 SiteNames = Annotated[
     list[str] | None,
     typer.Option(
         "--sites", metavar="NAME", help="A site name or a glob. Can be repeated.", show_default="all that fold"
     ),
+]
+Protected = Annotated[
+    list[str] | None,
+    typer.Option("--protect", metavar="NAME", help="A site name or a glob to leave as it is. Can be repeated."),
 ]
 ReportFile = Annotated[
     Path | None,
@@ -103,6 +104,23 @@ def batch_option(default: str | bool = True) -> Any:
     return typer.Option("--batch", min=1, metavar="NUMBER", help="Samples per run.", show_default=default)
 
 
+def data_option(kinds: str, default: str | bool = True) -> Any:
+    return typer.Option("--data", metavar="DATA", help=f"What to calibrate on: {kinds}.", show_default=default)
+
+
+def held_out_option(metavar: str, default: str | bool = True) -> Any:
+    which = "Data to judge on, separate from the calibration data"
+    part = ", or the share of the data to set apart" if "PART" in metavar else ""
+    return typer.Option("--held-out", metavar=metavar, help=f"{which}{part}.", show_default=default)
+
+
+def keep_option(amounts: str, default: str | bool = True) -> Any:
+    return typer.Option(
+        "--keep", metavar="AMOUNT", help=f"Units to keep of every site: {amounts}.", show_default=default
+    )
+
+
+CalibrationData = Annotated[Path, data_option(NPY, False)]
 Seed = Annotated[int, seed_option()]
 BatchSize = Annotated[int, batch_option()]
 

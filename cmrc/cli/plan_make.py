@@ -18,12 +18,16 @@ from cmrc.cli.options import (
     Force,
     Model,
     OutputOrStream,
+    Protected,
     Quiet,
     SiteNames,
     Verbose,
     as_position,
     batch_option,
+    data_option,
     examples,
+    held_out_option,
+    keep_option,
     new_app,
     seed_option,
 )
@@ -57,7 +61,7 @@ DEFAULTS = Recipe()
 def plan_make(
     model: Model,
     output: OutputOrStream,
-    data: Annotated[Path | None, typer.Option(metavar="DATA", help=f"Calibration data: {NPY}.")] = None,
+    data: Annotated[Path | None, data_option(NPY)] = None,
     stats: Annotated[
         Path | None,
         typer.Option(
@@ -67,11 +71,7 @@ def plan_make(
     preset: Annotated[str | None, preset_option(DEFAULTS.preset)] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="AMOUNT",
-            help="Units to keep: a share (0.5) or a number (64); for some sites: 'blocks.*=0.5'. Can be repeated.",
-            show_default="0.5",
-        ),
+        keep_option("a share (0.5) or a number (64); for some sites: 'blocks.*=0.5'. Can be repeated", "0.5"),
     ] = None,
     budget: Annotated[
         str | None,
@@ -85,6 +85,7 @@ def plan_make(
         typer.Option(metavar="FILE", help="A recipe file (YAML). Options on the command line take precedence over it."),
     ] = None,
     sites: SiteNames = None,
+    protect: Protected = None,
     certify: Annotated[
         str | None,
         typer.Option(
@@ -92,9 +93,7 @@ def plan_make(
             help="Instead of --keep: find the smallest plan for which this target is certified, as 'iia>=0.95'.",
         ),
     ] = None,
-    held_out: Annotated[
-        Path | None, typer.Option(metavar="DATA", help="Data to certify on, separate from the calibration data.")
-    ] = None,
+    held_out: Annotated[Path | None, held_out_option("DATA")] = None,
     delta: Delta = 0.05,
     positions: Annotated[str | None, positions_option("all")] = None,
     loss: Annotated[str | None, loss_option(DEFAULTS.loss)] = None,
@@ -132,7 +131,7 @@ def plan_make(
         if plot is not None:
             require_picture(plot)
         options: dict[str, Any] = {
-            "preset": preset, "sites": sites, "seed": seed, "batch": batch, "loss": loss,
+            "preset": preset, "sites": sites, "protect": protect or None, "seed": seed, "batch": batch, "loss": loss,
             "positions": None if positions is None else as_position(positions),
         }  # fmt: skip
         program = trace(model)

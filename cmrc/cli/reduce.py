@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -18,19 +18,24 @@ from cmrc.cli.options import (
     Force,
     Model,
     Output,
+    Protected,
     Quiet,
     ReportFile,
     Seed,
     SiteNames,
     Verbose,
     batch_option,
+    data_option,
     examples,
+    held_out_option,
+    keep_option,
     new_app,
 )
 from cmrc.cli.outputs import require_output
 from cmrc.cli.recipe_options import preset_option
+from cmrc.cli.sections import Sectioned
 from cmrc.cli.terminal import fail, print_table, progress, reported
-from cmrc.cli.wording import in_flags
+from cmrc.cli.wording import in_flags, page_in_flags
 from cmrc.errors import RecipeError
 from cmrc.files import require_writable
 from cmrc.hosts.onnx.bench import PROVIDERS
@@ -42,11 +47,29 @@ from cmrc.reduction.result import Reduction
 from cmrc.reduction.samples import LIMIT, MOST
 
 app = new_app()
+KINDS = "a .npy or .npz file, a folder of pictures, audio or .npz files, texts (.txt, .jsonl), or script.py:loader"
 UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
+
+
+class ReduceCommand(Sectioned):
+    """`cmrc reduce --help`: what most people need comes first."""
+
+    sections: ClassVar = {
+        "What goes in and comes out": ("output", "data", "held_out", "report", "work", "force"),
+        "Goals (they combine)": (
+            "speedup", "latency", "size", "macs", "agreement", "measured", "delta", "drop", "metric",
+        ),
+        "Instead of a goal": ("pick", "keep"),
+        "Kinds of data": ("normalise", "side", "tokenizer", "length", "rate", "seconds", "samples", "batch"),
+        "How answers are compared": ("answer", "reads", "class_axis", "tolerance"),
+        "How sizes are planned": ("frontier", "sites", "protect", "preset", "refit", "seed"),
+        "Afterwards": ("recover", "swaps", "timed", "threads", "provider"),
+    }  # fmt: skip
 
 
 @app.command(
     "reduce",
+    cls=ReduceCommand,
     epilog=examples(
         "cmrc reduce model.onnx --data images/ -o small.onnx",
         "cmrc reduce model.onnx --data train.npz --held-out test.npz --agreement 0.97 -o small.onnx",
@@ -55,39 +78,21 @@ UNITS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
         "cmrc reduce bert-folder/ --data texts/ -o small.onnx --report report.html",
         "cmrc reduce model.onnx --data images/ -o small.onnx --pick 0.6",
     )
-    + "\n\nIt splits the data, calibrates once, plans and folds several sizes, measures each on held-out samples, and takes the "
-    "one that meets your goals: for cost goals the best one that is cheap enough, for quality goals the smallest one that is good "
-    "enough. Without a goal, it takes the smallest one that agrees with the original on 0.98 of the held-out samples."
-    "\n\nExit codes: 0: ready; 1: not ready (the verdict says why); 2: invalid input; 130: interrupted.",
+    + "\n\nExit codes: 0: ready; 1: not ready (the verdict says why); 2: invalid input; 130: interrupted.",
 )
 def reduce_command(
     model: Model,
     output: Output,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA",
-            help="A .npy or .npz file, a folder of pictures, audio or .npz files, texts (.txt, .jsonl), or script.py:loader.",
-            show_default="random numbers",
-        ),
-    ] = None,
-    held_out: Annotated[
-        str, typer.Option(metavar="PART|DATA", help="The share of the data to judge on, or other data.")
-    ] = str(SHARE),
-    speedup: Annotated[
-        float | None, typer.Option(metavar="TIMES", help="Goal: how many times as fast, as 1.5.")
-    ] = None,
-    size: Annotated[
-        float | None, typer.Option(metavar="PART", help="Goal: at most this share of the file size.")
-    ] = None,
-    macs: Annotated[
-        float | None, typer.Option(metavar="PART", help="Goal: at most this share of the multiply-adds.")
-    ] = None,
-    latency: Annotated[str | None, typer.Option(metavar="TIME", help="Goal: the longest time per run, as 5ms.")] = None,
+    data: Annotated[str | None, data_option(KINDS, "random numbers")] = None,
+    held_out: Annotated[str, held_out_option("PART|DATA")] = str(SHARE),
+    speedup: Annotated[float | None, typer.Option(metavar="TIMES", help="How many times as fast, as 1.5.")] = None,
+    size: Annotated[float | None, typer.Option(metavar="PART", help="At most this share of the file size.")] = None,
+    macs: Annotated[float | None, typer.Option(metavar="PART", help="At most this share of the multiply-adds.")] = None,
+    latency: Annotated[str | None, typer.Option(metavar="TIME", help="The longest time per run, as 5ms.")] = None,
     agreement: Annotated[
         float | None,
         typer.Option(
-            metavar="PART", help="Goal: the same answer as the original on at least this share of inputs, certified."
+            metavar="PART", help="The same answer as the original on at least this share of inputs, certified."
         ),
     ] = None,
     metric: Annotated[
@@ -98,18 +103,13 @@ def reduce_command(
         ),
     ] = None,
     drop: Annotated[
-        float | None, typer.Option(metavar="LOSS", help="Goal: at most this loss of the metric, or of the accuracy.")
+        float | None, typer.Option(metavar="LOSS", help="At most this loss of the metric, or of the accuracy.")
     ] = None,
     measured: Annotated[
         bool, typer.Option("--measured", help="Judge agreement by the measured value, without a certificate.")
     ] = False,
-    keep: Annotated[
-        float | None,
-        typer.Option(metavar="PART", help="Instead of a goal: keep this share of the units of every layer."),
-    ] = None,
-    pick: Annotated[
-        float | None, typer.Option(metavar="PART", help="Instead of a goal: take this size of the table.")
-    ] = None,
+    keep: Annotated[float | None, keep_option("a share (0.5)", default=False)] = None,
+    pick: Annotated[float | None, typer.Option(metavar="PART", help="Take this size of the table.")] = None,
     frontier: Annotated[
         str, typer.Option(metavar="PARTS", help="The sizes to try, as shares of the multiply-adds.")
     ] = ",".join(f"{share:g}" for share in SHARES),
@@ -122,9 +122,7 @@ def reduce_command(
         ),
     ] = None,
     sites: SiteNames = None,
-    protect: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A site name or a glob to leave as it is. Can be repeated.")
-    ] = None,
+    protect: Protected = None,
     preset: Annotated[str, preset_option()] = PRESET,
     refit: Annotated[
         bool, typer.Option(help="Fit each layer after the replacements before it: better, and slower.")
@@ -203,7 +201,9 @@ def reduce_command(
 ) -> None:
     """From a model and a goal to a small, verified model, in one command.
 
-    Writes the small ONNX model and its plan beside it (OUTPUT.plan.json, for `cmrc check` and `cmrc verify`).
+    It plans several sizes, measures each on held-out samples, and takes the one that meets your goals: the best that is small
+    enough, or the smallest that is good enough. Without a goal: the smallest that agrees with the original on 0.98 of them. It
+    writes the small model, and its plan beside it for `cmrc check` and `cmrc verify`.
     """
     with reported(as_json):
         require_output(output, "a model", ".onnx", reads=[model], force=force)
@@ -224,7 +224,7 @@ def reduce_command(
         result.save(output, overwrite=True)
         pages = []
         if report is not None:
-            account = account_of(result, model.resolve().name)
+            account = page_in_flags(account_of(result, model.resolve().name))
             pages = write_page(page_of(account), account, report)
         if as_json:
             print(json.dumps({"output": str(output), "plan": str(plan_file), **result.to_json()}, indent=1))

@@ -12,6 +12,7 @@ from cmrc.cli import terminal
 from cmrc.cli.options import AsJson, Force, Output, Quiet, Verbose, examples, new_app
 from cmrc.cli.outputs import require_output
 from cmrc.cli.terminal import reported
+from cmrc.cli.wording import page_in_flags
 from cmrc.reduction.comparison import read_account
 from cmrc.reduction.page import page_of, write_page
 
@@ -40,7 +41,7 @@ def report_command(
     """
     with reported(as_json):
         require_output(output, "a report", ".html", reads=[reduction], force=force)
-        account = read_account(reduction)
+        account = page_in_flags(read_account(reduction))
         files = write_page(page_of(account), account, output)
         if as_json:
             print(json.dumps({"output": [str(file) for file in files]}))

@@ -11,6 +11,8 @@ below with the options that the commands have, and finds errors that name a keyw
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from cmrc.errors import CmrcError
 
@@ -50,6 +52,12 @@ def in_flags(text: str) -> str:
     for phrase, words in PHRASES.items():
         text = text.replace(phrase, words)
     return _KEYWORD.sub(_flag, _SIZES.sub(r"--size \2=\3", text))
+
+
+def page_in_flags(account: Mapping[str, Any]) -> dict[str, Any]:
+    """What a page shows, for somebody who typed a command."""
+    notes, problems = (list(map(in_flags, account[key])) for key in ("notes", "problems"))
+    return {**account, "verdict": in_flags(account["verdict"]), "notes": notes, "problems": problems}
 
 
 def reason_in_flags(text: str) -> str:

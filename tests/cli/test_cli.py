@@ -24,6 +24,7 @@ from cmrc.cli import terminal
 from cmrc.cli.app import Commands
 from cmrc.cli.lazy import LazyGroup, load
 from cmrc.cli.plan import MakeOrRead
+from cmrc.cli.reduce import ReduceCommand
 from cmrc.cli.terminal import columns, shortened
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
@@ -448,6 +449,40 @@ def test_help_and_version() -> None:
         shown = cli(*command, "--help")
         assert shown.exit_code == 0
         assert "Usage" in shown.stdout
+
+
+def test_the_options_of_reduce_stand_in_sections() -> None:
+    names = [name for group in ReduceCommand.sections.values() for name in group]
+    own = {parameter.name: parameter for parameter in load(Commands.entries["reduce"]).params}
+    assert set(names) <= set(own)
+    assert len(names) == len(set(names))
+    shown = cli("reduce", "--help").stdout
+    titles = ["Arguments:", *(f"{title}:" for title in ReduceCommand.sections), "Other options:"]
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    goals = shown[shown.index("Goals (they combine):") : shown.index("Instead of a goal:")]
+    assert "--speedup" in goals
+    assert "--keep" not in goals
+    assert all(parameter.opts[-1] in shown for parameter in own.values() if parameter.param_type_name == "option")
+
+
+def test_plan_and_reduce_share_their_options() -> None:
+    """The same name, the same short text; where a command takes more or less, the text goes on."""
+    plan, reduce = (
+        {o.name: o for o in load(entry).params} for entry in (MakeOrRead.entries["make"], Commands.entries["reduce"])
+    )
+    shared = {"output", "data", "held_out", "sites", "protect", "preset", "keep", "delta", "batch", "seed", "force"}
+    assert shared <= set(plan) & set(reduce)
+    assert set(plan) & set(reduce) - shared <= {"model", "as_json", "quiet", "verbose", "help"}
+    for name in shared:
+        assert plan[name].opts == reduce[name].opts, name
+        first = [re.split("[.:,;]", option[name].help)[0] for option in (plan, reduce)]
+        assert first[0] == first[1], name
+
+
+def test_the_list_of_commands_is_not_cut() -> None:
+    assert "..." not in re.sub(
+        r"cmrc plan MODEL \.\.\.", "", cli("--help").stdout.split("Commands:")[1].split("Examples:")[0]
+    )
 
 
 @pytest.mark.parametrize("group", [Commands, MakeOrRead])
