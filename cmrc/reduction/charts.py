@@ -11,9 +11,17 @@ from cmrc.reduction.account import Account
 
 STATES = ("replaced", "folded into", "removed", "does not fold", "unchanged")
 COLOURS = ("#d95f02", "#1b9e77", "#999999", "#c0392b", "#9db7d5")
+STATE_COLOURS = (
+    COLOURS[0],
+    COLOURS[1],
+    COLOURS[2],
+    "#d9a49b",
+    COLOURS[4],
+)  # what does not fold is the usual case, and no alarm
 LEAST = 1e-12  # on a logarithmic axis
 GREY = "#888888"  # seen on light and on dark
 LABELLED = 24  # nodes of a graph that are few enough to stand with their names
+DOT = "clamp(pow(width / 80, 2), 14, 70)"  # of a node: smaller where the window is narrow
 NARROW = 16  # pixels of a bar, and of the row of a graph
 
 
@@ -65,7 +73,8 @@ def latency_chart(a: Account) -> dict[str, Any] | None:
     timed = [(f"{size['share']:g}", size["speed"]) for size in a["frontier"] if size["speed"]]
     if not timed or a["original"]["milliseconds"] is None:
         return None
-    values: list[dict[str, Any]] = [{"size": "original", "ms": a["original"]["milliseconds"]}]
+    low, high = a["original"].get("interval") or (None, None)
+    values: list[dict[str, Any]] = [{"size": "original", "ms": a["original"]["milliseconds"], "low": low, "high": high}]
     values += [
         {"size": n, **dict(zip(("ms", "low", "high"), s["milliseconds"], strict=False)), "speed-up": s["speedup"][0]}
         for n, s in timed
@@ -76,7 +85,7 @@ def latency_chart(a: Account) -> dict[str, Any] | None:
     return _chart(values, height=24 * len(values), layer=[
         {"mark": {"type": "bar"}, "encoding": {"x": x, "y": y, "color": chosen,
          "tooltip": [{"field": "size"}, {"field": "ms", "format": ".4g"}, {"field": "speed-up", "format": ".2f"}]}},
-        {"mark": {"type": "rule"}, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
+        {"mark": {"type": "rule", "color": "#66707c", "strokeWidth": 2}, "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}},
     ])  # fmt: skip
 
 
@@ -101,12 +110,14 @@ def risk_chart(a: Account) -> dict[str, Any] | None:
         return None
     values = [{**row, "added": max(row["added"], LEAST)} for row in a["risks"]]
     return _chart(values, height=280, params=[{"name": "legend", "select": {"type": "point", "fields": ["layer"]}, "bind": "legend"}],
-        mark={"type": "point", "filled": True, "size": 14}, encoding={
+        mark={"type": "point", "filled": True}, encoding={
         "x": {"field": "step", "type": "quantitative", "title": "units removed, in the order of the selection"},
-        "y": {"field": "added", "type": "quantitative", "scale": {"type": "log"}, "title": "risk that the removal adds"},
+        "y": {"field": "added", "type": "quantitative", "scale": {"type": "log"}, "title": "risk that the removal adds",
+              "axis": {"format": ".0e", "tickCount": 8}},
         "color": {"field": "layer", "type": "nominal", "legend": {"symbolLimit": 12, "orient": "bottom", "columns": 3}, "sort": None},
         "shape": {"field": "unit", "type": "nominal", "title": None, "legend": {"orient": "top", "symbolFillColor": GREY},
-                  "scale": {"domain": ["removed", "kept"]}},
+                  "scale": {"domain": ["removed", "kept"], "range": ["circle", "triangle-up"]}},
+        "size": {"condition": {"test": "datum.unit == 'removed'", "value": 34}, "value": 14},
         "opacity": {"condition": {"param": "legend", "value": 0.9}, "value": 0.08},
         "tooltip": [{"field": "layer"}, {"field": "unit"}, {"field": "step"}, {"field": "added", "format": ".3g"},
                     {"field": "total", "format": ".3g", "title": "so far"}],
@@ -165,8 +176,8 @@ def graph_chart(a: Account) -> dict[str, Any]:
              "encoding": {
                 "x": {**axis, "field": "x"}, "y": {**down, "field": "y"},
                 "color": {"field": "what", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 3},
-                          "scale": {"domain": list(STATES), "range": list(COLOURS)}},
-                "size": {"condition": {"test": matches, "value": 70}, "value": 15},
+                          "scale": {"domain": list(STATES), "range": list(STATE_COLOURS)}},
+                "size": {"condition": {"test": matches, "value": {"expr": DOT}}, "value": 15},
                 "opacity": {"condition": {"test": matches, "value": 1}, "value": 0.12},
                 "tooltip": [{"field": f} for f in ("name", "op", "shape", "what", "remark")]}},
             *([names] if len(graph["nodes"]) <= LABELLED else []),

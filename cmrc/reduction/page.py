@@ -255,7 +255,10 @@ STYLE = """
 :root { --ink: #1c2733; --paper: #fff; --soft: #f2f5f8; --line: #d7dee6; --good: #1b7f5c; --bad: #b3361e; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e3e8ee; --paper: #14191f; --soft: #1d242c; --line: #36414d; --good: #4cc79a; --bad: #ff8a70; } }
-@media print { :root { --ink: #000; --paper: #fff; --soft: #f4f4f4; --line: #ccc; } section { break-inside: avoid; } }
+@media print {
+  :root { --ink: #000; --paper: #fff; --soft: #f4f4f4; --line: #ccc; --good: #1b7f5c; --bad: #b3361e; }
+  section { break-inside: avoid; } h2 { break-after: avoid; } tr { break-inside: avoid; } .vega-bindings { display: none; }
+  .badge, .card { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
@@ -269,7 +272,12 @@ h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; marg
 table { border-collapse: collapse; font-size: .9rem; } td, th { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td:last-child { min-width: 9rem; } td:not(:first-child):not(:last-child) { white-space: nowrap; } tr.chosen td { font-weight: 600; } .verdict { font-weight: 600; overflow-wrap: anywhere; }
 .ready-text { color: var(--good); } .not-ready-text { color: var(--bad); }
-input { font: inherit; max-width: 100%; } li { overflow-wrap: anywhere; }
+input { font: inherit; max-width: 100%; } li { overflow-wrap: anywhere; } #graph { display: flex; flex-direction: column-reverse; }
+@media (max-width: 600px) {
+  table { font-size: .8rem; } td, th { padding-right: .45rem; } td:last-child { min-width: 5.5rem; }
+  td:first-child { max-width: 8rem; overflow-wrap: break-word; }
+  .wide { background: linear-gradient(90deg, #0000, var(--paper)) right / 2rem 100% no-repeat local,
+                      linear-gradient(270deg, var(--line), #0000) right / .8rem 100% no-repeat scroll; } }
 """.strip()
 
 PAGE = """<!doctype html>
@@ -289,7 +297,7 @@ const charts = JSON.parse(document.getElementById("charts").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const draw = (isDark) => Promise.all(Object.entries(charts).map(([id, spec]) =>
   window.vegaEmbed(document.getElementById(id), spec, {{actions: false, renderer: "svg", mode: "vega-lite", theme: isDark ? "dark" : undefined,
-    config: {{background: null, axis: {{labelLimit: 140}}, legend: {{labelLimit: 120}}}}}})));
+    config: {{background: null, axis: {{labelLimit: 140, gridColor: "#8883", domainColor: "#8888", tickColor: "#8888"}}, view: {{stroke: "#8884"}}, legend: {{labelLimit: 120}}}}}})));
 await draw(dark.matches);
 document.documentElement.dataset.drawn = "yes";
 dark.addEventListener("change", (event) => draw(event.matches));
