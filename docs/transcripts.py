@@ -189,7 +189,7 @@ def shown(command: str, folder: Path) -> str:
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": str(DOCS.parent), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")]), "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     seconds = time.monotonic() - begin
     lines = [line.rstrip() for line in done.stdout.splitlines() if not line.startswith(PROGRESS)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ FEWEST = 5  # sizes, where fewer can be reached
 NOTE = 1024  # bytes that a reduced file says about itself
 TINY = 1e-6
 MISSED = 3  # sizes in a row that are not good enough, after which smaller ones are not tried
+AGAIN = 3  # times that a size which a goal names is planned smaller, because its model came out larger than foretold
+MARGIN = 0.002  # of the original, by which such a plan is smaller than what was missing
 DROPS = 5  # how many times sites that do not fold together are left out of one plan
 
 
@@ -61,6 +63,7 @@ class Frontier:
     conditions: str  # under which quality was measured
     clock: Clock
     remarks: list[str]
+    goals: Goals = field(default_factory=Goals)
     floor: float = 0.0  # the least part that can be reached, where that is known
 
     def measure(
@@ -164,10 +167,13 @@ class Frontier:
 
     def _one(self, share: float, plan: Plan) -> Size:
         path, lowered = self.work.model(share), None
-        if not path.is_file():
-            lowered = self._lower(plan, self.work.plan(share))
+        if not path.is_file() or not self._is_settled(share):
+            lowered = self._held(share, self._lower(plan, self.work.plan(share)))
             plan = lowered.plan
+            plan.save(self.work.plan(share))
             lowered.save(path, overwrite=True)
+            self.work.forget(self.work.name(share))
+            self.work.save(f"held-{self.work.name(share)}", self.work.asked, {"within": self._named(share)})
         noted = self.work.load(self.work.name(share), self.conditions)
         if noted is None:
             lowered = lowered or lower(self.subject.program, plan)
@@ -180,6 +186,53 @@ class Frontier:
         quality = Quality.from_json(noted["quality"])
         return Size(share, plan, path, Measures(noted["parameters"], noted["macs"], size_of(path), quality, None))
 
+    def _named(self, share: float) -> float | None:
+        """The goal that names this size, as it was said."""
+        named = {"macs": self.goals.macs, "bytes": self.goals.size}.get(self.of)
+        return named if named is not None and round(named, 3) == share else None
+
+    def _is_settled(self, share: float) -> bool:
+        """Whether the model of this size was made for the goal that names it now, if one does."""
+        noted = self.work.load(f"held-{self.work.name(share)}", self.work.asked)
+        return self._named(share) is None or (noted is not None and noted["within"] == self._named(share))
+
+    def _held(self, share: float, lowered: Lowered) -> Lowered:
+        """A size that a goal names, planned smaller where the model came out larger: what folding adds at run time, or to the file,
+        is not foretold. The first plan stays where no smaller one is within the goal.
+        """
+        named = self._named(share)
+        if named is None:
+            return lowered
+        amount, tried = named, lowered
+        for _ in range(AGAIN):
+            over = self._part(tried) - named
+            if over <= 0:
+                return tried
+            amount -= over + MARGIN
+            if amount <= 0:
+                break
+            try:
+                plan = self._new_plan(amount)
+            except OutOfReachError:
+                break
+            tried = self._lower(plan, self.work.plan(share))
+        return tried if self._part(tried) <= named else lowered
+
+    def _part(self, lowered: Lowered) -> float:
+        """What is left of the multiply-adds or of the file, as it is measured."""
+        if self.of == "macs":
+            return self.subject.macs_of(lowered.host) / max(self.subject.macs_of(self.subject.program.host), 1)
+        trial = self.work.folder / "trial.onnx"
+        lowered.save(trial, overwrite=True)
+        part = size_of(trial) / self._bytes
+        for path in self.work.folder.glob("trial.onnx*"):
+            path.unlink()
+        return part
+
+    def _new_plan(self, share: float) -> Plan:
+        sized = self.planner.plan(self._amount(share))
+        return Plan(self.subject.program, sized.entries, made=sized.made, scores=sized.scores)
+
     def _plans(self, wanted: Sequence[float]) -> Iterator[Plan]:
         """The plan of every size: from the work folder, or new."""
         program = self.subject.program
@@ -191,8 +244,7 @@ class Frontier:
                 if len(done) < len(wanted):
                     self.planner.remember(self._amount(share), plan)
             else:
-                sized = self.planner.plan(self._amount(share))
-                plan = Plan(program, sized.entries, made=sized.made, scores=sized.scores)
+                plan = self._new_plan(share)
                 plan.save(self.work.plan(share))
             yield plan
 

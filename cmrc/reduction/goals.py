@@ -90,6 +90,7 @@ class Whole:
     macs: int
     bytes: int
     milliseconds: float | None = None
+    interval: tuple[float, float] | None = None  # of the milliseconds, 95 %
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,11 @@ class _Run:
             delta=_level(self.goals, self.minutes),
             **self.judging.reading,
         )
+        if self.goals.drop is not None and judge.truth is None and self.judging.metric is None:
+            raise RecipeError(
+                f"drop={self.goals.drop:g} has nothing to be measured by: there are no labels that name classes, and no metric",
+                fix="put an array `labels` beside the inputs, or classes into folders, or give metric=script.py:function",
+            )
         if judge.anchors is not None:
             self.asked["loss"] = "squared-error"  # an embedding holds no classes
         if positions := subject.masked(folding):
@@ -246,7 +251,9 @@ class _Run:
         conditions = digest_of({
             **self.judging.reading, "delta": self.goals.delta, "metric": self.judging.name, "rows": judged_rows,
         })  # fmt: skip
-        frontier = Frontier(subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks)
+        frontier = Frontier(
+            subject, work, stats, self.asked, self.of, judge, conditions, self.clock, self.remarks, self.goals
+        )
         larger = len(LARGER) if self._may_try_larger(wanted) else 0
         measured = frontier.measure(wanted, self._is_good if self._may_stop(wanted) else None, FEWEST - larger)
         if larger and measured[0].share <= SHARES[0] and not self._is_good(measured[0].measures):
@@ -341,7 +348,8 @@ class _Run:
         files = {ORIGINAL: original, **{f"{size.share:.3f}": size.path for size in sizes}}
         timed = self.timing.measure(files, self.subject.one_run(), work, self.clock)
         sized = [replace(s, measures=replace(s.measures, speed=timed[f"{s.share:.3f}"])) for s in sizes]
-        return replace(whole, milliseconds=timed[ORIGINAL].milliseconds.value), sized
+        own = timed[ORIGINAL].milliseconds
+        return replace(whole, milliseconds=own.value, interval=(own.low, own.high)), sized
 
     def _choose(self, sizes: Sequence[Size], whole: Whole) -> int:
         if self.goals.pick is not None:
@@ -375,7 +383,8 @@ class _Run:
         """A size after training towards the original, judged again."""
         self.clock.stage("recovery", f"{size.share:g}: {self.minutes:g} minutes of training towards the original")
         lowered = train_towards_original(
-            self.subject.program, lower(self.subject.program, size.plan), self.subject.rows.calibration,
+            self.subject.program, lower(self.subject.program, size.plan),
+            replace(self.subject.rows.calibration, is_trimmed=False),
             minutes=self.minutes or 0.0, labels=0.0, seed=self.asked["seed"], checkpoint=work.recovery(size.share),
         )  # fmt: skip
         measures = replace(size.measures, quality=judge.quality(lowered))

@@ -20,6 +20,7 @@ from cmrc.verification.result import Verification
 
 WORDS = {"macs": "multiply-adds", "bytes": "bytes", "parameters": "parameters", "units": "units per layer"}
 LARGE = 0.95  # a size above which there is nothing to gain
+ALIKE = 0.9  # an agreement below which a note warns somebody who asked for speed alone
 BEYOND = 0.01  # of the multiply-adds: less is not worth a note
 
 
@@ -137,6 +138,8 @@ class Reduction:
         m, q = self.measures, self.measures.quality
         parts = [f"{_part(m.parameters, self.whole.parameters)} of the parameters"]
         parts.append(f"{_part(m.macs, self.whole.macs)} of the multiply-adds")
+        if m.bytes > self.whole.bytes:
+            parts.append(f"a file that is {_percent(m.bytes / self.whole.bytes - 1)} larger")
         if m.speed is not None:
             parts.append(f"{m.speed.speedup.value:.2f} times as fast")
         parts.append(
@@ -213,10 +216,11 @@ class Reduction:
     def summary(self) -> list[tuple[str, str, str, str]]:
         """Before and after, for the chosen size."""
         m, w = self.measures, self.whole
+        larger = ", larger" if m.bytes > w.bytes else ""
         rows = [
             ("parameters", f"{w.parameters:,}", f"{m.parameters:,}", _part(m.parameters, w.parameters)),
             ("multiply-adds", f"{w.macs:,}", f"{m.macs:,}", _part(m.macs, w.macs)),
-            ("file", f"{w.bytes:,} bytes", f"{m.bytes:,} bytes", _part(m.bytes, w.bytes)),
+            ("file", f"{w.bytes:,} bytes", f"{m.bytes:,} bytes", _part(m.bytes, w.bytes) + larger),
         ]
         if m.speed is not None and w.milliseconds is not None:
             s = m.speed.speedup
@@ -256,6 +260,16 @@ class Reduction:
                 f"{len(self.declined)} places do not fold, {_percent(beyond)} of the multiply-adds are out "
                 "of reach: `cmrc inspect --all` says what stops each, `cmrc inspect --groups` what must be replaced together"
             )
+        if self.measures.bytes > self.whole.bytes:
+            said.append(
+                f"the file is larger than the original by {self.measures.bytes - self.whole.bytes:,} bytes: what folding adds to the "
+                "graph is more than what the weights save; a goal of size= plans by the bytes of the file"
+            )
+        if self.goals.of_cost and not self.goals.of_quality and self.measures.quality.agreement.value < ALIKE:
+            said.append(
+                f"no quality was asked for: the small model answers otherwise on {_percent(1 - self.measures.quality.agreement.value)} "
+                "of the held-out samples; a goal of agreement= or drop= beside the others prevents that"
+            )
         stored = [size.measures.parameters for size in self.sizes]
         if self.of == "macs" and (risen := [i for i in range(1, len(stored)) if stored[i] > stored[i - 1]]):
             one, other = (f"{self.sizes[i].share:g}" for i in (risen[0], risen[0] - 1))
@@ -281,7 +295,7 @@ class Reduction:
             "problems": self.problems,
             "goals": [{"goal": j.goal, "met": j.met, "value": j.value} for j in self.judgements],
             "original": {"parameters": self.whole.parameters, "macs": self.whole.macs, "bytes": self.whole.bytes,
-                         "milliseconds": self.whole.milliseconds},
+                         "milliseconds": self.whole.milliseconds, "interval": self.whole.interval},
             "sizes_are_parts_of": self.of,
             "chosen": self.size.share,
             "frontier": [{"share": size.share, **(self.measures if size is self.size else size.measures).to_json()} for size in self.sizes],

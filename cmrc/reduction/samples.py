@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from cmrc.ir.graph import Array, Value, numpy_dtype
 from cmrc.reduction.images import Pictures, is_picture_folder, picture_reader
 from cmrc.reduction.sounds import Sounds, is_sound_folder, sound_reader
 from cmrc.reduction.texts import Texts, is_text, read_texts
-from cmrc.statistics.arrays import FILES, read_arrays
+from cmrc.statistics.arrays import read_arrays
 from cmrc.statistics.batches import LABELS, SIZE, as_array, batches, fixed_batch
 
 LIMIT = 2048  # rows, unless more are asked for or cost little
@@ -38,6 +38,7 @@ RANDOM = 256  # random rows
 HELD = (
     2**30
 )  # bytes of pictures and sounds that stay in memory once they are read: every layer is fitted by a pass over the rows
+KINDS = "give a .npy or .npz file, a folder of them, of pictures or of audio files, texts (.txt, .jsonl), or script.py:loader"
 Take = Callable[[Array], dict[str, Array]]
 
 
@@ -94,6 +95,14 @@ class Samples:
         return Rows(self, np.sort(order))
 
 
+class Span(NamedTuple):
+    """The columns of a batch that hold tokens, of so many."""
+
+    begin: int
+    end: int
+    whole: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Some rows of the samples, in batches of `size`, or of the size that the model takes."""
@@ -101,14 +110,33 @@ class Rows:
     samples: Samples
     numbers: Array
     size: int | None = None
+    is_trimmed: bool = False  # each batch of texts ends with its longest: what only pads is not run
 
     def __len__(self) -> int:
         return -(-len(self._numbers()) // self.batch)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
+        mask = self.samples.mask if self.is_trimmed else None
+        return (rows if mask is None else without_padding(rows, mask)[1] for rows in self._whole())
+
+    def with_spans(self) -> Iterator[tuple[Span, dict[str, Array]]]:
+        """Trimmed batches, each with the tokens that it holds of how many."""
+        assert self.samples.mask is not None
+        return (without_padding(rows, self.samples.mask) for rows in self._whole())
+
+    def _whole(self) -> Iterator[dict[str, Array]]:
         numbers = self._numbers()
         for start in range(0, len(numbers), self.batch):
             yield self.samples.finite(numbers[start : start + self.batch])
+
+    def trimmed(self) -> Rows:
+        """Batches of texts of about the same length. The first one stays as it is drawn: units and sizes are judged by it."""
+        assert self.samples.mask is not None
+        first, rest = self.numbers[: self.batch], self.numbers[self.batch :]
+        if len(rest):
+            lengths = self.samples.take(rest)[self.samples.mask].sum(axis=1)
+            rest = rest[np.argsort(lengths, kind="stable")]
+        return replace(self, numbers=np.concatenate([first, rest]), is_trimmed=True)
 
     @property
     def batch(self) -> int:
@@ -147,6 +175,7 @@ class Reading:
 def read_samples(data: Any, inputs: Sequence[Value], reading: Reading | None = None) -> Samples:
     """The rows of some data for a model with these inputs."""
     values, how = tuple(inputs), reading or Reading()
+    _require_one_row_per_sample(values)
     if data is None:
         return _random(values, how.seed, how.limit)
     if isinstance(data, str) and ".py:" in data:
@@ -156,6 +185,21 @@ def read_samples(data: Any, inputs: Sequence[Value], reading: Reading | None = N
     if isinstance(data, Mapping) or hasattr(data, "shape"):
         data = [data]
     return _collected(data, values, how.limit, "batches")
+
+
+def _require_one_row_per_sample(inputs: Sequence[Value]) -> None:
+    """That the first axis of every input counts the samples: a rate or a state that is carried on has no such axis."""
+    first = [value.shape[0] for value in inputs if value.shape]
+    counts = next((size for size in first if not isinstance(size, int)), first[0] if first else None)
+    others = [v for v in inputs if not v.shape or (isinstance(v.shape[0], int) and v.shape[0] != counts)]
+    if others:
+        value = others[0]
+        shape = f"has the shape [{', '.join(map(str, value.shape))}]" if value.shape else "is a single number"
+        given = " ".join(f"{other.name}=VALUE" for other in others)
+        raise InputError(
+            f"input {value.name!r} {shape}: it has no axis that counts the samples",
+            fix=f"fix its value first, and reduce that model: `cmrc assume MODEL {given} -o fixed.onnx`",
+        )
 
 
 def held(take: Take, budget: int = HELD) -> Take:
@@ -212,7 +256,7 @@ def _given_by(loader: Callable[[], Iterable[Any]] | Iterable[Any], what: str) ->
 
 def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
     if not path.exists():
-        raise InputError("there is no such file or folder", at=str(path), fix=FILES)
+        raise InputError("there is no such file or folder", at=str(path), fix=KINDS)
     if is_picture_folder(path):
         reader = picture_reader(path, inputs, how.pictures)
         return Samples(inputs, len(reader), held(reader.take), reader.what, reader.remarks)
@@ -224,7 +268,7 @@ def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
         return replace(_of_arrays([texts.arrays], inputs, texts.what, texts.remarks), mask=texts.mask)
     files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
     if not files:
-        raise InputError("the folder has no pictures, audio, .txt, .npy or .npz files", at=str(path), fix=FILES)
+        raise InputError("the folder has no pictures, audio, .txt, .npy or .npz files", at=str(path), fix=KINDS)
     parts, remarks = [], dict[str, None]()
     for file in files:
         arrays = read_arrays(file)
@@ -343,6 +387,23 @@ def _random(inputs: tuple[Value, ...], seed: int, limit: int | None) -> Samples:
     return replace(_of_arrays([arrays], inputs, "random numbers", (warning,)), is_random=True)
 
 
+def without_padding(rows: Mapping[str, Array], mask: str) -> tuple[Span, dict[str, Array]]:
+    """The same rows without the columns in which no text has a token, and where those that stay stood."""
+    whole = rows[mask].shape[1]
+    used = np.flatnonzero(rows[mask].any(axis=0))
+    begin, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, whole)
+    of_tokens = {name for name, array in rows.items() if array.ndim > 1 and array.shape[1] == whole}
+    return Span(begin, end, whole), {n: a[:, begin:end] if n in of_tokens else a for n, a in rows.items()}
+
+
+def padded_again(array: Array, span: Span) -> Array:
+    """An output of rows `without_padding`, with zeros where those columns were, if it has a column for each token."""
+    if array.ndim < 2 or array.shape[1] != span.end - span.begin:
+        return array
+    widths = [(0, 0), (span.begin, span.whole - span.end), *[(0, 0)] * (array.ndim - 2)]
+    return np.pad(array, widths)
+
+
 def first_rows(data: Rows, count: int) -> dict[str, Array]:
     """The first few rows, for a run."""
-    return next(iter(islice(iter(replace(data, size=count)), 1)))
+    return next(iter(islice(iter(replace(data, size=count, is_trimmed=False)), 1)))

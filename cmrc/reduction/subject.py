@@ -85,6 +85,17 @@ class Subject:
             self.rows = replace(self.rows, calibration=calibration, judged=judged)
         if self.is_trimmed:
             self._trim()
+        if self._may_leave_out_padding():
+            self.rows = replace(
+                self.rows, calibration=self.rows.calibration.trimmed(), judged=self.rows.judged.trimmed()
+            )
+
+    def _may_leave_out_padding(self) -> bool:
+        """Whether texts of one batch may be shorter than those of another: every input with tokens is of any length."""
+        samples, tokens = self.rows.calibration.samples, 1
+        if samples.mask is None or self.sized is not self.program:
+            return False
+        return all(len(v.shape) > tokens and isinstance(v.shape[tokens], str) for v in self.program.graph.inputs)
 
     def _trim(self) -> None:
         """Fewer calibration rows for a large model: the layers are fitted anew for every size, a pass over the rows each."""

@@ -99,6 +99,10 @@ class WorkFolder:
     def recovery(self, share: float) -> Path:
         return self.folder / f"recovery-{self.name(share)}"
 
+    def forget(self, name: str) -> None:
+        """What was noted of another model of this name."""
+        (self.folder / f"measures-{name}.json").unlink(missing_ok=True)
+
     def load(self, name: str, judged: str) -> dict[str, Any] | None:
         """What was noted under a name in the same conditions."""
         path = self.folder / f"measures-{name}.json"

@@ -25,6 +25,7 @@ CONTROLS = {
     "random": "as many units retained at random, the others at their means",
     "unswapped": "no unit swapped",
 }
+SHOWN = 6  # sites that are named; `to_json` has all
 ABOUT = {Scope.POPULATION: "inputs like the held-out ones", Scope.FIXED: "these held-out inputs only"}
 
 
@@ -290,7 +291,9 @@ class Verification:
         return f"Verification(IIA {self.iia}, {len(self.evidence)} swaps)"
 
     def __str__(self) -> str:
-        where = ", ".join(f"{site} ({kept} of {units} units retained)" for site, (kept, units) in self.keep.items())
+        sites = [f"{site} ({kept} of {units} units retained)" for site, (kept, units) in self.keep.items()]
+        more = f" and {len(sites) - SHOWN} more sites" if len(sites) > SHOWN else ""
+        where = ", ".join(sites[:SHOWN]) + more
         swaps = f"{self.setting['swaps']} swaps at rate {self.setting['p']}" if self.swapped is not None else "no swaps"
         lines = [f"{swaps} on {self.setting['inputs']} inputs: {where}", ""]
         rows = []

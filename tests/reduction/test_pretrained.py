@@ -10,6 +10,11 @@ import torch
 from tokens import make_tokenizer
 
 import cmrc
+from cmrc.reduction.measuring import Judge
+from cmrc.reduction.samples import Reading
+from cmrc.reduction.subject import Subject, split_data
+from cmrc.reduction.texts import Texts
+from cmrc.verification.interpreter import Interpreter
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: cmrc[text]")
 
@@ -67,6 +72,28 @@ def test_an_encoder_agrees_where_the_nearest_stays(tmp_path: Path) -> None:
     assert any(name.startswith("encoder.layer.0.attention.self/") for name in named), (
         named
     )  # the heads: not transpose_3
+
+
+def test_padding_that_is_not_run_changes_nothing(tmp_path: Path) -> None:
+    """Texts of about the same length share a batch that ends with the longest: the original answers as it does on padded rows."""
+    folder, texts = make_folder(tmp_path / "bert", "BertModel"), write_texts(tmp_path / "a.txt")
+    program = cmrc.trace(folder)
+    reading = Reading(texts=Texts(folder))
+    rows = split_data(program, texts, 0.25, reading, batch=16)
+    subject = Subject(program, rows, folder, 0, True)
+    judged = subject.rows.judged
+    assert judged.is_trimmed
+    assert len({batch["input_ids"].shape[1] for batch in judged}) > 1
+    judge = Judge(program, judged, others=subject.rows.calibration, reads="embedding")
+    everything = judged.all()
+    whole = Interpreter(program).run({value.name: everything[value.name] for value in program.graph.inputs})
+    for trimmed, padded in zip(judge.outputs, whole, strict=True):
+        assert trimmed.shape == padded.shape
+        if padded.ndim == 3:
+            trimmed, padded = (array[everything["attention_mask"] == 1] for array in (trimmed, padded))
+        np.testing.assert_allclose(trimmed, padded, atol=1e-5)
+    lowered = cmrc.lower(program, cmrc.Plan(program))
+    assert judge.run(lowered) is judge.run(lowered)  # run once
 
 
 def test_a_language_model_reads_windows(tmp_path: Path) -> None:

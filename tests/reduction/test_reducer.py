@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from hosts.onnx.lowering import model, random
 
 import cmrc
 from cmrc.errors import CertifyError, InputError, RecipeError
+from cmrc.program.lower import plan_digest
+from cmrc.reduction.goals import Goals
+from cmrc.reduction.subject import Subject
 from cmrc.reduction.workfolder import digest_of_code
+from cmrc.verification.bounds import Estimate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL, TRAIN, TEST = (EXAMPLES / name for name in ("digits.onnx", "digits_train.npz", "digits_test.npz"))
@@ -184,6 +189,17 @@ def test_a_metric_of_the_user_and_its_drop() -> None:
         cmrc.reduce(MODEL, TRAIN, metric=lambda outputs: [1, 2, 3], drop=0.01, **QUICK)
 
 
+def test_a_drop_that_nothing_can_measure_is_refused_before_the_work(tmp_path: Path) -> None:
+    with np.load(TRAIN) as arrays:
+        np.save(tmp_path / "x.npy", arrays["images"][:200])
+    with pytest.raises(RecipeError) as caught:
+        cmrc.reduce(MODEL, tmp_path / "x.npy", drop=0.01, **{**QUICK, "held_out": 0.25})
+    assert str(caught.value) == (
+        "recipe: drop=0.01 has nothing to be measured by: there are no labels that name classes, and no metric\n"
+        "  fix: put an array `labels` beside the inputs, or classes into folders, or give metric=script.py:function"
+    )
+
+
 def test_what_every_layer_keeps_can_be_said() -> None:
     result = cmrc.reduce(MODEL, TRAIN, keep=0.5, **QUICK)
     assert {tuple(pair) for pair in result.to_json()["widths"].values()} == {(16, 8), (32, 16), (128, 64), (64, 32)}
@@ -268,6 +284,43 @@ def test_sizes_that_cannot_be_reached_are_replaced_by_some_that_can(tmp_path: Pa
     assert not result.ready
     again = cmrc.reduce(MODEL, TRAIN, macs=0.001, **options)
     assert [size.share for size in again.sizes] == [size.share for size in result.sizes]
+
+
+def test_a_size_that_a_goal_names_is_held_as_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What folding adds at run time is not foretold: where it carries a model over the goal, a smaller one is planned."""
+    counted, options = Subject.macs_of, {**QUICK, "frontier": [0.8], "work": tmp_path / "w"}
+
+    def with_more(self: Subject, host: Any) -> int:
+        return counted(self, host) + (0 if host is self.program.host else 20_000)
+
+    monkeypatch.setattr(Subject, "macs_of", with_more)
+    missed = cmrc.reduce(MODEL, TRAIN, pick=0.8, **options)
+    assert missed.measures.macs > 0.8 * missed.whole.macs, "nothing is added here: the test shows nothing"
+    result = cmrc.reduce(MODEL, TRAIN, macs=0.8, **options)
+    assert result.ready, result.verdict
+    assert 0.7 * result.whole.macs < result.measures.macs <= 0.8 * result.whole.macs
+    assert result.measures.quality != missed.measures.quality
+    assert plan_digest(cmrc.Plan.load(tmp_path / "w" / "plan-macs-0.800.json")) == plan_digest(result.plan)
+    again = cmrc.reduce(MODEL, TRAIN, macs=0.8, **options)
+    assert again.measures == result.measures
+    monkeypatch.setattr(Subject, "macs_of", lambda self, host: 10**6 if host is not self.program.host else 10**5)
+    out_of_reach = cmrc.reduce(MODEL, TRAIN, macs=0.79, **{**options, "frontier": [0.79]})
+    assert out_of_reach.verdict.startswith("not ready: macs 0.79 is out of reach"), out_of_reach.verdict
+
+
+def test_a_file_that_grows_and_a_fast_model_that_answers_otherwise_are_said(reduction: cmrc.Reduction) -> None:
+    quality = dataclasses.replace(reduction.measures.quality, agreement=Estimate(0.8, 0.7, 0.9))
+    measures = dataclasses.replace(reduction.measures, bytes=reduction.whole.bytes + 3000, quality=quality)
+    parts = {field.name: getattr(reduction, field.name) for field in dataclasses.fields(reduction)}
+    grown = cmrc.Reduction(**{**parts, "measures": measures, "goals": Goals(macs=0.9)})
+    percent = 100 * 3000 / reduction.whole.bytes
+    assert f", a file that is {percent:.1f} % larger, " in grown.verdict
+    assert grown.summary()[2][3].endswith(", larger")
+    said = "\n".join(grown.notes())
+    assert "the file is larger than the original by 3,000 bytes: what folding adds to the graph" in said
+    assert "no quality was asked for: the small model answers otherwise on 20.0 % of the held-out samples" in said
+    assert "larger" not in reduction.verdict
+    assert "no quality was asked for" not in "\n".join(reduction.notes())
 
 
 def test_costs_are_those_at_the_sizes_of_the_data(tmp_path: Path) -> None:

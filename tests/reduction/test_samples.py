@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from cmrc.reduction.samples import (
     WORK,
     Reading,
     Rows,
+    Span,
     affordable_rows,
+    first_rows,
     held,
     load_function,
+    padded_again,
     read_samples,
 )
 from cmrc.statistics.batches import fixed_batch
@@ -247,3 +251,40 @@ def test_what_was_read_is_held_as_far_as_it_fits() -> None:
         assert np.array_equal(rows["image"], DRAWN[numbers])
         assert np.array_equal(rows["labels"], numbers)
     assert asked == [3, 1, 2, 4, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((), "input 'state' is a single number: it has no axis that counts the samples"),
+        ((2, "batch", 8), "input 'state' has the shape [2, batch, 8]: it has no axis that counts the samples"),
+    ],
+)
+def test_an_input_that_no_sample_has_is_refused_with_the_way_out(shape: tuple[int | str, ...], reason: str) -> None:
+    """A rate, or a state that is carried on: random numbers for it met an IndexError."""
+    inputs = (*IMAGE, Value("state", shape, "float32"))
+    with pytest.raises(InputError) as caught:
+        read_samples(None, inputs)
+    assert caught.value.reason == reason
+    assert caught.value.fix == (
+        "fix its value first, and reduce that model: `cmrc assume MODEL state=VALUE -o fixed.onnx`"
+    )
+
+
+def test_batches_of_texts_end_with_their_longest() -> None:
+    lengths = np.array([3, 6, 2, 5, 1, 4])
+    mask = (np.arange(8) < lengths[:, None]).astype(np.int64)
+    given = {"ids": np.arange(48).reshape(6, 8), "mask": mask, "labels": np.arange(6)}
+    samples = replace(read_samples([given], TOKENS), mask="mask")
+    rows = Rows(samples, np.arange(6), 2).trimmed()
+    assert [batch["mask"].sum(axis=1).tolist() for batch in rows] == [[3, 6], [1, 2], [4, 5]]  # the first as it was
+    assert [batch["ids"].shape for batch in rows] == [(2, 6), (2, 2), (2, 5)]
+    assert [batch["labels"].tolist() for batch in rows] == [[0, 1], [4, 2], [5, 3]]
+    for span, batch in rows.with_spans():
+        whole = padded_again(batch["mask"], span)
+        assert whole.shape == (2, 8)
+        assert np.array_equal(whole, mask[batch["labels"]])
+    assert np.array_equal(padded_again(np.ones((2, 3)), Span(0, 5, 8)), np.ones((2, 3)))  # no column for each token
+    assert first_rows(rows, 1)["ids"].shape == (1, 8)
+    left = replace(read_samples([{**given, "mask": mask[:, ::-1]}], TOKENS), mask="mask")
+    assert next(iter(Rows(left, np.array([2]), 1).trimmed()))["ids"].tolist() == [[22, 23]]
