@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
 import shlex
 import shutil
 import subprocess
@@ -186,14 +187,22 @@ def run(name: str) -> None:
 
 def shown(command: str, folder: Path) -> str:
     """What a command shows in a terminal that is not watched, without lines of progress; its exit code and its seconds."""
-    begin = time.monotonic()
+    begin, spent = time.monotonic(), processor_seconds()
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")]), "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
-    seconds = time.monotonic() - begin
+    seconds, spent = time.monotonic() - begin, processor_seconds() - spent
     lines = [line.rstrip() for line in done.stdout.splitlines() if not line.startswith(PROGRESS)]
-    return "\n".join([f"$ {command}", *lines, f"exit code {done.returncode}, {seconds:.0f} s"])
+    return "\n".join(
+        [f"$ {command}", *lines, f"exit code {done.returncode}, {seconds:.0f} s, {spent:.0f} s of processor time"]
+    )
+
+
+def processor_seconds() -> float:
+    """Of the commands that have ended: other work on the machine does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def keep(name: str, runs: list[str]) -> None:
