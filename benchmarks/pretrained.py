@@ -205,7 +205,7 @@ def exports(subject: Subject) -> dict[str, str]:
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "efficientnet": subjects.efficientnet,
-    "minilm": subjects.minilm,
+    "minilm": lambda: subjects.minilm(2048, spread=True),
     "smollm": subjects.smollm,
     "magika": subjects.magika,
     "recogniser": subjects.recogniser,

@@ -170,7 +170,7 @@ def crops_of(rng: np.random.Generator, sources: Sequence[np.ndarray], count: int
 # ---------------------------------------------------------------- text
 
 
-def sentences(chapters: Sequence[str], count: int) -> list[str]:
+def sentences(chapters: Sequence[str], count: int | None) -> list[str]:
     """Sentences of 8 to 40 words, in the book's order."""
     kept = []
     for text in chapters:
@@ -180,16 +180,18 @@ def sentences(chapters: Sequence[str], count: int) -> list[str]:
     return kept[:count]
 
 
-def minilm(count: int = 256, tests: int = 300) -> Subject:
-    """Half of the FFN units of every layer."""
+def minilm(count: int = 256, tests: int = 300, *, spread: bool = False) -> Subject:
+    """Half of the FFN units of every layer. Sentences are the first of the book, or drawn from 60 chapters."""
     model, tokenizer = weights.minilm()
     text = data.chapters()
+    every = sentences(text[:60], None if spread else count)
+    order = np.random.default_rng(0).permutation(len(every))[:count] if spread else range(count)
 
     def encoded(texts: list[str]) -> Batch:
         tokens = tokenizer(texts, padding="max_length", max_length=64, truncation=True, return_tensors="np")
         return {"ids": tokens["input_ids"].astype(np.int64), "mask": tokens["attention_mask"].astype(np.int64)}
 
-    train, test = encoded(sentences(text[:60], count)), encoded(sentences(text[70:], tests))
+    train, test = encoded([every[i] for i in order]), encoded(sentences(text[70:], tests))
     batches = [{name: array[i : i + 32] for name, array in train.items()} for i in range(0, count, 32)]
     arrays = [test["ids"], test["mask"]]
     plain = in_parts(torch_run(model), arrays, 50)
@@ -210,8 +212,8 @@ def minilm(count: int = 256, tests: int = 300) -> Subject:
     layers = range(6)
     return Subject(
         "MiniLM-L6",
-        f"half of the FFN units of 6 layers; calibrated on {count} sentences of Moby Dick's first chapters, judged on {tests} of "
-        "its last",
+        f"half of the FFN units of 6 layers; calibrated on {count} sentences of Moby Dick's first {'60 ' if spread else ''}chapters, "
+        f"judged on {tests} of its last",
         model,
         tuple(f"encoder.encoder.layer.{i}.output.dense" for i in layers),
         batches,
