@@ -43,7 +43,7 @@ class GraphError(CmrcError):
             reason,
             node=node,
             op=op,
-            fix="this is a fault of cmrc: please report it, with the IR that `cmrc inspect --ir` prints",
+            fix="this is a fault of cmrc: please report it, with the IR that `cmrc inspect` can print",
         )
 
 
