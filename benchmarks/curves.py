@@ -94,7 +94,7 @@ SUBJECTS: dict[str, Callable[[bool], Subject]] = {
     "minilm": lambda quick: stand_in("minilm") if quick else subjects.minilm(1024),
     "magika": lambda quick: stand_in("magika, in torch") if quick else subjects.magika(),
     "recogniser": lambda quick: stand_in("recogniser, in torch") if quick else subjects.recogniser(),
-    "efficientnet": lambda quick: stand_in("efficientnet, in torch") if quick else subjects.efficientnet(),
+    "efficientnet": lambda quick: stand_in("efficientnet, in torch") if quick else subjects.efficientnet(800, 400),
     "smollm": lambda quick: stand_in("smollm") if quick else subjects.smollm(),
 }
 TITLES = {

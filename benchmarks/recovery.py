@@ -5,12 +5,13 @@ python -m benchmarks.recovery resnet | vit | minilm | efficientnet     [--minute
 Both networks have 0.6 of the multiply-accumulates. Ours is planned by `budget: macs` with its defaults and trained by `cmrc.recover`; the
 peer is Torch-Pruning's network that is best without training (Taylor or group norm, uniform or global), trained by plain Adam on the same
 loss and the same data. Minutes are of the processor, of one thread, and count everything: the teacher, the steps, and what is held
-out. `--only` measures one of the two, so that both can run at once; the record is written once both are there.
+out. `--only` measures one of the two, so that both can run at once; the record holds what is there.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from torch.nn import functional
 import cmrc
 from benchmarks import data, subjects, weights
 from benchmarks.curves import Matched, classifier
-from benchmarks.measure import Resumed, console, parser, use_threads, write_record
+from benchmarks.measure import Resumed, commit, console, parser, use_threads, write_record
 from benchmarks.pretrained import stand_in
 from benchmarks.pruners import cut_lowest, scores_of, sizes_of_module
 from benchmarks.section import Record, Section, claim, claims, table
@@ -170,21 +171,24 @@ def distilled(teacher: nn.Module, student: nn.Module, case: Case, minutes: float
             steps += 1
 
 
-def measure(case: Case, mine: Mapping[str, Any], theirs: Mapping[str, Any], minutes: float) -> dict[str, Any]:
+def measure(case: Case, rows: Mapping[str, dict[str, Any]], minutes: float) -> dict[str, Any]:
+    """The record of those of the two that are measured."""
     subject = case.subject
     assert isinstance(subject.model, nn.Module)
     whole = subject.judge(torch_run(subject.model))
-    number = next(iter(mine["before"]))
-    checks = [
-        claim(f"{subject.name}: {number}, after over before", mine["after"][number] / mine["before"][number], "<=", 0.5),
-        claim(f"{subject.name}: {number}, ours over the peer's, after", mine["after"][number] / theirs["after"][number], "<", 1.0),
-    ]  # fmt: skip
-    if "accuracy" in whole:
-        lost = whole["accuracy"] - mine["after"]["accuracy"]
-        checks.append(claim(f"{subject.name}: accuracy lost to the whole network", lost, "<=", 0.005))
+    number, checks = next(iter(whole)), []
+    if mine := rows.get("ours"):
+        before, after = mine["before"], mine["after"]
+        checks.append(claim(f"{subject.name}: {number}, after over before", after[number] / before[number], "<=", 0.5))
+        if theirs := rows.get("peer"):
+            ratio = after[number] / theirs["after"][number]
+            checks.append(claim(f"{subject.name}: {number}, ours over the peer's, after", ratio, "<", 1.0))
+        if "accuracy" in whole:
+            lost = whole["accuracy"] - after["accuracy"]
+            checks.append(claim(f"{subject.name}: accuracy lost to the whole network", lost, "<=", 0.005))
     return {
         "name": subject.name, "subject": subject.what, "number": number, "whole": whole, "minutes": minutes,
-        "macs": sizes_of_module(subject.model, subject.example)["macs"], "ours": mine, "peer": theirs, "claims": checks,
+        "macs": sizes_of_module(subject.model, subject.example)["macs"], **rows, "claims": checks,
     }  # fmt: skip
 
 
@@ -197,11 +201,16 @@ WAYS: dict[str, Callable[[Case, float], dict[str, Any]]] = {"ours": ours, "peer"
 def body(record: Record) -> str:
     head = ("", "MACs", *(f"{key}: zero-shot / after" for key in record["whole"]))
     rows = [("whole", "1", *(f"{value:.4f}" for value in record["whole"].values()))]
-    for way in ("ours", "peer"):
+    for way in WAYS:
+        if way not in record:
+            continue
         row = record[way]
         cells = (f"{row['before'][key]:.4f} / {row['after'][key]:.4f}" for key in record["whole"])
         rows.append((row["method"], f"{row['macs'] / record['macs']:.3f}", *cells))
-    return "\n".join((f"{record['name']}: {record['subject']}.\n", table(head, rows), claims(record["claims"])))
+    missing = "" if "peer" in record else "The peer is not measured yet.\n"
+    return "\n".join(
+        (f"{record['name']}: {record['subject']}.\n", table(head, rows), missing, claims(record["claims"]))
+    )
 
 
 TITLES = {
@@ -233,13 +242,14 @@ def main() -> None:
         if options.only in (None, way):
             parts_of[way]("all", lambda measured=measured: measured(case, minutes))
     finished = {way: Resumed(options.json.with_suffix(f".{way}.json")) for way in WAYS}
-    if not all("all" in parts.parts for parts in finished.values()):
-        console.print("the other one is not measured yet")
-        return
-    record = measure(case, *(parts.parts["all"] for parts in finished.values()), minutes)
+    earlier = json.loads(options.json.read_text()) if options.json.exists() else {}
+    same = earlier.get("subject") == case.subject.what and earlier.get("minutes") == minutes
+    rows = {way: earlier[way] for way in WAYS if same and way in earlier}
+    rows |= {way: {**parts.parts["all"], "commit": commit()} for way, parts in finished.items() if "all" in parts.parts}
     seconds = sum(parts.seconds_before for parts in finished.values())
+    record = measure(case, rows, minutes)
     write_record(options.json, f"recovery, {options.subject}", [], options, **record, wall_seconds=round(seconds, 1))
-    for parts in finished.values():
+    for parts in finished.values() if len(rows) == len(WAYS) else ():
         parts.forget()
 
 
