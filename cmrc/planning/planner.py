@@ -30,7 +30,7 @@ from cmrc.planning.progress import Progress, SiteResult, SpreadProgress, remove_
 from cmrc.planning.ranking import Ranked, for_site, rank
 from cmrc.planning.recipe import AUTO, Budget, Recipe, make_recipe
 from cmrc.planning.replacements import replace_units
-from cmrc.planning.stream import Stream
+from cmrc.planning.stream import SHARED, Original, Stream
 from cmrc.planning.usable import lacks_a_need, moments_of_data, named_sites, require_usable, sites_of, stats_of
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
@@ -145,12 +145,16 @@ class SizePlanner:
             require_budget(self.program, self._scored, self._recipe(amount), self._probe)
 
     def plan(self, amount: Mapping[str, Any]) -> Plan:
-        recipe, first = self._recipe(amount), self._first
-        larger = self._larger(recipe.budget)
+        recipe, ranked, first = (
+            self._recipe(amount),
+            list(self._ranked),
+            self._first,
+        )  # whose sites are those that were ranked
         planning = _Planning(
-            self.program, self.data, recipe, first.sites, self.watch, left_out=first.left_out, larger=larger
-        )
-        result = planning.replace_in_steps(self.stats, list(self._ranked), self._probe, recorded=self.stats)
+            self.program, self.data, recipe, first.sites, self.watch, left_out=first.left_out,
+            larger=self._larger(recipe.budget), original=self._original,
+        )  # fmt: skip
+        result = planning.replace_in_steps(self.stats, ranked, self._probe, recorded=self.stats)
         self.remember(amount, result)
         return result
 
@@ -187,6 +191,10 @@ class SizePlanner:
     def _probe(self) -> LossProbe:
         return LossProbe(self.program, self._first.recipe, self.data, self.watch)
 
+    @cached_property
+    def _original(self) -> Original:
+        return Original(self.program, [site.value for site in self._first.sites], SHARED)
+
 
 @dataclass(slots=True, eq=False)
 class _Planning:
@@ -202,6 +210,7 @@ class _Planning:
     constants: dict[str, dict[int, Array]] = field(init=False)  # by site: what the replaced units became
     left_out: dict[str, str] = field(default_factory=dict)  # by site: why it cannot be scored
     larger: Sequence[int] | None = None  # how many units of each site a larger size leaves out
+    original: Original | None = None  # shared with the plans of other sizes
     spread: bool = False  # over the processes that torchrun started
 
     def __post_init__(self) -> None:
@@ -256,7 +265,7 @@ class _Planning:
 
     def _rank_along_stream(self) -> Plan:
         """Rank and replace the units of one site after the other."""
-        stream = Stream(self.program, [s.value for s in self.sites])
+        stream = Stream(self._original)
         probe = LossProbe(self.program, self.recipe, None, self.watch)
         named, ranked, counts = named_sites(self.program, self.recipe), dict[int, Ranked](), dict[int, int]()
         recorded: Stats | None = None
@@ -288,6 +297,10 @@ class _Planning:
         assert recorded is not None
         self.sites = [self.sites[i] for i in sorted(ranked)]
         return self._recorded(recorded, [ranked[i] for i in sorted(ranked)], [counts[i] for i in sorted(ranked)])
+
+    @property
+    def _original(self) -> Original:
+        return self.original or Original(self.program, [site.value for site in self.sites])
 
     def _final_counts(self, ranked: Sequence[Ranked], probe: LossProbe) -> list[int]:
         """How many units go in the end. Found once: a latency would be another one after an interruption."""
@@ -352,7 +365,7 @@ class _Planning:
 
     def _replace(self, step: int, ranked: list[Ranked], counts: Sequence[int]) -> None:
         """Replace units of one site after the other; with `recompute` each after those upstream of it."""
-        stream = Stream(self.program, [s.value for s in self.sites]) if self.recipe.recompute != "never" else None
+        stream = Stream(self._original) if self.recipe.recompute != "never" else None
         done: SiteResult | None = None
         for i in range(len(self.sites)) if stream is None else stream.order():
             site = self.sites[i]
@@ -368,7 +381,7 @@ class _Planning:
                 own = batches(self.data, self.program.host.inputs, size=self.recipe.batch, shard=self._shard)
                 stream.restore(own, done.let_go, self._shard)
                 done = None
-            if i and stream is not None:
+            if i and stream is not None and self._is_moved(counts[i]):
                 taps = self._taps_of_moved(site, stream)
                 moved, halves = _together(self._calibrate([site], self._needs(stream), taps=taps)[site.value], taps)
                 if self.recipe.recompute == "all":
@@ -377,6 +390,10 @@ class _Planning:
             self._replace_units(ranked[i], counts[i])
             if self.progress is not None:
                 self.progress.save_site(step, i, ranked[i], self._result_of(ranked[i], stream))
+
+    def _is_moved(self, count: int) -> bool:
+        """Whether statistics after earlier replacements decide anything at a site of which so many units go."""
+        return count > 0 or self.recipe.recompute == "all"
 
     def _replace_units(self, ranked: Ranked, count: int) -> None:
         own = self.constants[ranked.site.value]

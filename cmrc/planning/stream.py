@@ -4,7 +4,8 @@
                            └ do ─> piece 1 ─> site 2 ─ do ─> ...  the same pieces, of the model with what was replaced by then
 
 The graph is cut at the sites (`passes/interchange.py`), and what is live across a cut is held for every batch until the next
-one is reached. Batches whose values do not fit are not held: they run from the beginning for every site.
+one is reached. Batches whose values do not fit are not held: they run from the beginning for every site. Plans of several sizes
+share one `Original`, whose pieces do not run again on a batch that it knows.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from cmrc.statistics.batches import Batch
 from cmrc.statistics.calibrate import Taps
 from cmrc.statistics.columns import Columns, columns_of
 from cmrc.statistics.readers import beside
+from cmrc.statistics.stats import digest_of_batch
 from cmrc.verification.pieces import Part, parts_of
 
 BUDGET = 4 * 2**30  # bytes of values that are held
+SHARED = 2 * 2**30  # bytes of the original's values that are held for further plans
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class LiveValues:
 
     plain: dict[str, Array]
     moved: dict[str, Array]
+    key: bytes
     level: int = -1
 
     @property
@@ -43,21 +47,61 @@ class LiveValues:
 
 
 @dataclass(eq=False)
-class Stream:
-    """Taps of one site after another, in the order of `order`."""
+class Original:
+    """The model, cut at the sites, and what its pieces gave for a batch: so many bytes of it as `budget` says.
+
+    A batch is known by its contents, since a loader may give others in another pass.
+    """
 
     program: Program
     sites: Sequence[str]
-    budget: int = BUDGET
-    _live_values: dict[int, LiveValues | None] = field(default_factory=dict)
+    budget: int = 0
+    _outputs: dict[tuple[bytes, int], dict[str, Array]] = field(default_factory=dict)
     _bytes: int = 0  # of all that are held
 
     def __post_init__(self) -> None:
         self.cut = cut(self.program.graph, self.sites)
         self.parts = parts_of(self.program, self.cut, max(self.cut.levels.values()) + 1)
+        self.beside = {site: columns for site in self.sites if (columns := self._beside(site)) is not None}
+
+    def key(self, batch: Batch) -> bytes:
+        return digest_of_batch(batch.arrays()) if self.budget else b""
+
+    def outputs(self, key: bytes, level: int, values: dict[str, Array]) -> dict[str, Array]:
+        """What the piece of a level gives for the values before it."""
+        known = self._outputs.get((key, level))
+        if known is not None:
+            return known
+        outputs = _outputs_of(self.parts[level], values)
+        size = sum(array.nbytes for array in outputs.values())
+        if self._bytes + size <= self.budget:
+            self._outputs[key, level] = outputs
+            self._bytes += size
+        return outputs
+
+    def _beside(self, site: str) -> Columns | None:
+        """What the next op's result is added to, where that is known as early as the site is."""
+        columns = beside(self.program, columns_of(self.program, self.program.site_of(site, None)))
+        known = {value.name for value in self.program.graph.inputs} - self.cut.free
+        for piece in self.cut.pieces[: self.cut.levels[site] + 1]:
+            known |= set(piece.outputs)
+        return columns if columns is not None and columns.value in known - self.cut.free else None
+
+
+@dataclass(eq=False)
+class Stream:
+    """Taps of one site after another, in the order of `order`."""
+
+    original: Original
+    budget: int = BUDGET
+    _live_values: dict[int, LiveValues | None] = field(default_factory=dict)
+    _bytes: int = 0  # of all that are held
+
+    def __post_init__(self) -> None:
+        self.program, self.sites = self.original.program, self.original.sites
+        self.cut, self.parts, self.beside = self.original.cut, self.original.parts, self.original.beside
         self.moving = self.parts[:1]
         self.reached: int | None = None  # the level of the last site
-        self.beside = {site: columns for site in self.sites if (columns := self._beside(site)) is not None}
 
     def order(self) -> list[int]:
         """The numbers of the sites, upstream before downstream."""
@@ -69,22 +113,15 @@ class Stream:
             return Taps(self.program.host, host, [site])
         self.reached = level = self.cut.levels[site]
         for part in self.parts[len(self.moving) : level + 1]:
-            self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond))
+            anew = host is not self.program.host  # else nothing before it is replaced yet
+            self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond) if anew else part)
         return _AtSite(self, site, host)
-
-    def _beside(self, site: str) -> Columns | None:
-        """What the next op's result is added to, where that is known as early as the site is."""
-        columns = beside(self.program, columns_of(self.program, self.program.site_of(site, None)))
-        known = {value.name for value in self.program.graph.inputs} - self.cut.free
-        for piece in self.cut.pieces[: self.cut.levels[site] + 1]:
-            known |= set(piece.outputs)
-        return columns if columns is not None and columns.value in known - self.cut.free else None
 
     def values(self, number: int, batch: Batch, level: int) -> LiveValues | None:
         """What is live behind the piece of a level, or None for a batch that does not fit."""
         if number not in self._live_values:
             feeds = self.program.host.bind(batch.inputs)
-            first = self._live_values[number] = LiveValues(feeds, feeds)
+            first = self._live_values[number] = LiveValues(feeds, feeds, self.original.key(batch))
             self._bytes += first.bytes
         live = self._live_values[number]
         if live is None or live.level >= level:
@@ -116,8 +153,8 @@ class Stream:
 
     def _run(self, live: LiveValues) -> None:
         level = live.level
-        plain = _outputs_of(self.parts[level], live.plain)
-        moved = _outputs_of(self.moving[level], live.moved) if level else plain
+        plain = self.original.outputs(live.key, level, live.plain)
+        moved = plain if self.moving[level] is self.parts[level] else _outputs_of(self.moving[level], live.moved)
         live.plain, live.moved = (
             self._live({**values, **new}, level) for values, new in ((live.plain, plain), (live.moved, moved))
         )

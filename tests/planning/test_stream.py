@@ -11,7 +11,8 @@ from nets import Branches, data, exported, seeded, traced
 from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
-from cmrc.planning.stream import Stream
+from cmrc.planning.planner import plan_sizes
+from cmrc.planning.stream import Original, Stream
 from cmrc.statistics.batches import batches
 from cmrc.statistics.calibrate import Taps
 from cmrc.statistics.readers import beside, joining
@@ -34,7 +35,7 @@ def parts(x: np.ndarray) -> list[np.ndarray]:
 def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budget: int) -> None:
     x, _ = data(60, 5)
     sites = [program.find(name)[0] for name in SITES]
-    stream, plan = Stream(program, [site.value for site in sites], budget), cmrc.Plan(program)
+    stream, plan = Stream(Original(program, [site.value for site in sites]), budget), cmrc.Plan(program)
     assert [SITES[i] for i in stream.order()] == ["act_a", "act_early", "act_b", "act_c"]
     for i in stream.order():
         host = program.clamped(plan) if len(plan) else program.host
@@ -61,6 +62,59 @@ def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: p
     cmrc.plan(program, data=parts(x), sites=list(SITES), preset="joint", keep=4, recompute="fits")
     # three batches; the first piece is the same with and without replacements
     assert sorted(ran.values()) == [3, 6]
+
+
+@pytest.mark.parametrize(("shared", "least", "most"), [(2**30, 12, 12), (6000, 13, 17), (0, 18, 18)])
+def test_sizes_share_the_values_of_the_original(
+    program: cmrc.Program, shared: int, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One plan, or the same plan after a larger one: the same bits, and the original's pieces run once for a batch if they fit."""
+    ran = Counter[Part]()
+    outputs_of = cmrc.planning.stream._outputs_of
+    monkeypatch.setattr(
+        "cmrc.planning.stream._outputs_of", lambda part, values: ran.update([part]) or outputs_of(part, values)
+    )
+    monkeypatch.setattr("cmrc.planning.planner.SHARED", shared)
+    x, _ = data(60, 5)
+    options = {"data": parts(x), "sites": list(SITES), "preset": "joint", "recompute": "fits"}
+    stats = cmrc.calibrate(program, parts(x), sites=list(SITES), need="scatter")
+    alone = cmrc.plan(program, stats, keep=3, **options)
+    ran.clear()
+    _, after_another = plan_sizes(program, stats, [{"keep": 4}, {"keep": 3}], **options)
+    for a, b in zip(alone.entries, after_another.entries, strict=True):
+        assert (a.site, a.units, a.parents) == (b.site, b.units, b.parents)
+        assert np.array_equal(a.weight, b.weight)
+        assert np.array_equal(a.constant, b.constant)
+    # three batches: two pieces of the original for each size, and one of each size's own model
+    assert least <= sum(ran.values()) <= most
+
+
+def test_a_batch_of_the_original_is_known_by_its_contents(program: cmrc.Program) -> None:
+    """Data that come in another order in the next pass get the values of their own rows."""
+    x, _ = data(60, 5)
+    site = program.find("act_b")[0].value
+    original = Original(program, [program.find("act_a")[0].value, site], 2**30)
+    for rows in (parts(x), parts(x)[::-1]):
+        stream = Stream(original)
+        taps, plain = stream.at(site, program.host), Taps(program.host, program.host, [site])
+        for number, batch in enumerate(batches(rows, program.host.inputs)):
+            assert distance(taps.original(number, batch)[site], plain.original(number, batch)[site]) < EXACT_F64
+            assert taps.running(number, batch)[site] is taps.original(number, batch)[site]  # nothing is replaced yet
+
+
+def test_a_site_that_loses_no_unit_is_not_fitted_again(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated: list[str] = []
+    calibrate = cmrc.calibrate
+    monkeypatch.setattr(
+        "cmrc.planning.planner.calibrate", lambda *a, **o: calibrated.extend(o["sites"]) or calibrate(*a, **o)
+    )
+    x, _ = data(60, 5)
+    sites = {name: program.find(name)[0] for name in SITES}
+    stats = calibrate(program, parts(x), sites=list(SITES), need="scatter")
+    keep = {"act_a": 4, "act_early": 4, "act_b": sites["act_b"].units, "act_c": 4}
+    plan = cmrc.plan(program, stats, data=parts(x), sites=list(SITES), preset="joint", keep=keep, recompute="fits")
+    assert calibrated == [sites[name].value for name in ("act_early", "act_c")]
+    assert {entry.value for entry in plan.entries} == {site.value for name, site in sites.items() if name != "act_b"}
 
 
 @pytest.mark.parametrize("drift_ridge", [None, 1.0])
@@ -104,7 +158,7 @@ def test_fits_make_up_for_what_the_stream_of_a_residual_block_has_lost(
 ) -> None:
     x, _ = data(400, 5)
     sites = [program.find(name)[0].value for name in SITES]
-    beside = Stream(program, sites).beside
+    beside = Original(program, sites).beside
     # what act_c's and act_early's ops are added to comes only after act_b, which is no earlier than they are
     assert list(beside) == sites[:2]
     assert beside[sites[0]].value == program.graph.inputs[0].name
@@ -115,7 +169,7 @@ def test_fits_make_up_for_what_the_stream_of_a_residual_block_has_lost(
         return float(((cmrc.lower(program, plan).host.run([x])[0] - z) ** 2).mean())
 
     with_stream = error()
-    monkeypatch.setattr("cmrc.planning.stream.Stream._beside", lambda *_: None)
+    monkeypatch.setattr("cmrc.planning.stream.Original._beside", lambda *_: None)
     assert with_stream < 0.97 * error()
 
 
@@ -143,7 +197,7 @@ def test_idle_dropout_and_a_bias_may_stand_before_the_sum(host: str) -> None:
     traced_model = cmrc.trace(model, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
     program = traced_model if host == "fx" else exported(traced_model)
     sites = [program.find(f"acts.{i}")[0].value for i in range(2)]
-    beside = Stream(program, sites).beside
+    beside = Original(program, sites).beside
     assert [beside[site].value for site in sites] == [program.graph.inputs[0].name, program.find("norms.0")[0].value]
 
 
@@ -189,7 +243,7 @@ def test_fits_make_up_for_a_stream_of_convolutions_with_batch_norm_between(
 ) -> None:
     program, x = bottlenecks(host)
     sites = [program.find(f"acts.{i}")[0].value for i in range(3)]
-    assert list(Stream(program, sites).beside) == sites
+    assert list(Original(program, sites).beside) == sites
     z = program.run([x])[0]
 
     def error() -> float:
@@ -197,7 +251,7 @@ def test_fits_make_up_for_a_stream_of_convolutions_with_batch_norm_between(
         return float(((cmrc.lower(program, plan).host.run([x])[0] - z) ** 2).mean())
 
     with_stream = error()
-    monkeypatch.setattr("cmrc.planning.stream.Stream._beside", lambda *_: None)
+    monkeypatch.setattr("cmrc.planning.stream.Original._beside", lambda *_: None)
     assert with_stream < 0.9 * error()
 
 
@@ -224,7 +278,7 @@ def test_what_a_stream_has_lost_is_the_same_in_parts_and_at_once(program: cmrc.P
     host, need = program.clamped(plan), ("scatter", "drift")
     results = []
     for given in (parts(x), [x]):
-        taps = Stream(program, [program.find("act_a")[0].value, site]).at(site, host)
+        taps = Stream(Original(program, [program.find("act_a")[0].value, site])).at(site, host)
         results.append(cmrc.calibrate(program, given, sites=site, need=need, host=host, taps=taps)[site].arrays)
     for name in ("lost", "lost_cross", "cross", "origin"):
         assert distance(results[0][name], results[1][name]) < EXACT_F64
