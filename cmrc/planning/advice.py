@@ -74,7 +74,7 @@ def _at(program: Program, parts: list[Any], recipe: Recipe, site: Site, count: i
         stats = calibrate(program, parts, sites=site.value, need=NEED, **recipe.calibration)
     except CmrcError as error:
         yield Finding(
-            site.name, "curvature", None, None, f"not known here: {error.reason}. Judge plans by `cmrc verify`."
+            site.name, "curvature", None, None, f"not known here: {error.reason}. Judge plans by cmrc verify."
         )
     else:
         known = stats[site.value]
@@ -107,7 +107,7 @@ def _predictions(site: str, measured: diagnose.Predictions) -> Finding:
     advice = (
         "The scores rank units as clamping them does."
         if good
-        else "The scores rank units unlike clamping does: judge plans by `cmrc verify`, not by predicted risk."
+        else "The scores rank units unlike clamping does: judge plans by cmrc verify, not by predicted risk."
     )
     points = tuple(zip(measured.predicted.tolist(), measured.measured.tolist(), strict=True))
     return Finding(site, "predictions", measured.correlation, good, advice, points)

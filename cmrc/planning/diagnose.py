@@ -31,7 +31,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import as_array, batches
 from cmrc.statistics.calibrate import calibrate
-from cmrc.statistics.readers import readers
+from cmrc.statistics.columns import Columns
 from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
 
@@ -118,47 +118,78 @@ class Remainder:
 
 
 def remainder(program: Program, stats: SiteStats, constants: Array, *, loss: str = "cross-entropy") -> Remainder:
-    """|R₃| ≤ ρ/6n ‖δ‖₂³, ρ_j ≤ κ (Π ‖W_m‖)³ ‖W_:,j‖³, ‖δ‖² = n[(c − ā)² + Var a] (eq. rho-bound, layer-remainder).
+    """|R₃| ≤ ρ/6n ‖δ‖₂³, ρ_j ≤ κ L_j³, ‖δ‖² = n[(c − ā)² + Var a] (eq. rho-bound, layer-remainder).
 
-    The product runs over the affine ops behind the one that reads the site. It holds for ReLU networks without
-    branches, along a segment that crosses no kink; other models are refused.
+    L_j bounds how far the logits move with the unit. In a chain it is the paper's Π ‖W_m‖ · ‖W_:,j‖; the branches of a sum add up. It
+    holds for ReLU networks, along a segment that crosses no kink (see `kinks`), and for units that are one number of a sample: a channel
+    moves its positions together, and its score leaves out the curvature between them, which is no third-order error.
     """
-    reading = readers(program, stats.columns)
-    if len(reading) != 1 or reading[0].node.op != "linear":
+    if stats.columns.features > 1 or stats.count != stats.samples:
         raise StatsError(
-            "the bound is for units that one linear op reads", node=stats.columns.name, fix="use `predictions` instead"
+            "the bound is for units that are one number of a sample",
+            node=stats.columns.name,
+            fix="use `predictions` instead",
         )
-    columns = np.linalg.norm(reading[0].weight, axis=0)
-    norms = {node.label: spectral_norm(_matrix(node)) for node in _above(program, reading[0].node, stats.columns.name)}
-    lipschitz = KAPPA[loss] * float(np.prod(list(norms.values()))) ** 3 * columns**3
+    growth, norms = _growth(program, stats.columns)
+    lipschitz = KAPPA[loss] * growth**3
     squared = stats.count * ((constants - stats.mean) ** 2 + stats.variance)
     return Remainder(lipschitz, lipschitz / (6 * stats.count) * squared**1.5, norms)
 
 
-def _matrix(node: Node) -> Array:
-    weight = node.inputs[1]
-    assert isinstance(weight, Tensor)
-    matrix = constant(weight).astype(np.float64)
-    return matrix if attributes(node, LinearAttrs)["w_out"] == 0 else matrix.T
+def _growth(program: Program, columns: Columns) -> tuple[Array, dict[str, float]]:
+    """L_j ≥ ‖∂z/∂a_j‖ of every unit between two kinks, and the spectral norms in it.
 
-
-def _above(program: Program, start: Node, site: str) -> list[Node]:
-    """The linear ops between `start` and the output, on the one path there is, with nothing but ReLU between."""
-    linears: list[Node] = []
-    node = start
-    while node.name != program.graph.outputs[0]:
-        behind = program.consumers[node.name]
-        node = behind[0] if len(behind) == 1 else Node("opaque", (), node.outputs)
-        if node.op == "linear":
-            linears.append(node)
-        elif not (node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] in ("relu", "identity")):
+    linear           ‖W_:,j‖ of the units themselves, ‖W‖ L_j behind that
+    batch norm, ×    the largest factor times L_j
+    sum              Σ L_j of its branches
+    ReLU, reshape    L_j
+    """
+    reached, single, norms = {columns.value: np.ones(columns.units)}, {columns.value}, {}
+    for node in program.graph.nodes:
+        arriving = [name for name in node.values() if name in reached]
+        if not arriving:
+            continue
+        fn = attributes(node, PointwiseAttrs)["fn"] if node.op == "pointwise" else node.op
+        first = arriving[0]
+        if fn == "linear" and node.inputs[0] == first and isinstance(node.inputs[1], Tensor):
+            weight = _matrix(node)
+            if first in single and weight.shape[1] == columns.units:
+                reached[node.name] = np.linalg.norm(weight, axis=0)
+            else:
+                norms[node.label] = spectral_norm(weight)
+                reached[node.name] = norms[node.label] * reached[first]
+        elif fn in ("relu", "identity", "reshape", "batch_norm") or (fn == "mul" and node.values() == [first]):
+            reached[node.name] = _factor(node, fn) * reached[first]
+            if first in single and fn in ("relu", "identity"):
+                single.add(node.name)
+        elif fn in ("add", "sub"):
+            reached[node.name] = np.sum([reached[name] for name in arriving], axis=0)
+        else:
             raise StatsError(
-                "the bound is for ReLU networks without branches",
-                node=site,
+                "the bound is for networks of linear ops, ReLUs and sums",
+                node=columns.name,
                 op=node.kind,
                 fix="use `predictions` instead",
             )
-    return linears
+    return reached.get(program.graph.outputs[0], np.zeros(columns.units)), norms
+
+
+def _factor(node: Node, fn: str) -> float:
+    """The largest slope of a batch norm, or of a product with constants."""
+    tensors = [constant(t).astype(np.float64) if isinstance(t, Tensor) else np.ones(1) for t in node.inputs[1:]]
+    if fn == "batch_norm":
+        gamma, _, _, variance = tensors
+        return float(np.abs(gamma / np.sqrt(variance + attributes(node, PointwiseAttrs)["eps"])).max())
+    if fn == "mul":
+        return float(np.prod([np.abs(constant(t)).max() for t in node.inputs if isinstance(t, Tensor)]))
+    return 1.0
+
+
+def _matrix(node: Node) -> Array:
+    weight, given = node.inputs[1], attributes(node, LinearAttrs)
+    assert isinstance(weight, Tensor)
+    matrix = given.get("alpha", 1.0) * constant(weight).astype(np.float64)
+    return np.asarray(matrix if given["w_out"] == 0 else matrix.T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -248,8 +248,22 @@ def _bars(values: Sequence[Mapping[str, Any]], kinds: Sequence[str], title: str)
 
 # ---------------------------------------------------------------- a diagnosis
 
+TENFOLD = 10  # from where on an axis is logarithmic
 NEAR = 1e-3  # of the largest change: what counts as close to 0
-LEGEND = {"symbolLimit": 12, "orient": "bottom", "columns": 3}
+
+
+def _colour_by_site(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A colour for every site; a single one needs no legend."""
+    longest = max(len(value["site"]) for value in values)
+    legend = {
+        "symbolLimit": 12,
+        "orient": "bottom",
+        "columns": max(1, min(3, 36 // longest)),
+        "labelLimit": 240,
+        "title": None,
+    }
+    several = len({value["site"] for value in values}) > 1
+    return {"field": "site", "type": "nominal", "sort": None, "legend": legend if several else None}
 
 
 def predictions_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
@@ -263,12 +277,19 @@ def predictions_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
     if not values:
         return None
     ends = [end for f in findings if f.what == "predictions" for point in f.points for end in point]
-    # Units differ by orders of magnitude, and some lower the loss: logarithmic on both sides of 0, linear close to it.
-    top = max(max(map(abs, ends)), LEAST)
-    decades = [10.0**e for e in range(math.ceil(math.log10(top * NEAR)), math.floor(math.log10(top)) + 1)]
-    ticks = [0.0, *(sign * decade for decade in decades for sign in (-1, 1) if min(ends) <= sign * decade <= max(ends))]
-    scale = {"type": "symlog", "constant": top * NEAR, "nice": False}
-    axis = {"type": "quantitative", "scale": scale, "axis": {"format": ".0e", "values": ticks}}
+    least, top = min(ends), max(max(map(abs, ends)), LEAST)
+    scale: dict[str, Any] = {"zero": False, "domain": [least, max(ends)], "nice": False}
+    ticks = None
+    if least < top * NEAR:
+        # Units differ by orders of magnitude, and some lower the loss: logarithmic on both sides of 0, linear close to it.
+        decades = [10.0**e for e in range(math.ceil(math.log10(top * NEAR)), math.floor(math.log10(top)) + 1)]
+        ticks = [0.0, *(sign * decade for decade in decades for sign in (-1, 1) if least <= sign * decade <= max(ends))]
+        scale |= {"type": "symlog", "constant": top * NEAR}
+    elif top > TENFOLD * least:
+        scale |= {"type": "log"}
+    shown = {"format": ".1~e", "values": ticks, "tickCount": 5, "labelOverlap": True}
+    shown["labelExpr"] = "datum.value ? datum.label : '0'"
+    axis = {"type": "quantitative", "scale": scale, "axis": shown}
     x = {**axis, "field": "predicted", "title": "predicted change of the loss"}
     y = {**axis, "field": "measured", "title": "measured change of the loss"}
     line = {"data": {"values": [{"a": end} for end in (min(ends), max(ends))]},
@@ -276,7 +297,7 @@ def predictions_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
             "encoding": {"x": {**x, "field": "a"}, "y": {**y, "field": "a"}}}  # fmt: skip
     points = {
         "mark": {"type": "point", "filled": True, "size": 40},
-        "encoding": {"x": x, "y": y, "color": {"field": "site", "type": "nominal", "sort": None, "legend": LEGEND},
+        "encoding": {"x": x, "y": y, "color": _colour_by_site(values),
                      "tooltip": [{"field": "site"}, *({"field": f, "format": ".3g"} for f in ("predicted", "measured"))]},
     }  # fmt: skip
     return _chart(values, height=300, layer=[points, line])
@@ -306,6 +327,6 @@ def sensitivity_chart(findings: Sequence[Finding]) -> dict[str, Any] | None:
     return _chart(values, height=260, mark={"type": "line", "point": True}, encoding={
         "x": {"field": "samples", "type": "quantitative", "title": "samples"},
         "y": {"field": "overlap", "type": "quantitative", "title": "overlap of what is kept", "scale": {"domain": [0, 1]}},
-        "color": {"field": "site", "type": "nominal", "sort": None, "legend": LEGEND},
+        "color": _colour_by_site(values),
         "tooltip": [{"field": "site"}, {"field": "samples"}, {"field": "overlap", "format": ".3f"}],
     })  # fmt: skip

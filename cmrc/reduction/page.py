@@ -183,10 +183,16 @@ def page_of_difference(rows: Sequence[Mapping[str, Any]], names: tuple[str, str]
 # ---------------------------------------------------------------- a diagnosis
 
 
+MARKS = {True: "✓", False: "!", None: "–"}  # a number that is good news, that is none, and no number
+
+
 def page_of_diagnosis(name: str, findings: Sequence[Finding]) -> Page:
     """How far scores can be trusted: every number of every site, with its advice."""
     bad, known = sum(f.good is False for f in findings), sum(f.good is not None for f in findings)
-    table = [(f.site, f.what, "" if f.value is None else f"{f.value:.3f}", f.advice) for f in findings]
+    by_site: dict[str, list[tuple[str, ...]]] = {}
+    for f in findings:
+        row = (MARKS[f.good], f.what, "" if f.value is None else f"{f.value:.3f}", f.advice)
+        by_site.setdefault(f.site, [("", "what", "value", "advice")]).append(row)
     sections = [
         Section("predictions", "Predicted against measured", "Each point is a unit that was replaced alone: what its score predicts of the "
                 "loss, and what was measured. On the line both are equal.", charts.predictions_chart(findings)),
@@ -194,9 +200,9 @@ def page_of_diagnosis(name: str, findings: Sequence[Finding]) -> Page:
                 f"{ADDS_UP:g} single scores may be added up.", charts.coupling_chart(findings)),
         Section("sensitivity", "Sensitivity to the number of samples", "How much of what all the data would keep a part of them would keep (Jaccard).",
                 charts.sensitivity_chart(findings)),
-        Section("advice", "Every number", table=[("site", "what", "value", "advice"), *table]),
+        *(Section("advice", site, table=table) for site, table in by_site.items()),
     ]  # fmt: skip
-    words = f"{known - bad} of {known} numbers say that scores can be trusted; the table below says what to do about the others."
+    words = f"{known - bad} of {known} numbers say that scores can be trusted ({MARKS[True]}); the tables below say what to do about the others ({MARKS[False]})."
     shown = [each for each in sections if each.chart is not None or each.table]
     return Page(name, "trust" if not bad else "with care", not bad, words, (), "", shown)
 
@@ -262,7 +268,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; overflow-wrap: anywhere; }
 .badge { padding: .1em .6em; border-radius: 1em; color: #fff; font-size: 1rem; white-space: nowrap; }
 .badge.ready { background: #1b7f5c; } .badge.not-ready { background: #b3361e; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: .6rem; margin: 1rem 0; }

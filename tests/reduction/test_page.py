@@ -195,8 +195,23 @@ def test_a_diagnosis_has_its_pictures_and_every_number() -> None:
     ticks = drawn["predictions"]["layer"][1]["encoding"]["x"]["axis"]["values"]
     assert ticks == pytest.approx([0.0, -1e-6, 1e-6, 1e-5, 1e-4])
     assert [p["overlap"] for p in drawn["sensitivity"]["data"]["values"]] == [0.6, 0.8, 1.0]
-    assert len(page_text.sections[-1].table) == 1 + len(FINDINGS)
+    assert drawn["sensitivity"]["encoding"]["color"]["legend"] is None  # of one site
+    assert [(s.title, [row[0] for row in s.table[1:]]) for s in page_text.sections[3:]] == [
+        ("a", ["!", "✓", "!"]),
+        ("b", ["–"]),
+    ]
     assert [s.key for s in page.page_of_diagnosis("m.onnx", FINDINGS[3:]).sections] == ["advice"]
+
+
+@pytest.mark.parametrize(("smallest", "scale"), [(6e-6, None), (2e-7, "log"), (1e-9, "symlog"), (-1e-6, "symlog")])
+def test_points_fill_the_picture(smallest: float, scale: str | None) -> None:
+    """By the spread of the numbers: linear, logarithmic, and on both sides of 0."""
+    points = ((smallest, 7e-6), (8e-6, 9e-6))
+    chart = page.charts.predictions_chart([Finding("a", "predictions", 0.9, True, "", points)])
+    assert chart is not None
+    drawn = chart["layer"][1]["encoding"]["y"]["scale"]
+    assert drawn.get("type") == scale
+    assert drawn["domain"] == [smallest, 9e-6]
 
 
 @needs_vega
