@@ -31,6 +31,7 @@ def evaluate(
     """Every value of the graph by name; a value that is `given` in the same shape is taken as it is."""
     values: dict[str, Array] = {}
     sizes: dict[str, int] = {}
+    dtypes = {name: value.dtype for name, value in graph.values().items()}
 
     def define(node: Node | None, value: Value, array: Array) -> None:
         if not learn_sizes(value, array.shape, sizes):
@@ -50,10 +51,28 @@ def evaluate(
         operands = [read(operand) for operand in node.inputs]
         first = operands[0]
         attrs = sized_attributes(node, () if first is None else first.shape, sizes)
-        array = np.asarray(evaluate_op(node.op, attrs, *operands))
+        as_it_is = first is not None and keeps_numbers(node, dtypes)
+        array = first if as_it_is else np.asarray(evaluate_op(node.op, attrs, *operands))
+        assert array is not None
         known = None if given is None else given.get(node.name)
         define(node, node.output, known if known is not None and known.shape == array.shape else array)
     return values
+
+
+EXACTLY = {  # what every type of float holds without rounding
+    "float64": ("float64", "float32", "float16", "bfloat16"),
+    "float32": ("float32", "float16", "bfloat16"),
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+}
+
+
+def keeps_numbers(node: Node, dtypes: Mapping[str, str]) -> bool:
+    """Whether it casts floats to their own type or to a wider one: in float64, that rounds nothing."""
+    source = node.inputs[0] if node.inputs else None
+    if node.op != "pointwise" or node.attrs["fn"] != "cast" or not isinstance(source, str):
+        return False
+    return dtypes[source] in EXACTLY.get(node.output.dtype, ())
 
 
 def learn_sizes(value: Value, shape: Sequence[int], sizes: dict[str, int]) -> bool:

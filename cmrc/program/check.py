@@ -32,7 +32,7 @@ from cmrc.errors import CheckError, InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import cost
-from cmrc.ir.evaluate import evaluate
+from cmrc.ir.evaluate import evaluate, keeps_numbers
 from cmrc.ir.graph import Array, Do, Graph, Value, as_dtype, attributes
 from cmrc.ir.spec import FunctionAttrs
 from cmrc.ir.tensors import is_computable
@@ -425,13 +425,8 @@ def folded_apart(sites: Sites, entries: Sequence[Do], lowered: Graph, inputs: Ma
 def _rounding_casts(graph: Graph) -> set[str]:
     """The casts that round. A half-precision norm that is taken apart has new ones."""
     dtypes = {name: value.dtype for name, value in graph.values().items()}
-    return {
-        node.name
-        for node in graph.nodes
-        if node.op == "pointwise"
-        and attributes(node, FunctionAttrs)["fn"] == "cast"
-        and node.output.dtype not in ("float64", *(dtypes[name] for name in node.values()[:1]))
-    }
+    casts = [n for n in graph.nodes if n.op == "pointwise" and attributes(n, FunctionAttrs)["fn"] == "cast"]
+    return {node.name for node in casts if node.output.dtype != "float64" and not keeps_numbers(node, dtypes)}
 
 
 def _jumping_behind_a_do(graph: Graph, casts: Collection[str]) -> set[str]:

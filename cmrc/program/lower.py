@@ -20,7 +20,7 @@ from cmrc._version import __version__
 from cmrc.errors import GrowthError, HostError, InputError, PlanError, ResidueError
 from cmrc.hosts.protocols import Host, ReportsUntied, Stored, Trainable
 from cmrc.ir.cost import cost, stored_by_node
-from cmrc.ir.graph import Graph, Leaf, Tensor
+from cmrc.ir.graph import Graph, Leaf, Tensor, leaves_of
 from cmrc.passes import pipeline as passes
 from cmrc.program.check import (
     Check,
@@ -347,5 +347,9 @@ def _require_no_growth(program: Program, result: passes.Result) -> None:
 def _holds_less(graph: Graph, original: Graph) -> bool:
     """Whether a graph certainly holds no more numbers: the sum over what its nodes read is at most the parameters that were read."""
     now = {id(o): math.prod(o.shape) for node in graph.nodes for o in node.inputs if isinstance(o, Tensor)}
-    was = {o.name: math.prod(o.shape) for node in original.nodes for o in node.inputs if isinstance(o, Leaf)}
+    read = [o for node in original.nodes for o in node.inputs if isinstance(o, Tensor)]
+    was = {o.name: math.prod(o.shape) for o in read if isinstance(o, Leaf) and not o.parts}
+    computed = (leaf for o in read if not isinstance(o, Leaf) or o.parts for leaf in leaves_of(o))
+    if any(part.name in was for leaf in computed for part in leaf.parts or (leaf,)):
+        return False  # what the host computes of a parameter keeps all of it in the file
     return sum(now.values()) <= sum(was.values())

@@ -230,7 +230,10 @@ def rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | N
     if len(wide) != 2 or wide[1] < lead or source[wide[1] - lead] != 1:
         return None
     group, copy = wide
-    groups = shared_heads(keep, int(node.output.shape[axis]), int(before[group]))
+    served = before[group]
+    if not isinstance(served, int):
+        return None
+    groups = shared_heads(keep, int(node.output.shape[axis]), served)
     if groups is None:
         return Declined(SHARED)
     some = rise.select(x, copy, range(len(keep) // len(groups)))

@@ -4,8 +4,8 @@
     python -m tests.fuzz --first 170 --cases 1 --show
 
 A process that dies, or takes longer than a minute of processor time over one case or five seconds to make it, is replaced; a case
-that kills or hangs it while cmrc works is a failure, one that does so while the graph is still being made says something about
-onnxruntime only.
+that kills or hangs it while cmrc works is a failure, one that does so while the graph is still being made, or while onnxruntime
+runs the original, says something about onnxruntime only.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 CHUNK = 25
 PATIENCE = {
     "generate": 5.0,
+    "original": 60.0,
     "judge": 60.0,
     "minimise": 120.0,
     "": 60.0,
@@ -80,7 +81,9 @@ class Process:
         if self.left:
             self.pipe.send(self.left)
         outcome = (
-            Outcome("no graph", f"{kind} in onnxruntime") if stage == "generate" else Outcome(kind, f"during {stage}")
+            Outcome("no graph", f"{kind} in onnxruntime")
+            if stage in ("generate", "original")
+            else Outcome(kind, f"during {stage}")
         )
         return worker.Told(seed, outcome)
 

@@ -96,7 +96,7 @@ def run(seed: int, *, folder: Path | None = None, failures: Path | None = None, 
                 verdict.outcome = planned
             else:
                 case = planned
-                verdict.outcome = judge(case, program=program, folder=folder, thorough=thorough)
+                verdict.outcome = judge(case, program=program, folder=folder, thorough=thorough, tell=tell)
             if verdict.outcome.kind != "refused":
                 break
             verdict.refused.append(verdict.outcome.detail)

@@ -58,3 +58,14 @@ def test_what_only_a_host_can_run() -> None:
     with pytest.raises(CmrcError) as error:
         evaluate(Graph((Value("x", (2,)),), (node,), ("y",)), {"x": np.zeros(2)})
     assert str(error.value) == "error: %sort_1 (sort): it has no meaning of its own: only its host can run it"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rounds"),
+    [("float32", "float32", False), ("float16", "float32", False), ("float32", "float16", True), ("float16", "bfloat16", True)],
+)  # fmt: skip
+def test_a_cast_rounds_only_to_a_type_that_holds_less(before: str, after: str, rounds: bool) -> None:
+    node = Node("pointwise", ("x",), (Value("y", (1,), after),), {"fn": "cast", "dtype": after})
+    third = np.asarray([1 / 3])
+    values = evaluate(Graph((Value("x", (1,), before),), (node,), ("y",)), {"x": third})
+    assert (values["y"] != third).any() == rounds

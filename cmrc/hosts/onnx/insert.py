@@ -189,6 +189,9 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
         if isinstance(operand, Tensor):
             is_vector = sum(n != 1 for n in operand.shape) <= 1
             named = "" if maker is None else patch.bias_name(maker, "bias" if is_vector else "border")
+            if len(operand.shape) == 1 and maker is not None and _is_misread_as_gemm(patch, maker):
+                shape = (1, *operand.shape)
+                operand = apply("reshape", (operand,), {"shape": shape}, shape, operand.dtype)
             values.append(patch.initializer(operand, dtype=node.output.dtype, base=named))
         else:
             values.append(patch.value(operand, node.output.dtype))
@@ -199,6 +202,19 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
     numbers = {"alpha": attrs.get("alpha"), "beta": attrs.get("beta"), "min": attrs.get("min"), "max": attrs.get("max")}
     given = [onnx_ir.AttrFloat32(name, number) for name, number in numbers.items() if number is not None]
     patch.insert(op, values, node.output, given)
+
+
+def _is_misread_as_gemm(patch: ModelPatch, maker: Node) -> bool:
+    """Whether onnxruntime could not load the model if a vector were added to this product.
+
+    From three axes on it makes one Gemm of both, and quantises in front of it once more: as uint8, also what is int8, which
+    opset 21 does not allow (onnxruntime 1.31). It leaves a sum of two axes alone.
+    """
+    x = maker.inputs[0]
+    source = patch.values[x].producer() if isinstance(x, str) and x in patch.values else None
+    if maker.op != "linear" or patch.opset < 21 or len(maker.output.shape) < 3 or source is None:
+        return False
+    return source.op_type == "DequantizeLinear" and source.inputs[0].dtype != onnx_ir.DataType.UINT8  # type: ignore[union-attr]
 
 
 OPS = {
