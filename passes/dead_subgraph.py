@@ -20,15 +20,18 @@ from cmrc.ir.graph import Graph, Keep, Node, Tensor, attributes, is_whole, take
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, PlaneAttrs, TransposeAttrs
+from cmrc.ir.recurrence import hidden_size
 from cmrc.ir.tensors import quantised
 from cmrc.passes.rewriting.contract import rise_through_attention, rise_through_matmul, rise_to_copies
 from cmrc.passes.rewriting.integers import blocks_cut
+from cmrc.passes.rewriting.recurrent import narrow
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
     Declined,
     Log,
     Movement,
     Pass,
+    Rewritten,
     Rise,
     RuleOutcome,
     Selection,
@@ -350,6 +353,9 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
                 rise.lost_readers.update(node.values())
                 log.did("dead_subgraph", node, DROPPED)
             continue
+        if node.marks.recurrence is not None and any(value.name in rise.selected for value in node.outputs):
+            stack += narrow_recurrence(rise, node, log)
+            continue
         wanted = needed(rise, node) if name in rise.selected else None
         outcome = None
         if wanted is not None:
@@ -373,6 +379,37 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             if rise.settled[user].op == "select":
                 log.reasons.setdefault((value.name, user), "it is an input of the model")
     return rise.result(), rise.changed
+
+
+def narrow_recurrence(rise: Rise, node: Node, log: Log) -> list[Node]:
+    """Settle a recurrent op without the hidden units that nobody reads, and return the selects that it left in front of itself."""
+    needed: dict[str, Sequence[int] | None] = {}
+    places: list[tuple[str, str]] = []
+    for value in node.outputs:
+        readers = [rise.settled[reader] for reader in rise.uses[value.name]]
+        last = len(value.shape) - 1
+        parts = [attributes(r, SelectAttrs) for r in readers if r.op == "select"]
+        places += [(value.name, r.name) for r in readers if r.op == "select"]
+        whole = value.name in rise.graph.outputs or len(parts) < len(readers)
+        if whole or any(part["axis"] != last or part.get("period") for part in parts):
+            needed[value.name] = range(int(value.shape[last]))
+        else:
+            needed[value.name] = _union([part["keep"] for part in parts], 0) if parts else None
+    outcome = narrow(rise, node, needed)
+    if isinstance(outcome, Declined):
+        log.reasons.update(dict.fromkeys(places, outcome.reason))
+        rise.pending.clear()
+        rise.settle(node)
+        return []
+    rise.changed = True
+    detail = f"{hidden_size(node)} -> {hidden_size(outcome.node)} hidden units"
+    log.did("dead_subgraph", node, Rewritten(Movement.NARROWED, detail))
+    for name, keep in outcome.keeps.items():
+        settle_readers(rise, name, keep, [rise.settled[reader] for reader in rise.uses[name]])
+    rise.settle(outcome.node)
+    pending = list(rise.pending)
+    rise.pending.clear()
+    return pending
 
 
 def raise_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:

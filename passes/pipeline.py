@@ -28,9 +28,11 @@ from cmrc.ir.graph import (
 )
 from cmrc.ir.ops.affine import SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.recurrence import HIDDEN, hidden_states
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.dead_subgraph import idle_nodes
+from cmrc.passes.rewriting.recurrent import hold
 from cmrc.passes.rewriting.rewriter import Action, Log
 from cmrc.passes.rewriting.spelled import put_together, spelled_norms
 
@@ -210,11 +212,29 @@ def _taken_over(graph: Graph, name: str, axis: int) -> Node | None:
     return None
 
 
+def _hold(graph: Graph, by_value: dict[str, list[tuple[int, Do]]]) -> dict[str, Node]:
+    """The recurrent ops that read a replacement of their own hidden state. The do's on what they return join `by_value`."""
+    if not any(name.endswith(HIDDEN) for name in by_value):
+        return {}
+    reading: dict[str, Node] = {}
+    for name, (node, _) in hidden_states(graph).items():
+        for i, entry in by_value.pop(name, ()):
+            node, results = hold(node, entry)
+            reading[node.name] = node
+            for do in results:
+                by_value[do.value] = sorted([*by_value.get(do.value, ()), (i, do)], key=lambda numbered: numbered[0])
+    return reading
+
+
 def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
-    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do."""
+    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do.
+
+    A hidden state of a recurrent op is replaced in its weights (recurrent.py), and in what it returns.
+    """
     by_value: dict[str, list[tuple[int, Do]]] = {}
     for i, entry in enumerate(entries):
         by_value.setdefault(entry.value, []).append((i, entry))
+    reading = _hold(graph, by_value)
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
 
@@ -239,6 +259,7 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
         if value.name in by_value:
             chain(value)
     for node in graph.nodes:
+        node = reading.get(node.name, node)
         if any(type(o) is str and o in renamed for o in node.inputs):
             node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
         nodes.append(node)

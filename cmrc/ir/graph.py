@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -154,6 +154,23 @@ Operand: TypeAlias = str | Tensor | None
 CONSTANT = "Constant"  # an opaque op without operands that outputs a tensor of the model
 
 
+class Recurrence(NamedTuple):
+    """Where an opaque LSTM, GRU or RNN has its hidden units. Every weight has `gates` blocks of rows, with a row per unit in each.
+
+    A cell is one direction: its operands W, R, b_W and b_R; -1 where there is no place for a bias. A `stacked` op has the directions
+    along the first axis of its operands, and both biases in one, one behind the other.
+    """
+
+    gates: int
+    cells: tuple[tuple[int, int, int, int], ...]
+    results: tuple[str, ...]  # of each output: the hidden state at "every" step, at the "last", or the "cell" state
+    states: tuple[int, ...] = ()  # the operands that hold initial states
+    stacked: bool = False
+    peepholes: int = -1
+    resets_state: bool = False  # a gate multiplies the hidden state before R reads it (linear_before_reset=0)
+    ragged: bool = False  # sequences may end early: what is behind their end is 0
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What hosts and passes note about a node. Nothing here changes what the node computes."""
@@ -168,6 +185,7 @@ class Marks:
     # An opaque op that reads its first operand, along the last axis, by these weights alone: pairs of operands, weight and bias
     # (-1: there is no place for one). A weight of three axes has one matrix per direction, and a bias twice as long.
     weighed: tuple[tuple[int, int], ...] = ()
+    recurrence: Recurrence | None = None
     square: bool = False  # attention whose values must be as wide as its queries
     inside: str = ""  # the fused host op that this node is a step of, where the node's value stays inside it
     shown: bool = False  # a value inside a fused op that other nodes read as well

@@ -38,6 +38,7 @@ from cmrc.ir.graph import (
     Marks,
     Node,
     Operand,
+    Recurrence,
     Shape,
     Tensor,
     Value,
@@ -402,6 +403,8 @@ class _Parser:
         noted = dict(self.items(self.attr, "}"))
         if unknown := [key for key in noted if key not in MARKS]:
             self.fail(f"'{unknown[0]}' is not a mark")
+        if "recurrence" in noted:
+            noted["recurrence"] = Recurrence(*noted["recurrence"])
         return attrs, Marks(**noted)
 
     def attr(self) -> tuple[str, Any]:

@@ -10,8 +10,10 @@ from cmrc.errors import GraphError
 from cmrc.ir.graph import Do, Graph, Node, attributes
 from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs
+from cmrc.ir.recurrence import HIDDEN, first_units, hidden_states, initial_states
 from cmrc.passes import pipeline as passes
 from cmrc.passes.pipeline import put_dos
+from cmrc.passes.rewriting.recurrent import why_not_held
 from cmrc.passes.rewriting.rewriter import Movement
 from cmrc.program.groups import Group, expand
 from cmrc.program.sites import Ending, GroupFolding, Outcome, SiteFolding
@@ -33,13 +35,33 @@ def dry_run(around: Graph, entries: Sequence[Do]) -> Outcome:
 def try_site(graph: Graph, value: str, axis: int) -> SiteFolding:
     """Replace one unit of a site by a constant, and by an affine function of another."""
     around = neighbourhood(graph, [value])
-    size = around.values()[value].shape[axis]
-    if not isinstance(size, int) or size < 2:
+    known = around.values()
+    units: tuple[int, ...] = (0,)
+    node: Node | None = None
+    if value in known:
+        size = known[value].shape[axis]
+    else:
+        node, state = hidden_states(graph)[value]
+        size, units = state.shape[axis], first_units(node)
+    if not isinstance(size, int) or size < 2 * len(units):
         single = Outcome(Ending.SINGLE_UNIT)
         return SiteFolding(single, single)
-    constant = Do("probe", value, axis, (0,), np.array([0.37]))
-    affine = Do("probe", value, axis, (0,), np.array([0.37]), (1,), np.array([[0.5]]))
+    given, parents = np.full(len(units), 0.37), tuple(unit + 1 for unit in units)
+    constant = Do("probe", value, axis, units, given)
+    affine = Do("probe", value, axis, units, given, parents, 0.5 * np.eye(len(units)))
+    if node is not None:
+        return SiteFolding(*(_try_hidden(around, node, do) for do in (constant, affine)))
     return SiteFolding(dry_run(around, [constant]), dry_run(around, [affine]))
+
+
+def _try_hidden(around: Graph, node: Node, do: Do) -> Outcome:
+    """Inside a recurrence, what its weights cannot say stops at once."""
+    problem = why_not_held(node, do)
+    return (
+        dry_run(around, [do])
+        if problem is None
+        else Outcome(Ending.STOPS, node=node.label, op=node.kind, reason=problem[0])
+    )
 
 
 def try_dos(graph: Graph, entries: Sequence[Do], *, earlier: Sequence[Do] = ()) -> Outcome:
@@ -72,7 +94,11 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
     producers = {v.name: node for node in graph.nodes for v in node.outputs}
     consumers = graph.consumers()
     wanted: dict[str, Node] = {}
+    hidden = hidden_states(graph) if any(name.endswith(HIDDEN) for name in values) else {}
+    recurrent = [hidden[name][0] for name in values if name in hidden]
+    values = [name for name in values if name not in hidden] + [v.name for node in recurrent for v in node.outputs]
     down, up, seen_up = list(values), list(values), set[str]()
+    up += [state for node in recurrent for state in initial_states(node)]
     seen_down: set[str] = set()
     while down:
         name = down.pop()
@@ -103,7 +129,6 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
     # A value that a node outside reads counts as an output, unless the do cannot reach it.
     read = dict.fromkeys(o for node in nodes for o in node.values() if o not in computed)
     inside = {node.name for node in nodes}
-    ends = [
-        n for n in computed if n in graph.outputs or not consumers[n] or any(r.name not in inside for r in consumers[n])
-    ]
+    unread = {n for n in computed if not any(consumers[v.name] for v in producers[n].outputs)}
+    ends = [n for n in computed if n in graph.outputs or n in unread or any(r.name not in inside for r in consumers[n])]
     return Graph(tuple(every[n] for n in read), nodes, tuple(n for n in every if n in set(ends)))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cmrc.errors import DoError, DoShapeError, DoUnitsError, DoValueError
 from cmrc.ir.fingerprint import Fingerprint
 from cmrc.ir.graph import CONSTANT, Array, Do, Graph, Index, as_dtype, numpy_dtype
+from cmrc.passes.rewriting.recurrent import why_not_held
 from cmrc.program.dry_run import try_dos
 from cmrc.program.groups import Group, expand
 from cmrc.program.plan_file import Contents, read_plan, write_plan
@@ -190,7 +191,7 @@ def checked_do(
         assert constant is not None
         values = _slab(_floats(constant, "constants", where), len(chosen), axis, site.shape, where)
         _require_range(values, chosen, axis, "constant", site.dtype, where)
-        return Do(site.name, site.value, axis, chosen, values)
+        return _held(site, Do(site.name, site.value, axis, chosen, values), where)
     parents = unit_index(affine.parents, size, where, what="parents")
     replaced = set(chosen).union(*(other.units for other in beside))
     gone = sorted(set(parents) & replaced)
@@ -208,7 +209,15 @@ def checked_do(
     bias = _slab(_floats(affine.bias, "biases", where), len(chosen), axis, site.shape, where, what="biases")
     _require_range(weight, chosen, 0, "weight", site.dtype, where)
     _require_range(bias, chosen, axis, "bias", site.dtype, where)
-    return Do(site.name, site.value, axis, chosen, bias, parents, weight)
+    return _held(site, Do(site.name, site.value, axis, chosen, bias, parents, weight), where)
+
+
+def _held(site: Site, do: Do, where: dict[str, str]) -> Do:
+    """The do, if it replaces no hidden state, or one whose recurrence can read the replacement by its weights."""
+    problem = None if site.recurrence is None else why_not_held(site.recurrence, do)
+    if problem is not None:
+        raise DoError(problem[0], **where, fix=problem[1])
+    return do
 
 
 def _fixed_axis(site: Site, axis: int | None, where: dict[str, str]) -> tuple[int, int]:

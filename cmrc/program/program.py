@@ -111,7 +111,8 @@ class Program(Sites):
     def annotate(self, plan: Plan) -> Program:
         """A copy of the model with the do's written on its nodes. They survive saving and tracing again."""
         self.require(plan)
-        entries = [(entry.value, entry_to_json(entry, pack_text)) for entry in plan.entries]
+        hidden = {name: node.name for name, (node, _) in self.hidden_states.items()}
+        entries = [(hidden.get(e.value, e.value), entry_to_json(e, pack_text)) for e in plan.entries]
         return Program(self.host.annotate(entries), self.args, self.options)
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import Any
 from cmrc.ir.cost import Cost, elements
 from cmrc.ir.graph import Graph, Node, attributes
 from cmrc.ir.ops.affine import DoAttrs, SelectAttrs
+from cmrc.ir.recurrence import HIDDEN
 from cmrc.passes.pipeline import Residue, Result
 from cmrc.program.plan import Plan
 from cmrc.program.sites import Sites
@@ -110,7 +111,7 @@ def make_report(
     sites = []
     for i, entry in enumerate(plan.entries):
         size = int(program.values[entry.value].shape[entry.axis])
-        left = final.get(entry.value)
+        left = final.get(entry.value.removesuffix(HIDDEN) if entry.value in program.hidden_states else entry.value)
         folded = [f"{a.node} ({a.op}): {a.detail}" for a in result.actions if i in a.sources and a.ends_here]
         node = program.producers.get(entry.value)
         sites.append(

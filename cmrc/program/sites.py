@@ -22,6 +22,7 @@ from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value, attributes
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import TransposeAttrs
+from cmrc.ir.recurrence import HIDDEN, hidden_states
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 
 NUMBERED = re.compile(r"_\d+$")  # mul_17, /mlp/Mul_output_0: a name that an exporter numbered
@@ -90,7 +91,10 @@ class GroupFolding:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A value and the axis whose positions are its units. `folding` is the result of a dry run, `folds` its text."""
+    """A value and the axis whose positions are its units. `folding` is the result of a dry run, `folds` its text.
+
+    A site may be the hidden state of the op `recurrence`, which reads it itself.
+    """
 
     name: str
     value: str
@@ -100,6 +104,7 @@ class Site:
     consumers: tuple[str, ...] = ()
     folding: SiteFolding | None = None
     dtype: str = "float32"
+    recurrence: Node | None = None
 
     @property
     def units(self) -> int:
@@ -124,7 +129,13 @@ class Sites:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        return self.graph.values()
+        """Every value by name, and the hidden state of every recurrent op."""
+        return self.graph.values() | {name: value for name, (_, value) in self.hidden_states.items()}
+
+    @cached_property
+    def hidden_states(self) -> dict[str, tuple[Node, Value]]:
+        recurrent = any(node.marks.recurrence is not None for node in self.graph.nodes)
+        return hidden_states(self.graph) if recurrent else {}
 
     @cached_property
     def inside(self) -> frozenset[str]:
@@ -133,11 +144,17 @@ class Sites:
 
     @cached_property
     def producers(self) -> dict[str, Node]:
-        return {value.name: node for node in self.graph.nodes for value in node.outputs}
+        producers = {value.name: node for node in self.graph.nodes for value in node.outputs}
+        return producers | {name: node for name, (node, _) in self.hidden_states.items()}
 
     @cached_property
     def consumers(self) -> dict[str, list[Node]]:
-        return self.graph.consumers()
+        """Who reads a value. The first to read a hidden state is the op itself."""
+        readers = self.graph.consumers()
+        for name, (node, _) in self.hidden_states.items():
+            others = {reader.name: reader for value in node.outputs for reader in readers[value.name]}
+            readers[name] = [node, *others.values()]
+        return readers
 
     @cached_property
     def axes(self) -> dict[str, int]:
@@ -164,6 +181,9 @@ class Sites:
                 value = self._before_rounding(node.inputs[0])
                 if value not in self.inside and value not in read.setdefault(f"{node.path}:input", []):
                     read[f"{node.path}:input"].append(value)
+        for name, (node, _) in self.hidden_states.items():
+            read.setdefault(f"{node.path or node.origin}{HIDDEN}", []).append(name)
+            names.setdefault(name, [name])
         for name, values in read.items():
             names.setdefault(name, values)
             if len(values) > 1:
@@ -187,6 +207,8 @@ class Sites:
         """The name that reports use for a value: the innermost module that returns it; if there is none, the layer that reads it."""
         best = self._module_titles()
         for alias, values in self.names.items():
+            if HIDDEN in alias and len(values) == 1 and alias != values[0] and values[0] in self.hidden_states:
+                best[values[0]] = alias
             if alias.endswith(":input") and len(values) == 1 and self._is_counted_out(values[0]):
                 best.setdefault(values[0], alias)
         for name, value in self._inner_names.items():
@@ -200,6 +222,7 @@ class Sites:
             f"{maker.path}/{value}": value
             for value, maker in self.producers.items()
             if maker.path and value not in self.host.names.get(maker.path, ()) and self._is_of_exporter(value, maker)
+            if value not in self.hidden_states
         }
 
     def _is_counted_out(self, value: str) -> bool:
@@ -237,7 +260,9 @@ class Sites:
         return [
             self._site(name)
             for name in self.values
-            if name in self.axes and name not in self.inside and (wanted is None or name in wanted)
+            if (name in self.axes or name in self.hidden_states)
+            and name not in self.inside
+            and (wanted is None or name in wanted)
         ]
 
     def _site(self, value: str, *, axis: int | None = None, name: str = "") -> Site:
@@ -245,9 +270,12 @@ class Sites:
         consumers = tuple(dict.fromkeys(reader.label for reader in self.consumers[value]))
         if value in self.graph.outputs:
             consumers = (*consumers, "output")
-        place = self.axes.get(value, 0) if axis is None else axis
         op, known = node.kind if node else "input", self.values[value]
-        return Site(name or self.title(value), value, op, place, known.shape, consumers, dtype=known.dtype)
+        recurrence = node if value in self.hidden_states else None
+        usual = self.axes.get(value, 0) if recurrence is None else len(known.shape) - 1
+        place = usual if axis is None else axis
+        title = name or self.title(value)
+        return Site(title, value, op, place, known.shape, consumers, dtype=known.dtype, recurrence=recurrence)
 
     def find(self, pattern: str, *, at: str = "") -> list[Site]:
         """The sites that a name or a glob matches. A name that matches none or several is an error."""
@@ -278,7 +306,7 @@ class Sites:
         """The names that a pattern is compared with. `path:input` is before the layer, so `blocks.*` does not match
         what the first block reads. Nor does it match every value inside a module, only what modules return."""
         outer = [name for name in self.names if "/" in pattern or name not in self._inner_names]
-        return [name for name in outer if ":" in pattern or not name.endswith(":input")]
+        return [name for name in outer if ":" in pattern or not (name.endswith(":input") or HIDDEN in name)]
 
     def _values_called(self, pattern: str) -> list[str]:
         """The values of this name; for a glob, those that have units, in the order of the graph."""
@@ -288,7 +316,7 @@ class Sites:
         if not any(c in pattern for c in "*?["):
             return []
         aliases = [alias for alias in self._names_like(pattern) if fnmatch.fnmatchcase(alias, pattern)]
-        values = {value for alias in aliases for value in names[alias] if value in self.axes}
+        values = {v for alias in aliases for v in names[alias] if v in self.axes or v in self.hidden_states}
         return [value for value in self.values if value in values]
 
     def site_of(self, value: str, axis: int | None, name: str = "", *, at: str = "") -> Site:

@@ -194,7 +194,9 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     """
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if patterns == ["*"]:
-        several = [site for site in program.sites() if site.folding is not None and site.units > 1]
+        several = [
+            site for site in program.sites() if site.folding is not None and site.units > 1 and site.recurrence is None
+        ]
         whole = [site for site in several if site.folding is not None and site.folding.folds]
         constant = [site for site in several if site.folding is not None and site.folding.constant.folds]
         return last_of_each_run(program, whole) if whole else last_of_each_function(program, constant)
@@ -202,6 +204,14 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     named = {site.value: site for pattern in patterns for site in program.find(pattern)}
     if not named:
         raise SiteError("no site was named", fix="name sites, or globs of them")
+    for site in named.values():
+        if site.recurrence is not None:
+            raise SiteError(
+                "its recurrence reads it at every step, so statistics do not say what a replacement changes",
+                node=site.name,
+                op=site.op,
+                fix="give its units and constants yourself: plan.do(...); leave it out here",
+            )
     return sorted(named.values(), key=lambda site: order[site.value])
 
 

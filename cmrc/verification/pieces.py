@@ -26,6 +26,9 @@ class Pieces:
         for name in sites:
             node = program.producers.get(name)
             where = {"node": program.title(name), "op": node.kind if node else "input"}
+            if name in program.hidden_states:
+                problem = "its recurrence reads it at every step, so the model cannot be cut there"
+                raise SiteError(problem, **where, fix="verify at a site behind it")
             if name in graph_cut.free:
                 raise SiteError("does not depend on the inputs of the model", **where, fix="name another site")
             if name in graph_cut.dead:

@@ -290,6 +290,34 @@ bug(
     "tests/fuzz/test_fuzz.py::test_what_failed_once",
 )
 bug(
+    "held-units-stay-in-the-recurrence",
+    "    mask[list(units)] = 0.0\n",
+    "",
+    "a hidden unit that is replaced inside a recurrence is still read by its gates",
+    "tests/structures/test_recurrent.py",
+)
+bug(
+    "held-constants-are-lost",
+    "        if values.any():\n            inputs[bias]",
+    "        if not values.any():\n            inputs[bias]",
+    "the gates of a recurrent op do not see the constants of its hidden units",
+    "tests/structures/test_recurrent.py",
+)
+bug(
+    "fed-back-units-are-dropped",
+    "    while more := {int(u) for u in",
+    "    while more := set[int]() and {int(u) for u in",
+    "hidden units that the gates read are dropped since nobody outside reads them",
+    "tests/structures/test_recurrent.py",
+)
+bug(
+    "reset-gate-is-forgotten",
+    "    if recurrence.resets_state and",
+    "    if not recurrence.stacked and",
+    "a GRU that resets the state before R reads it takes constants as if it did so after",
+    "tests/structures/test_recurrent.py",
+)
+bug(
     "float64-epsilon-is-narrowed",
     '    return dtype != "float64" or float(np.float32(number)) == number',
     "    return True",

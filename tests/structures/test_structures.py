@@ -111,9 +111,12 @@ TABLE = [
     Supported("LM head, classifier", "rows: units of an output", "declined: an output keeps its units", language_model, IDS, TWO, "head",
               stops="it is an output of the model"),
     Supported("LSTM", "units that it reads", "exact: the gates of its first layer lose columns", lambda: Recurrent(nn.LSTM), STEPS, TWO, "act"),
-    Supported("LSTM", "units that it makes", "declined: its gates read every hidden unit at the next step", lambda: Recurrent(nn.LSTM), STEPS, TWO, "rnn",
-              stops="its gates read every hidden unit at the next step"),
+    Supported("LSTM", "hidden units, at every step: the site `rnn:hidden`", "exact: rows of all its weights and columns of R go", lambda: Recurrent(nn.LSTM),
+              STEPS, TWO, "rnn:hidden"),
+    Supported("LSTM", "what it returns, while its gates go on reading the units", "declined: they must still be computed", lambda: Recurrent(nn.LSTM),
+              STEPS, TWO, "rnn", stops="its gates read every hidden unit at the next step"),
     Supported("GRU, RNN", "units that they read", "exact, likewise", lambda: Recurrent(nn.GRU), STEPS, TWO, "act"),
+    Supported("GRU, RNN", "hidden units, at every step", "exact, likewise", lambda: Recurrent(nn.GRU), STEPS, TWO, "rnn:hidden"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The exported graph, cleaned before it is read: no run-time checks, no in-place ops, compound ops spelled out.
 
 relu_(x)      ->   relu(x), and later readers of x read that
+lstm(x)       ->   lstm(lstm(x)), where it has two layers
 glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
 stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
@@ -168,8 +169,8 @@ def _call(before: fx.Node, target: Any, *args: Any) -> fx.Node:
         call = before.graph.call_function(target, args)
     call.meta = {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace", "torch_fn")}
     values = map_arg(args, lambda n: n.meta["val"])
-    mode = before.meta["val"].fake_mode
-    with mode:
+    value = before.meta["val"]
+    with (value[0] if isinstance(value, tuple) else value).fake_mode:
         call.meta["val"] = target(*values)
     return call
 
@@ -312,6 +313,42 @@ def _spell_filled(a: Arguments) -> None:
     a.node.target = aten.full.default
 
 
+def _spell_layers(a: Arguments) -> None:
+    """Layers of a recurrent op, each an op of its own: every one has its hidden state. The op itself becomes the last."""
+    layers, directions, weights, node = int(a["num_layers"]), 1 + bool(a["bidirectional"]), a["params"], a.node
+    if layers == 1:
+        return
+    each, several = len(weights) // layers, isinstance(a["hx"], (list, tuple))
+    every, *last = node.meta["val"]
+    with every.fake_mode:
+        given = (every, *(state[:directions] for state in last))
+    x, earlier = a["input"], list[list[fx.Node]]()
+    for layer in range(layers):
+        first, end = layer * directions, (layer + 1) * directions
+        begun = [_part(node, h, 0, first, end)[0] for h in (a["hx"] if several else [a["hx"]])]
+        own = list(weights[layer * each : (layer + 1) * each])
+        rest = (own, a["has_biases"], 1, 0.0, a["train"], a["bidirectional"], a["batch_first"])
+        operands = (x, begun if several else begun[0], *rest)
+        if layer == layers - 1:
+            break
+        with node.graph.inserting_before(node):
+            call = node.graph.call_function(node.target, operands)  # type: ignore[arg-type]
+        call.meta = {**node.meta, "val": given}
+        x, *ends = (_call(node, operator.getitem, call, i) for i in range(len(given)))
+        earlier.append(ends)
+        if a["dropout"]:
+            x = _call(node, aten.dropout.default, x, a["dropout"], a["train"])
+    node.args, node.kwargs, node.meta["val"] = operands, {}, given
+    for part in [user for user in node.users if user.users and user.args[1] != 0]:
+        result = int(str(part.args[1]))
+        states = [*(ends[result - 1] for ends in earlier), _call(part, operator.getitem, node, result)]
+        for reader in [user for user in part.users if user.target is aten.select.int and user.args[1] == 0]:
+            layer, direction = divmod(int(str(reader.args[2])) % (layers * directions), directions)
+            reader.args = (states[layer], 0, direction)
+        if part.users:
+            _become(part, aten.cat.default, states, 0)
+
+
 SPELLED = {
     aten.zeros.default: _spell_filled,
     aten.ones.default: _spell_filled,
@@ -319,6 +356,10 @@ SPELLED = {
     aten.copy.default: _spell_copy,
     aten.einsum.default: _spell_einsum,
     aten.glu.default: _spell_glu,
+    aten.gru.input: _spell_layers,
+    aten.lstm.input: _spell_layers,
+    aten.rnn_relu.input: _spell_layers,
+    aten.rnn_tanh.input: _spell_layers,
     aten.squeeze.default: _spell_squeeze,
     aten.squeeze.dim: _spell_squeeze,
     aten.squeeze.dims: _spell_squeeze,

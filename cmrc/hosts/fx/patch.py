@@ -60,9 +60,9 @@ def _reread_opaque(draft: Draft, before: Node, node: Node) -> None:
     """New operands for an op that is not understood. Its results may be several: its own node is its origin."""
     target = next(n for n in draft.lifted.nodes if n.name == node.origin)
     dtype = torch_dtype(node.output.dtype)
-    for i, (was, now) in enumerate(zip(before.inputs, node.inputs, strict=True)):
-        old, new = (draft.operand(operand, node, i, dtype) for operand in (was, now))
-        if was != now and old is not new:
+    sources = [read for read in target.all_input_nodes if read.op != "get_attr"]  # equal tensors may be several nodes
+    for i, (was, now, old) in enumerate(zip(before.inputs, node.inputs, sources, strict=True)):
+        if was != now and (new := draft.operand(now, node, i, dtype)) is not old:
             target.replace_input_with(old, new)
 
 

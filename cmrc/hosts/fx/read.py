@@ -20,7 +20,20 @@ from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
 from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
-from cmrc.ir.graph import Array, ArrayLiteral, Graph, Leaf, Marks, Node, Operand, Tensor, Value, apply, leaves_of
+from cmrc.ir.graph import (
+    Array,
+    ArrayLiteral,
+    Graph,
+    Leaf,
+    Marks,
+    Node,
+    Operand,
+    Recurrence,
+    Tensor,
+    Value,
+    apply,
+    leaves_of,
+)
 from cmrc.ir.ops import OPS
 
 COMPUTED = {"reshape", "transpose", "expand", "concat", "select"}  # besides `pointwise` and `along` functions
@@ -262,16 +275,20 @@ class LiftedReading:
         inputs, places = tuple(o for _, o in reads), {n: i for i, (n, _) in enumerate(reads)}
         weighed = tuple((places[weight], -1 if bias is None else places[bias]) for weight, bias in barrier.weighed)
         value = node.meta.get("val")
+        parts = [user for user in node.users if user.target is operator.getitem]
+        recurrence = None
         if isinstance(value, (tuple, list)):
-            outputs = tuple(_value(user) for user in node.users if user.target is operator.getitem)
+            outputs = tuple(_value(part) for part in parts)
             if not outputs:
                 return
+            if barrier.cells:
+                recurrence = _recurrence(barrier, places, parts)
         else:
             if not inputs and not isinstance(value, torch.Tensor):
                 return  # arithmetic on sizes
             outputs = (_value(node),)
         host_op = opname(node) or str(node.target)
-        marks = Marks(host_op=host_op, why=barrier.why, effect=node.is_impure(), weighed=weighed)
+        marks = Marks(host_op=host_op, why=barrier.why, effect=node.is_impure(), weighed=weighed, recurrence=recurrence)
         self.nodes.append(Node("opaque", inputs, outputs, {}, node.name, path_of(node), marks))
 
 
@@ -284,6 +301,20 @@ def _fits(operands: Sequence[Operand], read: Read) -> bool:
     if read.op == "embedding":
         return operands[0] is not None and isinstance(operands[1], Tensor)
     return any(isinstance(o, str) for o in operands) or read.op in COMPUTED | {"pointwise"}
+
+
+RESULTS = ("every", "last", "cell")  # what an LSTM gives; a GRU and an RNN give the first two
+
+
+def _recurrence(barrier: Barrier, places: Mapping[fx.Node, int], parts: Sequence[fx.Node]) -> Recurrence | None:
+    """Where its operands stand; None where one is not among them."""
+    if not all(n is None or n in places for cell in barrier.cells for n in cell):
+        return None
+    weight, hidden = (shape_of(n) for n in barrier.cells[0][:2])
+    cells = tuple(tuple(-1 if n is None else places[n] for n in cell) for cell in barrier.cells)
+    states = tuple(dict.fromkeys(places[n] for n in barrier.states if n in places))
+    results = tuple(RESULTS[int(str(part.args[1]))] for part in parts)
+    return Recurrence(int(weight[0]) // int(hidden[1]), cells, results, states)  # type: ignore[arg-type]
 
 
 def _value(node: fx.Node) -> Value:

@@ -30,8 +30,9 @@ from cmrc.hosts.onnx.nodes import (
     tensor_of,
     unique_origins,
 )
+from cmrc.hosts.onnx.ops.recurrent import RECURRENT, recurrence
 from cmrc.hosts.onnx.ops.row import LeftWhole, ModelReading, Row, Step, View, contents_of, row_name, times
-from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, RECURRENT, ROWS
+from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
 from cmrc.hosts.onnx.shapes import Sizes, infer, symbols
 from cmrc.ir.axes import product
 from cmrc.ir.graph import (
@@ -314,7 +315,7 @@ class _Reader:
         if recurrent:  # a bias that is left out may come
             operands += (None,) * (4 - len(operands))
             like = self.dtypes.get(operands[0], like) if isinstance(operands[0], str) else like
-            marks = replace(marks, why=marks.why or HIDDEN_UNITS, weighed=((1, 3),))
+            marks = replace(marks, why=marks.why or HIDDEN_UNITS, weighed=((1, 3),), recurrence=recurrence(view.node))
         known = OPAQUE.get(row_name(view.node))
         described = [(shape, like) for shape in view.inferred] if known is None else known(view)
         outputs = [

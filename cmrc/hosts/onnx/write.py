@@ -17,6 +17,7 @@ import onnx_ir
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.insert import INSERTED, insert_like
 from cmrc.hosts.onnx.nodes import defaults, drop_annotations, inner_nodes, is_sorted
+from cmrc.hosts.onnx.ops.recurrent import write_hidden_size
 from cmrc.hosts.onnx.ops.row import ModelReading
 from cmrc.hosts.onnx.ops.writers import WRITERS, write_target
 from cmrc.hosts.onnx.patch import ModelPatch, rewire, rewire_fused
@@ -82,6 +83,8 @@ def _write_changed(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node]
         writer(patch, onnx_node, nodes, before)
     elif not is_fused:
         rewire(patch, onnx_node, nodes[0], before[0])
+        if nodes[0].marks.recurrence is not None:
+            write_hidden_size(onnx_node, nodes[0])
 
 
 def _separated(before: ReadAs, now: ReadAs) -> dict[str, onnx_ir.Node]:

@@ -164,7 +164,8 @@ def as_the_host_says(node: Node, shapes: Shapes) -> str:
 
 # Why a recurrent op, which is opaque, does not do with fewer units behind it.
 HIDDEN_UNITS = (
-    "its gates read every hidden unit at the next step, so a unit that is replaced behind it must still be computed"
+    "its gates read every hidden unit at the next step, so a unit that is replaced behind it must still be computed: "
+    "the site with `:hidden` behind the name of this op replaces it inside the recurrence"
 )
 
 LAYOUT["opaque"] = Op((several("operands"),), NoAttrs, as_the_host_says, None)

@@ -94,11 +94,16 @@ def read_attention(a: Arguments) -> Read | Barrier:
 
 @row("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 def read_recurrent(a: Arguments) -> Barrier:
-    """The first layer reads x by one matrix per direction; those of the next layers read hidden units."""
-    each = 4 if a["has_biases"] else 2
-    starts = range(0, 2 * each if a["bidirectional"] else each, each)
-    weights = a["params"]
-    return Barrier(HIDDEN_UNITS, tuple((weights[i], weights[i + 2] if a["has_biases"] else None) for i in starts))
+    """One layer (clean.py takes several apart), with a matrix for x and one for the hidden state per direction."""
+    directions, weights, biases = 1 + bool(a["bidirectional"]), a["params"], a["has_biases"]
+    each = len(weights) // (directions * a["num_layers"])
+    starts = range(0, directions * each, each)
+    weighed = tuple((weights[i], weights[i + 2] if biases else None) for i in starts)
+    if a["num_layers"] > 1 or each != (4 if biases else 2):  # with a projection of the hidden state
+        return Barrier(HIDDEN_UNITS, weighed)
+    cells = tuple((*weights[i : i + 2], *(weights[i + 2 : i + 4] if biases else (None, None))) for i in starts)
+    states = a["hx"] if isinstance(a["hx"], (list, tuple)) else [a["hx"]]
+    return Barrier(HIDDEN_UNITS, weighed, cells, tuple(states))
 
 
 @row("embedding")

@@ -38,6 +38,8 @@ class Barrier:
 
     why: str
     weighed: tuple[tuple[fx.Node, fx.Node | None], ...] = ()
+    cells: tuple[tuple[fx.Node | None, ...], ...] = ()  # of a recurrent op, by direction: W, R, b_W and b_R
+    states: tuple[fx.Node, ...] = ()  # and the initial states that it is given
 
 
 Row: TypeAlias = Callable[[Arguments], Read | Barrier | None]

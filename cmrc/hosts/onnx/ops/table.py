@@ -30,8 +30,6 @@ EVALUATED: dict[str, Callable[[View], Tensor]] = {
     "Range": layout.counted_up,
 }
 
-RECURRENT = {"GRU", "LSTM", "RNN"}  # opaque: X is read by the weight in slot 1 and the bias in slot 3 alone
-
 OPAQUE: dict[str, Callable[[View], list[tuple[Shape | None, str]]]] = {
     # the shapes and dtypes of ops that stay whole, where they say more than shape inference finds
     "Gather": layout.gathered,
