@@ -1,6 +1,6 @@
 """What is lost at every size, without fine-tuning: ours by its defaults, beside libraries and published methods.
 
-python -m benchmarks.curves resnet | vit | minilm | magika | recogniser | efficientnet | smollm     [--sizes 0.7 0.5] [--quick]
+python -m benchmarks.curves resnet | vit | digits | minilm | magika | recogniser | efficientnet | smollm     [--sizes 0.7 0.5] [--quick]
 python -m benchmarks.curves resnet --again cmrc          measure the rows of ours once more, and keep the others
 
 The record is written after every row, and the same command goes on with those that it lacks. A row names the commit that it was measured
@@ -91,6 +91,7 @@ def trained(name: str, title: str, quick: bool) -> Subject:
 SUBJECTS: dict[str, Callable[[bool], Subject]] = {
     "resnet": lambda quick: trained("resnet", "ResNet-8", quick),
     "vit": lambda quick: trained("vit", "ViT", quick),
+    "digits": lambda quick: subjects.digits(),
     "minilm": lambda quick: stand_in("minilm") if quick else subjects.minilm(1024),
     "magika": lambda quick: stand_in("magika, in torch") if quick else subjects.magika(),
     "recogniser": lambda quick: stand_in("recogniser, in torch") if quick else subjects.recogniser(),
@@ -100,6 +101,7 @@ SUBJECTS: dict[str, Callable[[bool], Subject]] = {
 TITLES = {
     "resnet": "ResNet-8 on CIFAR-10",
     "vit": "ViT on CIFAR-10",
+    "digits": "the digits classifier of the examples",
     "minilm": "MiniLM-L6",
     "magika": "Magika",
     "recogniser": "PP-OCRv4 rec",

@@ -25,6 +25,7 @@ from cmrc.verification.evidence import log_softmax
 Run = Callable[..., np.ndarray]  # inputs of a batch to the first output
 Batch = dict[str, np.ndarray]
 BATCH = torch.export.Dim("batch")
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 CROPS = 100  # of the labelled photos
 
 
@@ -91,6 +92,33 @@ def divergence(plain: np.ndarray, other: np.ndarray) -> float:
 def in_parts(run: Run, arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
     parts = range(0, len(arrays[0]), size)
     return np.concatenate([run(*(array[i : i + size] for array in arrays)) for i in parts])
+
+
+# ---------------------------------------------------------------- the classifier of the examples
+
+
+def digits() -> Subject:
+    """A small ConvNet on scikit-learn's digits, as a file: all of its inner units."""
+    path = EXAMPLES / "digits.onnx"
+    train, test = (np.load(EXAMPLES / f"digits_{part}.npz") for part in ("train", "test"))
+    program = cmrc.trace(path)
+    plain = program.run([test["images"]])[0]
+    batches = [{"image": train["images"][i : i + 50]} for i in range(0, len(train["images"]), 50)]
+
+    def judge(run: Run) -> dict[str, float]:
+        answers = in_parts(run, [test["images"]], 20)
+        same, right = (float((answers.argmax(1) == wanted).mean()) for wanted in (plain.argmax(1), test["labels"]))
+        return {"KL": divergence(plain, answers), "agreement": same, "accuracy": right}
+
+    return Subject(
+        "Digits",
+        f"half of the units of four layers; calibrated on {len(train['images'])} pictures, judged on {len(test['images'])} others",
+        path,
+        ("bn2", program.find("pool")[0].value, "fc2", "head"),
+        batches,
+        judge,
+        task=True,
+    )
 
 
 # ---------------------------------------------------------------- EfficientNet-Lite0
