@@ -21,6 +21,7 @@ from cmrc.program.sites import Site
 
 POWERS = (0.5, 2.0)  # of a risk, as losses grow with it
 ALIKE = 1.05  # times the least loss of a candidate: of those up to here the one with the fewest parameters is taken
+STEPS_WORTH = 1.1  # times the loss of the finest widths: the steps that the hardware likes may cost this much
 NOTHING = 1e-12  # the loss of a site whose units do not reach the output
 CHANNELS = 8  # conv widths that are no multiple of 8 were measured to be slower than the next one that is
 FINE = 4  # of a narrow site: steps of 8 out of 16 channels leave no choice, which costs more than the speed is worth
@@ -76,12 +77,18 @@ def final_counts(
             replace(curve, risk=measured_risk(curve.risk, counts, measured))
             for curve, counts, measured in zip(curves, probed, losses, strict=True)
         ]
-        candidates = allocate(curves, recipe.budget, costs, larger=larger)
+        candidates = stepped = allocate(curves, recipe.budget, costs, larger=larger)
+        if recipe.multiple_of is None and not costs.timed and any(curve.multiple > 1 for curve in curves):
+            finest = allocate([replace(curve, multiple=1) for curve in curves], recipe.budget, costs, larger=larger)
+            candidates = stepped + [counts for counts in finest if counts not in stepped]
         if len(candidates) == 1:
             return candidates[0]
         together = probe.together(ranked, candidates)
-        bound = max(ALIKE * min(together), min(together))  # rounding makes a loss of next to nothing negative
-        alike = [counts for counts, loss in zip(candidates, together, strict=True) if not loss > bound]
+        in_steps = together[: len(stepped)]
+        if _within(STEPS_WORTH, min(in_steps), min(together)):
+            candidates, together = stepped, in_steps
+        least = min(together)
+        alike = [counts for counts, loss in zip(candidates, together, strict=True) if _within(ALIKE, loss, least)]
         stored = probe.costs_of("parameters", [r.site for r in ranked])
         return min(alike, key=stored.measure)
     counts = []
@@ -91,6 +98,11 @@ def final_counts(
             keep = _lookup(keep, r.site, program)
         counts.append(0 if keep is None else r.site.units - _kept(program, r.site, recipe, keep))
     return counts
+
+
+def _within(factor: float, loss: float, least: float) -> bool:
+    """Whether a loss is at most so many times the least. Rounding makes a loss of next to nothing negative."""
+    return not loss > max(factor * least, least)
 
 
 def require_budget(program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> None:

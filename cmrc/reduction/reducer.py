@@ -144,6 +144,8 @@ def reduce(
         asked = {"preset": preset, "seed": seed, "batch": subject.rows.calibration.batch, "protect": list(protect)}
         if refit:
             asked["recompute"] = "fits"
+        if goals.speedup is not None or goals.latency is not None:
+            asked["multiple_of"] = {}  # widths in the steps that are fast, whatever they lose
         run = _Run(
             subject, goals, clock, asked, sites, Timing(timed, threads, provider),
             _Judging(judge_by, _name_of(metric), {"answer": answer, "reads": reads, "class_axis": class_axis, "tolerance": tolerance}),
