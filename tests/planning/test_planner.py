@@ -434,7 +434,7 @@ def test_budgets_and_errors_on_the_command_line(folder: Path) -> None:
     assert json.loads(done.stdout)["recipe"]["budget"] == {"of": "parameters", "amount": 0.8}
     bad = cli("plan", model, "--data", "data.npz", "--keep", "half", "-o", "plan.json")
     assert bad.exit_code == 2
-    assert "'half' is no number" in bad.stderr
+    assert "'half' is not a number" in bad.stderr
     assert cli("plan", model, "-o", "plan.json").exit_code == 2
     assert cli("plan", "--help").exit_code == 0
 
