@@ -1,4 +1,4 @@
-"""affine_fold: a `do(units := B · parents + β)` sinks through linear ops until an affine op takes it in.
+"""affine_fold: a `do(units := B · parents + β)` sinks through linear ops until an affine op absorbs it.
 
     %d = do(%a, β, B) {units=S, parents=P}        %s = select(%a) {keep=K}
     %y = linear(%d, W, b)                   ->    %y = linear(%s, W[:,K] with W[:,P] += W[:,S]·B, b + W[:,S]·β)
@@ -6,8 +6,8 @@
     %d = do(%h, β, B) {units=S, parents=P}        %n = batch_norm(%h)
     %n = batch_norm(%d)                     ->    %d = do(%n, β', B') {units=S, parents=P}
 
-The relation holds among values before a scaling `a·x + d`; after it `B' = a_S B / a_P` and `β' = a_S β + d_S − B' d_P`,
-so a parent whose scale is 0 cannot carry it. A nonlinear op stops it: f(B x) is no affine function of f(x).
+The relation holds between values before a scaling `a·x + d`; after it `B' = a_S B / a_P` and `β' = a_S β + d_S − B' d_P`,
+so a parent whose scale is 0 cannot carry it. A nonlinear op stops it: f(B x) is not an affine function of f(x).
 One forward sweep, one rule per op; absorbing is shared with constant_fold (absorb.py).
 """
 
@@ -47,9 +47,9 @@ from cmrc.passes.rewriting.rewriter import (
     sink_all,
 )
 
-# Of the largest scale of the parents: below it the division would lose the precision of the result.
+# Relative to the parents' largest scale: dividing by less would lose the precision of the result.
 SMALLEST_SCALE = 1e-6
-# How much larger than the unit itself numbers may be that cancel each other behind a shift: they bring their rounding along.
+# How much larger than the unit itself the numbers may be that cancel after a shift: their rounding errors do not cancel.
 LARGEST_LOSS = 32.0
 
 
@@ -64,8 +64,8 @@ class Relation:
     slab: Array
     weight: Array
     sources: tuple[int, ...]
-    position: int = 0  # the operand of the node that it has arrived at
-    alone: bool = True  # whether no other operand of that node is replaced so
+    position: int = 0  # the operand of the node at which it has arrived
+    alone: bool = True  # whether no other operand of that node is replaced this way
 
     @property
     def repeat(self) -> int:
@@ -108,14 +108,14 @@ def absorb_into_linear(sweep: Sweep, node: Node, relation: Relation) -> RuleOutc
     if isinstance(node.inputs[1], str) or relation.position != 0:
         return Declined("its weight is computed at run time")
     if relation.axis != attributes(node, LinearAttrs)["axis"]:
-        return Declined("it acts along another axis than the replacement")
+        return Declined("it acts along a different axis than the replacement")
     mix = (relation.parents, literal(relation.weight))
     outcome = fold_into_linear(sweep, node, relation.source, relation.units, relation.slab, mix)
     return outcome if isinstance(outcome, Declined) else _with_weight(outcome)
 
 
 def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """The same at every kernel position; units and parents must share a group."""
+    """As `absorb_into_linear`, at every kernel position. Units and parents must be in the same group."""
     attrs = attributes(node, ConvAttrs)
     if isinstance(node.inputs[1], str) or relation.position != 0:
         return Declined("its weight is computed at run time")
@@ -131,7 +131,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcom
             return Declined("a grouped convolution cannot rebuild blocks of channels")
         unit_group, parent_group = np.asarray(relation.units) // per, np.asarray(relation.parents) // per
         if np.any(relation.weight[unit_group[:, None] != parent_group[None, :]]):
-            return Declined("a unit and its parents lie in different groups")
+            return Declined("a unit and its parents are in different groups")
         counts = count_by_group(relation.units, groups, per)
         if counts.min() != counts.max():
             return Declined("its groups would keep different numbers of channels")
@@ -148,11 +148,11 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Rule
     """f(x) = a·x + d with known a and d: x_S = B x_P + β becomes y_S = (a_S B / a_P) y_P + a_S β + d_S - (a_S B / a_P) d_P."""
     position, fn = relation.position, attributes(node, PointwiseAttrs)["fn"]
     if position not in POINTWISE[fn].affine_in:
-        return Declined("it is not affine in the replaced units")
+        return Declined("it is not an affine function of the replaced units")
     if any(isinstance(o, str) for i, o in enumerate(node.inputs) if i != position):
         return Declined("its other operand is not a constant")
     if fn == "cast" and not attributes(node, PointwiseAttrs).get("dtype", "").startswith(("float", "bfloat")):
-        return Declined("it is not affine in the replaced units")
+        return Declined("it is not an affine function of the replaced units")
     axis = result_axis(node, position, sweep.shape(relation.source), relation.axis)
     if node.output.shape[axis] != sweep.shape(relation.source)[relation.axis]:
         return Declined("the replaced axis is broadcast here")
@@ -168,7 +168,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, relation: Relation) -> Rule
 
 
 def _scale_and_shift(node: Node, position: int, axis: int, units: Sequence[int]) -> tuple[Array, Array] | None:
-    """a and d of f(x) = a·x + d for some units, found by f(0) and f(1); `None` where they differ by position."""
+    """a and d of f(x) = a·x + d for some units, from f(0) and f(1); `None` if they differ by position."""
     rank = len(node.output.shape)
     operands: list[Array | None] = []
     for i, operand in enumerate(node.inputs):
@@ -189,13 +189,13 @@ def _scale_and_shift(node: Node, position: int, axis: int, units: Sequence[int])
 
 
 def _usual_sizes(node: Node, axis: int, units: Sequence[int]) -> Array:
-    """How large the numbers are that arrive: a batch norm knows it, elsewhere 1 is taken."""
+    """How large the arriving numbers are: a batch norm knows it; otherwise 1 is assumed."""
     if attributes(node, PointwiseAttrs)["fn"] != "batch_norm":
         return np.ones(len(units))
     sizes = np.zeros(len(units))
     for i, grown in ((3, np.abs), (4, np.sqrt)):
         operand = node.inputs[i]
-        assert isinstance(operand, Tensor)  # or its scale would not be known
+        assert isinstance(operand, Tensor)  # otherwise its scale would be unknown
         local = operand_axis(node, i, operand.shape, axis)
         sizes += grown(constant(operand if local is None else take(operand, local, units)).reshape(-1))
     return sizes
@@ -209,7 +209,7 @@ def _scaled(
     axis: int,
     rank: int,
 ) -> Relation | Declined:
-    """The relation among the results, where units and parents are scaled and shifted: the formula of the rule."""
+    """The relation between the results when units and parents are scaled and shifted: the formula of the rule."""
     (a_s, d_s), (a_p, d_p) = of_units, of_parents
     rows, columns = relation.weight.shape
     if not all(np.all(np.isfinite(part)) for part in (a_s, d_s, a_p, d_p)):
@@ -217,7 +217,7 @@ def _scaled(
     if relation.repeat > 1:
         blocks_s, blocks_p = a_s.reshape(rows, -1), a_p.reshape(columns, -1)
         if np.any(blocks_s != blocks_s[:, :1]) or np.any(blocks_p != blocks_p[:, :1]):
-            return Declined("it scales the positions of a unit's block differently")
+            return Declined("it scales the positions within a unit's block differently")
         a_s, a_p = blocks_s[:, 0], blocks_p[:, 0]
     used = np.any(relation.weight != 0, axis=0)
     if np.any(np.abs(a_p[used]) <= SMALLEST_SCALE * np.abs(np.concatenate([a_p, a_s])).max()):
@@ -228,7 +228,7 @@ def _scaled(
     itself = np.abs(a_s) * (np.abs(relation.weight) @ usual.reshape(columns, -1).max(axis=1))
     itself += np.abs(d_s).reshape(rows, -1).max(axis=1)
     if np.any(cancelled > LARGEST_LOSS * itself):
-        return Declined("behind its shift the units would be small differences of large numbers")
+        return Declined("after its shift, the units would be small differences of large numbers")
     along = [len(relation.units) if i == axis else 1 for i in range(rank)]
     scale = np.repeat(a_s, relation.repeat).reshape(along)
     slab = scale * relation.slab.reshape((1,) * (rank - relation.slab.ndim) + relation.slab.shape)
@@ -236,14 +236,14 @@ def _scaled(
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """A linear f over other axes, alike for every unit: B as it is, β as a constant goes through f."""
+    """A linear f over other axes that treats all units alike: B stays, and β goes through f as a constant."""
     fn, axes, attrs = attributes(node, AlongAttrs)["fn"], tuple(attributes(node, AlongAttrs)["axes"]), node.attrs
     if relation.axis in axes:
         return Declined("it mixes the units with each other")
     if not ALONG[fn].linear or (fn == "pad" and attrs["value"] != 0):
-        return Declined("it is not affine in the replaced units")
+        return Declined("it is not an affine function of the replaced units")
     if combines_nothing(sweep, node, relation.source):
-        return Declined("it combines an axis of no elements")
+        return Declined("it combines an axis of size 0")
     axis = relation.axis - sum(a < relation.axis for a in axes) if attrs.get("drop") else relation.axis
     slab = compress(relation.slab, relation.axis)
     if not np.any(slab) or (ALONG[fn].maps_constants_to_themselves(attrs) and all(slab.shape[a] == 1 for a in axes)):
@@ -253,7 +253,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleO
     else:
         sizes = [sweep.shape(relation.source)[a] for a in axes]
         if not all(isinstance(n, int) for n in sizes):
-            return Declined("its constant part becomes different at different positions, and their number is not fixed")
+            return Declined("its constant part would differ by position, and the number of positions is not fixed")
         shape = list(slab.shape)
         for a, n in zip(axes, sizes, strict=True):
             shape[a] = int(n)
@@ -262,7 +262,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleO
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """A unit that becomes a block takes its relation along, position by position."""
+    """A unit that becomes a block keeps its relation, position by position."""
     before, after = sweep.shape(relation.source), node.output.shape
     units = blocks(before, after, relation.axis, relation.units)
     parents = blocks(before, after, relation.axis, relation.parents)
@@ -288,13 +288,13 @@ def sink_through_transpose(sweep: Sweep, node: Node, relation: Relation) -> Rule
 
 
 def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """Along the units, positions shift. One replaced part at a time: the next sweep takes the next."""
+    """Along the units, positions shift. One replaced part at a time; the next sweep handles the next one."""
     position = relation.position
     if relation.axis != attributes(node, ConcatAttrs)["axis"]:
-        return Declined("the concatenation runs along another axis")
+        return Declined("the concatenation is along another axis")
     sizes = [sweep.shape(operand)[relation.axis] for operand in node.inputs]
     if not all(isinstance(n, int) for n in sizes):
-        return Declined("a part has a size known only at run time")
+        return Declined("the size of a part is known only at run time")
     offset = sum(int(n) for n in sizes[:position])
     shifted = replace(
         relation, units=tuple(u + offset for u in relation.units), parents=tuple(p + offset for p in relation.parents)
@@ -303,7 +303,7 @@ def sink_through_concat(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
 
 
 def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """Units that are not read vanish; the parents of the others must be read as well."""
+    """Units that are not read disappear; the parents of the others must be read too."""
     attrs = attributes(node, SelectAttrs)
     axis, keep = attrs["axis"], attrs["keep"]
     if axis != relation.axis:
@@ -320,7 +320,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
     used = np.flatnonzero(np.any(relation.weight[rows] != 0, axis=0))
     parents = [relation.parents[p * relation.repeat + k] for p in used for k in range(relation.repeat)]
     if any(u not in where for u in units) or any(p not in where for p in parents):
-        return Declined("it drops parents that the units are rebuilt from")
+        return Declined("it drops parents from which the units are rebuilt")
     if sum(k in set(units) for k in keep) > len(units):
         return Declined("it repeats the units")
     chosen = [r * relation.repeat + k for r in rows for k in range(relation.repeat)]
@@ -329,7 +329,7 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
         sweep.put_do(
             node.output, axis, [where[u] for u in units], np.take(relation.slab, chosen, axis=axis), relation.sources
         )
-        return past("what is left of it is constant")
+        return past("its remaining part is constant")
     reduced = replace(
         relation,
         units=tuple(where[u] for u in units),
@@ -341,20 +341,20 @@ def sink_through_select(sweep: Sweep, node: Node, relation: Relation) -> RuleOut
 
 
 def sink_through_do(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
-    """The later wins where both name a unit. Two affine do's, none of whose units is a parent of the other, become one."""
+    """The later do wins if both name a unit. Two affine do's become one if no unit of one is a parent in the other."""
     attrs = attributes(node, DoAttrs)
     if attrs["axis"] != relation.axis:
-        return Declined("a replacement along another axis stands here")
+        return Declined("there is already a replacement along another axis here")
     here = set(attrs["units"])
     if set(attrs.get("parents", ())) & set(relation.units):
         return Declined("the parents of an affine replacement are themselves replaced")
     if here >= set(relation.units):
         sweep.emit(node.with_inputs((relation.source, *node.inputs[1:])))
         return Rewritten(Movement.UNREAD, "past, all of its units are replaced again")
-    if not is_affine_do(node):  # which goes first, or they would change places for ever
-        return Declined("a replacement by constants stands here")
+    if not is_affine_do(node):  # that one goes first, or they would swap places forever
+        return Declined("there is already a replacement by constants here")
     if here & (set(relation.units) | set(relation.parents)):
-        return Declined("another replacement of the same units stands here")
+        return Declined("there is already a replacement of the same units here")
     return _join(sweep, node, relation)
 
 
@@ -362,7 +362,7 @@ def _join(sweep: Sweep, node: Node, relation: Relation) -> RuleOutcome:
     """Two affine do's become one: block rows, the union of the parents."""
     other = relation_of(node)
     if other.repeat != 1 or relation.repeat != 1:
-        return Declined("another affine replacement of blocks stands here")
+        return Declined("there is already an affine replacement of blocks here")
     parents = tuple(dict.fromkeys((*relation.parents, *other.parents)))
     weight = np.zeros((len(relation.units) + len(other.units), len(parents)))
     column = {p: i for i, p in enumerate(parents)}

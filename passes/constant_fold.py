@@ -1,4 +1,4 @@
-"""constant_fold: a `do(units := constants)` sinks along the data flow until an affine op takes it in.
+"""constant_fold: a `do(units := constants)` sinks along the data flow until an affine op absorbs it.
 
     %d = do(%a, c) {units=S}                      %s = select(%a) {keep=K}
     %y = linear(%d, W, b)                   ->    %y = linear(%s, W[:,K], b + W[:,S]·c)
@@ -6,9 +6,9 @@
     %d = do(%h, c) {units=S}                      %r = relu(%h)
     %r = relu(%d)                           ->    %d = do(%r, relu(c)) {units=S}
 
-One forward sweep, one rule per op. A rule gives the constants of the result by calling the evaluator (`ir/ops/`) on the
-constants of the operands, so an op has one meaning. Where a rule declines, the do stays before that op and the reason is
-noted; other readers of the same value go on without it. Condition: constants are finite (0 · x is taken to be 0).
+One forward sweep, one rule per op. A rule computes the constants of the result by calling the evaluator (`ir/ops/`) on the
+constants of the operands, so an op has one meaning. If a rule declines, the do stays in front of that op and the reason is
+noted; other readers of the same value are not affected. Condition: constants are finite (0 · x is assumed to be 0).
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ from cmrc.passes.rewriting.rewriter import (
 Rule = Callable[[Sweep, Node, Facts], RuleOutcome]
 
 
-CONSTANT_OUTPUT = "every unit of this output is constant, so nothing of the model would be left"
+CONSTANT_OUTPUT = "every unit of this output is constant, so nothing would be left of the model"
 # ---------------------------------------------------------------- rules
 
 
 def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """f(x_S := a, y_S := b) -> do(f(x, y), S := f(a, b)); 0 · y is 0 whatever y; a fully known operand becomes a tensor."""
+    """f(x_S := a, y_S := b) -> do(f(x, y), S := f(a, b)); 0 · y is 0 for any y; a fully known operand becomes a tensor."""
     axes = {result_axis(node, i, sweep.shape(fact.source), fact.axis) for i, fact in facts.items()}
     if len(axes) > 1:
         return Declined("its operands are replaced along different axes")
@@ -89,7 +89,7 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
 
 
 def _is_product_with_zeros(node: Node, facts: Facts, axis: int) -> bool:
-    """The common case of a gate: one factor is 0 in some units."""
+    """A common case, as in a gate: one factor is 0 in some units."""
     fact = facts[min(facts)]
     some = len(fact.units) != node.output.shape[axis]
     return attributes(node, PointwiseAttrs)["fn"] == "mul" and len(facts) == 1 and some and not fact.slab.any()
@@ -100,10 +100,10 @@ def _zeros(node: Node, axis: int, count: int) -> Array:
 
 
 def _sink_in_part(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown: Sequence[str]) -> RuleOutcome:
-    """Operands that are replaced in different units, or beside operands that still vary.
+    """Operands that are replaced in different units, or meet operands that still vary.
 
-    Known behind the op are the units in which all operands are known, and those in which a factor is 0. An operand that is
-    known altogether becomes a tensor. What is left of the others stays in front of the op.
+    After the op, a unit is known if all operands are known there, or if a factor is 0 there. An operand that is known
+    completely becomes a tensor. The rest of the others stays in front of the op.
     """
     whole = _known_altogether(sweep, node, facts, axis, unknown)
     part = [fact for i, fact in facts.items() if i not in whole]
@@ -129,7 +129,7 @@ def _sink_in_part(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown: Se
 
 
 def _known_altogether(sweep: Sweep, node: Node, facts: Facts, axis: int, unknown: Sequence[str]) -> list[int]:
-    """The operands of which every unit is replaced, unless the whole result would be known, or would lose its shape."""
+    """The operands in which every unit is replaced, unless then the whole result would be known or would lose its shape."""
     whole = [i for i, fact in facts.items() if len(fact.units) == node.output.shape[axis]]
     if len(whole) == len(facts) and not unknown:
         return []
@@ -177,7 +177,7 @@ def _evaluate_pointwise(node: Node, facts: Facts, axis: int, units: Sequence[int
 
 
 def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units a mean, a sum or a norm takes it in."""
+    """f over other axes: do(x, S := c) -> do(f(x), S := f(c)). Across the units, a mean, a sum or a norm absorbs it."""
     if set(facts) != {0}:
         return Declined("one of its parameters is replaced")
     attrs, fact = attributes(node, AlongAttrs), facts[0]
@@ -185,7 +185,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     if fact.axis in axes:
         return _fold_across_units(sweep, node, fact)
     if combines_nothing(sweep, node, fact.source):
-        return Declined("it combines an axis of no elements")
+        return Declined("it combines an axis of size 0")
     axis = fact.axis - sum(a < fact.axis for a in axes) if attrs.get("drop") else fact.axis
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)
@@ -198,7 +198,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     if not (flat and fn in ("layer_norm", "instance_norm", "rms_norm")):
         sizes = [sweep.shape(fact.source)[a] for a in axes]
         if not all(isinstance(n, int) for n in (*sizes, *attrs.get("times", ()))):
-            return Declined("the constant becomes different at different positions, and their number is not fixed")
+            return Declined("the constant would differ by position, and the number of positions is not fixed")
         slab = np.broadcast_to(slab, [int(sizes[axes.index(d)]) if d in axes else n for d, n in enumerate(slab.shape)])
     if any(isinstance(operand, str) for operand in node.inputs[1:]):
         return Declined("one of its parameters is computed at run time")
@@ -220,7 +220,7 @@ def _fold_across_units(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
 
 
 def _parameters_at(node: Node, fact: Known, rank: int) -> list[Array | None]:
-    """The parameters of the op, where they run along the units only those of the replaced ones."""
+    """The op's parameters; if they run along the units, only those of the replaced units."""
     arrays: list[Array | None] = []
     for i, operand in enumerate(node.inputs[1:], start=1):
         assert not isinstance(operand, str)
@@ -261,7 +261,7 @@ def sink_through_expand(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 
 def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Along the units: positions shift. Along another axis: every part must be known in the same units."""
+    """Along the units, positions shift. Along another axis, every part must be known in the same units."""
     along = attributes(node, ConcatAttrs)["axis"]
     axes = {fact.axis for fact in facts.values()}
     if len(axes) > 1:
@@ -276,7 +276,7 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
                 slabs.append(facts[i].full())
             size = sweep.shape(operand)[along]
             if not isinstance(size, int):
-                return Declined("a part has a size known only at run time")
+                return Declined("the size of a part is known only at run time")
             offset += size
         return sink(sweep, node, facts, axis, units, join(slabs, axis))
     tensors = {i: o for i, o in enumerate(node.inputs) if o is not None and not isinstance(o, str)}
@@ -314,13 +314,13 @@ def sink_through_select(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 
 def sink_through_do(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """do after do on one axis: the later wins where both name a unit; constant parents of an affine do join its bias."""
+    """do after do on one axis: the later wins if both name a unit; constant parents of an affine do move into its bias."""
     axis = attributes(node, DoAttrs)["axis"]
     if isinstance(node.inputs[1], str):
-        return Declined("a replacement by values known only at run time stands here")
+        return Declined("there is already a replacement by values known only at run time here")
     fact = facts[0]
     if axis != fact.axis:
-        return Declined("a replacement along another axis stands here")
+        return Declined("there is already a replacement along another axis here")
     if is_constant_do(node):
         later = known_of(node.with_inputs((fact.source, *node.inputs[1:])))
         named = set(later.units)
@@ -366,7 +366,7 @@ def _join_constant_parents(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
 
 
 def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Along the contracted axis: into bias and columns. Along another: the constants go through the map."""
+    """Along the contracted axis, into bias and columns. Along another axis, the constants go through the map."""
     attrs = attributes(node, LinearAttrs)
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
@@ -419,7 +419,7 @@ def rule_for(node: Node, facts: Facts) -> Rule:
 
 
 def carry_value(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """A value of a fixed size is numbers as well: it goes on as those where they are few, or where a value cannot."""
+    """A value of a fixed size can be evaluated to numbers: it continues as numbers if they are few, or if a value cannot pass."""
     rule = runtime.RULES.get(node.op, runtime.stop)
     outcome = None if runtime.is_better_stored(sweep, node, facts) else rule(sweep, node, facts)
     if outcome is not None and not isinstance(outcome, Declined):

@@ -1,12 +1,12 @@
-"""dead_subgraph: a `select` rises against the data flow until an affine op takes it in by dropping rows.
+"""dead_subgraph: a `select` rises against the data flow until an affine op absorbs it by dropping rows.
 
     %h = linear(%x, W, b)                         %h = linear(%x, W[K,:], b[K])
     %a = relu(%h)                           ->    %a = relu(%h)
     %s = select(%a) {keep=K}                      %y = linear(%a, ...)
     %y = linear(%s, ...)
 
-One backward sweep, one rule per op. A value whose every reader needs only some positions is made only there; readers that
-need fewer still select from what is left. What nobody reads is dropped. Only bytes move: nothing is computed.
+One backward sweep, one rule per op. If every reader of a value needs only some positions, only those are computed; readers that
+need fewer select from what is left. What nobody reads is dropped. Only bytes are moved, no new numbers arise.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def drop_rows_of_conv(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     inputs = members(left, ins)
     if attrs.get("transposed"):
         if counts[left[0]] != outs:
-            return Declined("a grouped transposed convolution keeps or loses whole groups")
+            return Declined("a grouped transposed convolution can only lose whole groups")
         weight = take(weight, 0, inputs)
     else:
         weight = take(weight, 0, keep)
@@ -124,7 +124,7 @@ def rise_along_other_axes(rise: Rise, node: Node, wanted: Selection) -> RuleOutc
 
 
 def _rise_to_repeated(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """x, repeated along an axis as often as run time says: the same positions of every repeat."""
+    """x, repeated along an axis a number of times known only at run time: the same positions of every repeat."""
     axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     each, period = int(rise.shape(x)[axis]), keep.period or int(node.output.shape[axis])
@@ -132,12 +132,12 @@ def _rise_to_repeated(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     runs = np.tile(read, each // period) if each % period == 0 else read
     repeats = runs.reshape(-1, each) if runs.size % each == 0 else runs[None]
     if repeats.shape[1] != each or not np.all(repeats == repeats[0]):
-        return Declined("of its repeats different positions are read")
+        return Declined("its readers need different positions of its repeats")
     return shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
 
 
 def rise_through_reshape(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """Backwards through the same map as a do goes forwards (axes.py)."""
+    """Backwards through the map that a do goes through forwards (axes.py)."""
     axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     moved = rise.move(node.output.shape, rise.shape(x), axis, keep)
@@ -154,7 +154,7 @@ def rise_through_transpose(rise: Rise, node: Node, wanted: Selection) -> RuleOut
 
 
 def rise_through_expand(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """An axis that was expanded from one is simply expanded to fewer."""
+    """An axis that was expanded from size 1 is expanded to fewer positions."""
     axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     local = axis - (len(node.output.shape) - len(rise.shape(x)))
@@ -163,7 +163,7 @@ def rise_through_expand(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
 
 
 def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """Along the concatenated axis each part gets its share; a part of which nothing is read is dropped."""
+    """Along the concatenated axis, each part gets its share; a part that nobody reads is dropped."""
     axis, keep = wanted.axis, wanted.keep
     if axis != attributes(node, ConcatAttrs)["axis"]:
         return shrunk(node, [rise.select(o, axis, keep) for o in node.inputs], axis, keep)
@@ -173,7 +173,7 @@ def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
     for operand in node.inputs:
         size = rise.shape(operand)[axis]
         if not isinstance(size, int):
-            return Declined("a part of it has a dynamic size")
+            return Declined("one of its parts has a dynamic size")
         share = [k - offset for k in keep if offset <= k < offset + size]
         if share:
             inputs.append(rise.select(operand, axis, share))
@@ -184,14 +184,14 @@ def rise_through_concat(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
 
 
 def rise_through_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """select(select(x, J), K) -> select(x, J[K]); on another axis they change places."""
+    """select(select(x, J), K) -> select(x, J[K]); on different axes they swap places."""
     attrs = attributes(node, SelectAttrs)
     axis, keep = wanted.axis, wanted.keep
     if axis == attrs["axis"] and keep.period:
-        return Declined("it takes samples apart")
+        return Declined("it splits the samples")
     if axis != attrs["axis"]:
-        if not node.origin and axis > attrs["axis"]:  # one order only, or two selects would change places for ever
-            return Declined("a select along another axis stands here")
+        if not node.origin and axis > attrs["axis"]:  # one order only, or two selects would swap places forever
+            return Declined("there is already a select along another axis here")
         return shrunk(node, (rise.select(node.inputs[0], axis, keep),), axis, keep)
     rest = tuple(attrs["keep"][k] for k in keep)
     if not node.origin and is_whole(rest, rise.shape(node.inputs[0])[axis]):
@@ -200,7 +200,7 @@ def rise_through_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcom
 
 
 def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """A do that stays shrinks with its value, if nothing that it needs is lost."""
+    """A do that stays in the graph shrinks with its value, if nothing that it needs is lost."""
     axis, keep = wanted.axis, wanted.keep
     x, attrs = node.inputs[0], node.attrs
     value, *weights = node.inputs[1:]
@@ -214,7 +214,9 @@ def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     parents = attrs.get("parents", ())
     if left and any(p not in where for p in parents):
         return Declined("an affine replacement reads units that are dropped here")
-    if not left:  # nothing of the do is read: it is a plain copy of what stays, which its readers take directly
+    if (
+        not left
+    ):  # no replaced unit is read: the do is a plain copy of what stays, and its readers can read that directly
         return as_copy(node, rise.select(x, axis, keep), axis, keep)
     if weights and len(attrs["units"]) != rise.shape(weights[0])[0]:
         return Declined("an affine replacement of blocks stays here")
@@ -229,7 +231,7 @@ def rise_through_do(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
 
 
 def drop_columns_of_table(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """The axes of a table behind its rows; the first axes are those of the indices."""
+    """The axes of a table after its rows; the first axes are those of the indices."""
     axis, keep = wanted.axis, wanted.keep
     ids, table = node.inputs
     column = axis - len(node.output.shape) + len(rise.shape(table))
@@ -260,7 +262,7 @@ RULES: dict[str, Callable[[Rise, Node, Selection], RuleOutcome]] = {
 
 
 def needed(rise: Rise, node: Node) -> Selection | None:
-    """What the readers of a node need of it; `None` where all is needed or nothing is new."""
+    """The part of a node that its readers need; `None` if they need all of it or if nothing is new."""
     name = node.name
     if len(node.outputs) != 1 or name in rise.graph.outputs:
         return None
@@ -296,13 +298,13 @@ def _union(parts: Sequence[Sequence[int]], period: int) -> Keep:
 
 
 def _is_copied(rise: Rise, node: Node, axis: int) -> bool:
-    """Whether an expand makes this axis: its positions are then alike."""
+    """Whether an expand makes this axis: then all its positions are equal."""
     local = axis - (len(node.output.shape) - len(rise.shape(node.inputs[0])))
     return local < 0 or rise.shape(node.inputs[0])[local] == 1
 
 
 def _of_first_copies(rise: Rise, select: Node) -> Node:
-    """Copies are alike: who reads some of them may read the first, and shares them with others that do."""
+    """Copies are equal: a reader of some of them may read the first ones, and share those with other readers."""
     if not select.origin:
         rise.settled[select.name] = select.with_attrs(keep=tuple(range(len(attributes(select, SelectAttrs)["keep"]))))
     return rise.settled[select.name]
@@ -319,7 +321,7 @@ def _reads_other_sizes(reader: Node, selects: Sequence[Node]) -> bool:
 
 
 def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -> None:
-    """Readers select from what is left: a select of all of it vanishes, the others count anew."""
+    """Readers select from what is left: a select of all of it disappears, the others get new indices."""
     users: list[str] = []
     for reader in readers:
         if reader.op != "select":
@@ -339,7 +341,7 @@ def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -
 
 
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
-    """Raise every select as far as it goes, and drop what nobody reads any more."""
+    """Raise every select as far as possible, and drop what nobody reads any more."""
     rise = Rise(graph, log)
     idle = _idle_and_whole(graph, idle_nodes(graph) if log.idle is None else log.idle)
     uses, outputs, stack = rise.uses, graph.outputs, list(graph.nodes)
@@ -413,7 +415,7 @@ def narrow_recurrence(rise: Rise, node: Node, log: Log) -> list[Node]:
 
 
 def raise_select(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
-    """What the rule of the op says; declined where it would select from an operand of dynamic size, which may be broadcast."""
+    """What the op's rule answers. Declined if it would select from an operand of dynamic size, because that may be broadcast."""
     if not wanted.keep.ordered and not _keeps_any_order(rise, node, wanted):
         return Declined("its readers want the units in another order")
     outcome = RULES.get(node.op, stop)(rise, node, wanted)
@@ -445,7 +447,7 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
 
 
 def _keeps_any_order(rise: Rise, node: Node, wanted: Selection) -> bool:
-    """Whether the rule of the op is right also for positions that are not in ascending order."""
+    """Whether the op's rule also holds for positions that are not in ascending order."""
     if node.op == "reshape":
         before = rise.shape(node.inputs[0])
         return any(
@@ -458,7 +460,7 @@ def _keeps_any_order(rise: Rise, node: Node, wanted: Selection) -> bool:
 
 
 def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
-    """The host's idle nodes that read nothing which only they hold alive now: those stay as they were."""
+    """The host's idle nodes that do not keep anything else alive: those stay as they were."""
     if not idle:
         return set()
     lost = idle_nodes(graph) - idle
@@ -476,7 +478,7 @@ def _is_on_its_way(node: Node) -> bool:
 
 
 def _replace_by_operand(rise: Rise, node: Node) -> None:
-    """Readers of a node that only copies read its operand."""
+    """Let the readers of a node that only copies read its operand instead."""
     operand = node.inputs[0]
     assert isinstance(operand, str)
     users = rise.rename(node.name, operand)

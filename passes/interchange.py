@@ -1,17 +1,17 @@
-"""interchange: cut a graph at sites into pieces, so that an intervention recomputes only what lies behind it.
+"""interchange: cut a graph at sites into pieces, so that an intervention recomputes only what comes after it.
 
     %h = linear(%x, ...)                    piece 0, once for every input:       %x -> %h, %a
     %a = relu(%h)
     %b = swap(%a, %source, %mask)     ->    swap, between the pieces
     %y = linear(%b, ...) + %h               piece 1, once for every intervention: %a, %h -> %y
 
-The level of a value counts the sites on the longest way to it; piece k makes the values of level k, from those of lower
-levels that are live across the cut (above: %h, which goes around the site). In a piece behind a site, the site's name
+The level of a value is the number of sites on the longest path to it. Piece k computes the values of level k from those of
+lower levels that are live across the cut (above: %h, which goes around the site). In a piece after a site, the site's name
 means its value after the intervention. Sites that do not depend on each other share a level.
 
-What depends on no input's numbers (constants, sizes and what is made of them alone) is not live: each piece that reads it
-makes it again. Sizes must be those of the batch that the piece runs on: a size of a value beyond the cut is read from
-nothing here, and the host sees to it.
+Values that depend on no input's numbers (constants, sizes, and what follows from them alone) are not live: each piece that
+reads them computes them again. Sizes must be those of the batch on which the piece runs. A size of a value beyond the cut is
+read from nothing here; the host provides it.
 
 It only reads the graph: nothing is folded, moved or computed here.
 """
@@ -26,7 +26,7 @@ from cmrc.ir.graph import Graph, Node, fused_groups, taken_whole
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The pieces in the order they run, the level of each site, and what is odd about the sites."""
+    """The pieces in the order in which they run, the level of each site, and sites that cannot have an effect."""
 
     pieces: tuple[Graph, ...]
     levels: dict[str, int]
@@ -35,7 +35,7 @@ class Cut:
 
 
 def cut(graph: Graph, sites: Iterable[str]) -> Cut:
-    """Cut at values, by name. Without sites there is one piece: the graph. A fused node falls into one piece as a whole."""
+    """Cut at values, by name. Without sites there is one piece: the graph. A fused node is never cut."""
     sites = tuple(dict.fromkeys(sites))
     graph = taken_whole(graph, dict.fromkeys(fused_groups(graph), ""))
     made_at, seen_at, free = _levels(graph, frozenset(sites))
@@ -50,7 +50,7 @@ def reads_only_sizes(node: Node) -> bool:
 
 
 def _levels(graph: Graph, sites: frozenset[str]) -> tuple[dict[str, int], dict[str, int], frozenset[str]]:
-    """For every value that depends on the inputs: the level that makes it, and the one from which it is seen."""
+    """For every value that depends on the inputs: the level that computes it, and the level from which it is visible."""
     made_at = {value.name: 0 for value in graph.inputs}
     seen_at = {name: int(name in sites) for name in made_at}
     free: set[str] = set()
@@ -104,7 +104,7 @@ def made_in(nodes: Iterable[Node]) -> Iterator[str]:
 
 
 def _alive(graph: Graph) -> set[str]:
-    """The values that some output depends on, by their numbers."""
+    """The values whose numbers some output depends on."""
     alive = set(graph.outputs)
     for node in reversed(graph.nodes):
         if not reads_only_sizes(node) and any(value.name in alive for value in node.outputs):

@@ -1,7 +1,7 @@
-"""Puts do's into a graph, runs constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed and why.
+"""Puts do's into a graph, runs constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed, and why.
 
-The graph is verified before and after every pass. Every step preserves meaning by itself, so any prefix of the pipeline is a
-correct program.
+The graph is verified before and after every pass. Every step preserves the meaning by itself, so every prefix of the
+pipeline is a correct program.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from cmrc.passes.rewriting.rewriter import Action, Log
 from cmrc.passes.rewriting.spelled import put_together, spelled_norms
 
 PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
-# A bound, not a limit that models meet: rules move do's down and selects up, so two or three rounds suffice.
+# A safety bound that no model reaches: rules move do's down and selects up, so two or three rounds are enough.
 ROUNDS = 64
-WEIGHS = ("linear", "conv", "matmul", "attention")  # ops whose results are worth making less of
+WEIGHS = ("linear", "conv", "matmul", "attention")  # ops that cost less if they compute fewer positions
 
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """A do or select that stayed: the node that it stands at, who stopped it, and why."""
+    """A do or select that stayed: where it is, which node stopped it, and why."""
 
     node: Node
     stopped_at: str
@@ -55,7 +55,7 @@ class Residue:
 
 @dataclass(slots=True)
 class Result:
-    """The graph after the passes, what they did, what stayed, and the seconds each took."""
+    """The graph after the passes, what they did, what stayed, and the seconds that each took."""
 
     graph: Graph
     actions: list[Action]
@@ -67,14 +67,14 @@ class Result:
 
 
 def unwatched(name: str, graph: Graph) -> None:
-    """Nobody looks at the graph between the passes."""
+    """The default of `watch`: nobody looks at the graph between the passes."""
 
 
 def run(graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph], None] = unwatched) -> Result:
     """Run the pipeline until nothing moves any more. `watch` sees the graph after every pass that runs (`--print-passes`).
 
-    `since` is a verified graph that this one was made of, whose nodes need no second look.
-    A fused node in whose middle something would stay is taken as a whole, and the pipeline starts again.
+    `since` is a verified graph from which this one was made; shared nodes are not checked again.
+    If something would stay in the middle of a fused node, that node is treated as one op, and the pipeline starts again.
     """
     result = _pipeline(graph, since, watch)
     result = _with_norms_together(graph, result, since, watch) or result
@@ -91,7 +91,7 @@ def run(graph: Graph, *, since: Graph | None = None, watch: Callable[[str, Graph
 def _with_norms_together(
     graph: Graph, first: Result, since: Graph | None, watch: Callable[[str, Graph], None]
 ) -> Result | None:
-    """Again with the spelled-out norms that stop something as one op each; None where that helps nowhere."""
+    """Run again, with each spelled-out norm that stopped something as one op; None if that helps nowhere."""
     if not first.residue:
         return None
     every, useless = list(spelled_norms(graph)), set[str]()
@@ -111,7 +111,7 @@ def _with_norms_together(
 
 
 def _stops(result: Result, members: Collection[str]) -> bool:
-    """Whether something stayed in front of one of these nodes."""
+    """Whether something was stopped by one of these nodes."""
     stopped = {residue.node.name for residue in result.residue}
     return any(node.name in members and not stopped.isdisjoint(node.values()) for node in result.graph.nodes)
 
@@ -140,8 +140,8 @@ def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], N
 
 
 def shared_by_readers(graph: Graph) -> list[Node]:
-    """Selects of one value that each reader reads in part, where no weights were multiplied to make it: the slopes of ALiBi, a table
-    of positions, a mask. Nothing would be saved by making less of it, and each reader takes its own part at run time."""
+    """Selects of a value of which each reader reads another part, and which was computed without weights: the slopes of ALiBi, a
+    table of positions, a mask. Computing less of it would save nothing, so each reader selects its part at run time."""
     consumers = graph.consumers()
     real = {v.name for v in graph.values().values() if v.dtype.startswith(("float", "bfloat"))}
     free = {value.name for value in graph.inputs} - real
@@ -165,7 +165,7 @@ def shared_by_readers(graph: Graph) -> list[Node]:
 
 
 def find_residue(graph: Graph, log: Log, shared: Sequence[Node] = ()) -> list[Residue]:
-    """What is left of do's and selects, each with the reason noted when it stopped."""
+    """The do's and selects that are left, each with the reason that was noted when it stopped."""
     stays = {node.name for node in shared}
     residue: list[Residue] = []
     consumers, producers = graph.consumers(), {value.name: node for node in graph.nodes for value in node.outputs}
@@ -174,7 +174,7 @@ def find_residue(graph: Graph, log: Log, shared: Sequence[Node] = ()) -> list[Re
             readers = [(r.name, r.label, r.kind) for r in consumers[node.name]]
             readers += [("output", "output", "output")] if node.name in graph.outputs else []
             for name, label, kind in readers:
-                reason = log.reasons.get((node.name, name), "nothing takes it in")
+                reason = log.reasons.get((node.name, name), "nothing absorbs it")
                 residue.append(Residue(node, label, kind, reason, node.marks.sources))
         elif node.op == "select" and not node.origin and node.name not in stays:
             source = node.inputs[0]
@@ -200,7 +200,7 @@ def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: N
 
 
 def _taken_over(graph: Graph, name: str, axis: int) -> Node | None:
-    """The mean, or another number of all units along an axis, that a norm behind a value takes."""
+    """The node that reduces all units along this axis (a mean, say) in a norm that reads the value."""
     consumers, waiting, shape = graph.consumers(), [name], graph.values()[name].shape
     while waiting:
         for reader in consumers[waiting.pop()]:
@@ -227,7 +227,7 @@ def _hold(graph: Graph, by_value: dict[str, list[tuple[int, Do]]]) -> dict[str, 
 
 
 def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
-    """Insert a do node for each entry behind the value it names; everyone who read the value reads the last do.
+    """Insert a do node for each entry after the value that it names; all readers of the value read the last do instead.
 
     A hidden state of a recurrent op is replaced in its weights (recurrent.py), and in what it returns.
     """

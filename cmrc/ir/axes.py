@@ -202,7 +202,7 @@ def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], move
         if not varying:
             continue
         if other.before[1] - other.before[0] != 1 or other.after[1] - other.after[0] != 1:
-            return "the constants differ along an axis that is reshaped as well"
+            return "the constants differ along an axis that is reshaped too"
         result_shape[other.after[0]] = slab.shape[other.before[0]]
     old, new = _sizes(before, segment.before), _sizes(after, segment.after)
     if old is None or new is None:
@@ -226,7 +226,7 @@ def _move_repeated_slab(
 ) -> Array | str:
     """The same where the reshape merges or splits a number of samples known only at run time: see `_move_repeated`."""
     if slab.size != slab.shape[axis]:
-        return "the constants differ along an axis that is reshaped as well"
+        return "the constants differ along an axis that is reshaped too"
     (first, last), stop = moved.segment.before, moved.segment.after[1]
     fixed = [int(n) for n in _fixed_tail(before[first:last])]
     tail = [int(n) for n in _fixed_tail(after[moved.segment.after[0] : stop])]

@@ -1,12 +1,12 @@
-"""A linear op takes in what replaced units send it, and keeps only the columns of the rest. `convolution.py` does the same.
+"""A linear op absorbs what replaced units send it, and keeps only the columns of the others. `convolution.py` does the same for convolutions.
 
     y = W x + b,  x_S := c           ->  y = W_K x_K + (b + W_S c)
     y = W x + b,  x_S := B x_P + β   ->  y = (W_K + [W_S B]_P) x_K + (b + W_S β)
 
 Folding is linear algebra in float64, cast once to the parameter's dtype: equal to the clamped model up to rounding.
 
-What a fold adds to a value is added where that is best: into a parameter that is added anyway, or behind the batch norm that
-follows. Neither adds an op; the second lets runtimes join a convolution and its batch norm.
+What a fold adds to a value is added at the best place: to a parameter that is added anyway, or after the batch norm that
+follows. Neither adds an op; the second lets runtimes fuse a convolution with its batch norm.
 
     %s = add(%y, v)                               %z = add(%y, p + v)
     %z = add(%s, p)                         ->
@@ -68,7 +68,7 @@ NOT_FINITE = "its result for these constants is infinite or not a number"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Units of an axis and their constants: a slab that broadcasts over the other axes, or the name of a value (`runtime`)."""
+    """Units of an axis and their constants: an array that broadcasts over the other axes, or the name of a value (`runtime`)."""
 
     source: str
     axis: int
@@ -94,7 +94,7 @@ Facts = dict[int, Known]
 
 
 def known_of(node: Node) -> Known:
-    """What a constant do says."""
+    """The units and constants of a constant do."""
     source, value = node.inputs[:2]
     assert isinstance(source, str) and value is not None
     rank, attrs = len(node.output.shape), attributes(node, DoAttrs)
@@ -106,7 +106,7 @@ def known_of(node: Node) -> Known:
 
 
 def bare(node: Node, facts: Facts) -> Node:
-    """The node, reading its operands as they were before the do's."""
+    """The node with its operands as they were before the do's."""
     return node.with_inputs([facts[i].source if i in facts else o for i, o in enumerate(node.inputs)])
 
 
@@ -116,7 +116,7 @@ def sources_of(facts: Facts) -> tuple[int, ...]:
 
 
 def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int], slab: Array) -> RuleOutcome:
-    """The op on its operands as they were, and what its units become behind it."""
+    """Emit the op on its operands as they were, followed by a do with what its units become."""
     if not np.isfinite(slab).all():
         return Declined(NOT_FINITE)
     sweep.emit(bare(node, facts))
@@ -125,7 +125,7 @@ def sink(sweep: Sweep, node: Node, facts: Facts, axis: int, units: Sequence[int]
 
 
 def position_free(slab: Array, axis: int) -> bool:
-    """Whether the constants are one number per unit, the same at every position of the other axes."""
+    """Whether each unit has one constant, the same at every position of the other axes."""
     return bool(slab.size == slab.shape[axis])
 
 
@@ -139,10 +139,10 @@ def add_tensors(first: Tensor | None, second: Tensor, scale: float = 1.0, dtype:
 
 
 def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
-    """Emit `node`, then `node + addend`, and let everyone read the sum."""
+    """Emit `node`, then `node + addend`, and let all readers read the sum."""
     sweep.emit(node)
     out = node.output
-    if 0 in out.shape:  # nothing to add to, and onnxruntime cannot fuse such a sum with its MatMul
+    if 0 in out.shape:  # there is no bias to add to, and onnxruntime cannot fuse such a sum with its MatMul
         return
     total = Value(sweep.fresh(out.name, "bias"), out.shape, out.dtype)
     marks = NO_MARKS if isinstance(addend, str) else ADDEND
@@ -153,7 +153,7 @@ def add_after(sweep: Sweep, node: Node, addend: Tensor | str) -> None:
 def fold_into_linear(
     sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: Mix | None = None
 ) -> RuleOutcome:
-    """y = W x + b with units of x replaced: see the module."""
+    """y = W x + b with units of x replaced: see the module's docstring."""
     attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
     keep = left_of(units, weight.shape[attrs["w_in"]], mix)
@@ -171,20 +171,20 @@ def fold_into_linear(
 
 
 def removed_by(weight: Tensor, smaller: Node) -> int:
-    """How many numbers of a weight a smaller node does without."""
+    """How many numbers of a weight a smaller node does not need."""
     columns = smaller.inputs[1]
     assert isinstance(columns, Tensor)
     return math.prod(weight.shape) - math.prod(columns.shape)
 
 
-MULTIPLIED = ("float32", "float64")  # which every runtime multiplies
+MULTIPLIED = ("float32", "float64")  # every runtime can multiply these
 
 
 def is_better_multiplied(added: int, values: Array, columns: Tensor, smaller: Node, weight: Tensor) -> bool:
-    """Whether what constants by position add has more numbers than the columns that it stands for, and its factors have fewer.
+    """Whether the sum that constants by position add has more numbers than the columns that it replaces, and its factors have fewer.
 
-    Then the file holds the factors, and onnxruntime multiplies them when it loads the model, torch once per batch. A stored sum
-    may still go into a bias that is there.
+    Then the file holds the factors: onnxruntime multiplies them when it loads the model, torch once per batch. A stored sum
+    may still go into an existing bias.
     """
     if smaller.output.dtype not in MULTIPLIED or quantised(weight) is not None:
         return False
@@ -195,12 +195,12 @@ def is_better_multiplied(added: int, values: Array, columns: Tensor, smaller: No
 def fold_into_weights(
     sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[int], slab: Array, mix: Mix | None = None
 ) -> RuleOutcome:
-    """An op of the host that reads x by weights alone, as the gates of a recurrent one do: columns go, W_S c joins their biases."""
+    """A host op that reads x only through weights, like the gates of a recurrent op: columns go, and W_S c is added to their biases."""
     shape = sweep.values[x].shape
     if axis != len(shape) - 1:
         return Declined("it mixes positions along the replaced axis")
     if not position_free(slab, axis):
-        return Declined("the constants differ by position, and its bias is the same at every step")
+        return Declined("the constants differ by position, but its bias is the same at every step")
     keep = left_of(units, int(shape[axis]), mix)
     if not keep:
         return Declined("nothing of its input would be left")
@@ -211,7 +211,7 @@ def fold_into_weights(
         if not isinstance(weight, Tensor) or isinstance(bias, str):
             return Declined("its weight is computed at run time")
         if place < 0 and slab.any():
-            return Declined("it has no bias that could take the constants in")
+            return Declined("it has no bias that could absorb the constants")
         last = len(weight.shape) - 1
         inputs[position] = take(mixed_columns(weight, last, units, mix), last, keep)
         if slab.any():
@@ -224,7 +224,7 @@ def fold_into_weights(
 
 
 def _sums_of_gates(weight: Tensor, units: Sequence[int], values: Array) -> Tensor:
-    """W_S c; with a matrix per direction, beside zeros for the bias of the hidden state."""
+    """W_S c. With one matrix per direction, zeros follow for the bias of the hidden state."""
     attrs = {"axis": len(weight.shape) - 1, "units": tuple(units)}
     sums = apply("weigh_columns", (weight, literal(values)), attrs, weight.shape[:-1], weight.dtype)
     if len(weight.shape) == 2:
@@ -239,7 +239,7 @@ def bias_of(node: Node) -> Operand:
 
 
 def left_of(units: Sequence[int], size: int, mix: Mix | None) -> Keep:
-    """The units that stay, then those of the replaced that others are rebuilt from: a norm puts its own numbers there."""
+    """The units that stay, then the replaced ones from which others are rebuilt: a norm puts its own numbers there."""
     keep = complement(units, size)
     replaced = set(units) if mix is not None else set[int]()
     carriers = [p for p in mix[0] if p in replaced] if mix is not None else []
@@ -247,7 +247,7 @@ def left_of(units: Sequence[int], size: int, mix: Mix | None) -> Keep:
 
 
 def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
-    """The weight for the input channels that stay. In a grouped convolution every group keeps equally many."""
+    """The weight for the input channels that stay. In a grouped convolution, every group keeps the same number."""
     conv = attributes(node, ConvAttrs)
     groups = conv["groups"]
     if conv.get("transposed"):
@@ -262,13 +262,13 @@ def conv_columns(weight: Tensor, node: Node, keep: Sequence[int]) -> Tensor:
 
 
 def mixed_columns(weight: Tensor, axis: int, units: Sequence[int], mix: Mix | None, **grouping: int) -> Tensor:
-    """W_P += W_S · B: the columns of the parents take over what the replaced units sent."""
+    """W_P += W_S · B: the parents' columns take over what the replaced units contributed."""
     if mix is None:
         return weight
     parents, matrix = mix
     replaced = {u: i * matrix.shape[0] // len(units) for i, u in enumerate(units)}
     own = {(replaced[p], i * matrix.shape[1] // len(parents)) for i, p in enumerate(parents) if p in replaced}
-    if own:  # a parent that is replaced as well: its own column goes
+    if own:  # a parent that is itself replaced: its own column goes
         array = np.array(constant(matrix))
         array[tuple(np.transpose(sorted(own)))] -= 1.0
         matrix = literal(array)
@@ -277,7 +277,7 @@ def mixed_columns(weight: Tensor, axis: int, units: Sequence[int], mix: Mix | No
 
 
 def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, x: str, units: Sequence[int], slab: Array) -> Rewritten:
-    """b += W_S c, in the bias where the host's op has a place for one, else in an op behind it."""
+    """b += W_S c: in the bias if the host's op has a place for one, otherwise in an op after it."""
     attrs, weight, bias = attributes(node, LinearAttrs), node.inputs[1], bias_of(node)
     assert isinstance(weight, Tensor)
     outs, alpha, beta = weight.shape[attrs["w_out"]], attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
@@ -307,14 +307,14 @@ def _add_to_linear(sweep: Sweep, node: Node, smaller: Node, x: str, units: Seque
 def whole_bias(
     sweep: Sweep, node: Node, x: str, values: Array, *, outputs: int, add_up: Callable[[Node, Array], Tensor]
 ) -> Tensor | None:
-    """The bias as a sum of whole numbers, where weights and constants are whole on their grids."""
+    """The bias as a sum of whole numbers, if weights and constants are whole numbers on their grids."""
     weight = node.inputs[1]
     integers = quantised(weight) if isinstance(weight, Tensor) else None
     return None if integers is None else integer_bias(sweep, node, x, integers, values, outputs=outputs, add_up=add_up)
 
 
 def _add_buffer_to_linear(sweep: Sweep, node: Node, smaller: Node, units: Sequence[int], slab: Array) -> Rewritten:
-    """Constants that differ by position: W_S c is a tensor with those positions."""
+    """Constants that differ by position: W_S c has these positions too."""
     attrs, weight = attributes(node, LinearAttrs), node.inputs[1]
     assert isinstance(weight, Tensor)
     axis, w_in, w_out = attrs["axis"], attrs["w_in"], attrs["w_out"]
@@ -357,7 +357,7 @@ def fold_into_mean(sweep: Sweep, node: Node, x: str, axis: int, units: Sequence[
 def fold_into_rows(
     sweep: Sweep, node: Node, rows: Node, x: str, x_axis: int, axis: int, units: Sequence[int], slab: Array
 ) -> Rewritten:
-    """table[ids] x with units of x := c is table_K[ids] x_K + (table_S c)[ids]: the sums are a table of their own."""
+    """table[ids] x with units of x := c is table_K[ids] x_K + (table_S c)[ids]: the sums form another table."""
     ids, table = rows.inputs
     assert isinstance(table, Tensor)
     keep = complement(units, int(rows.output.shape[axis]))
@@ -379,7 +379,7 @@ def fold_into_rows(
 
 
 def merge_addends(sweep: Sweep, node: Node) -> Node:
-    """(y + v) + p -> y + (p + v), where v came from folding and p is a parameter: no extra op at run time."""
+    """(y + v) + p -> y + (p + v), if v came from folding and p is a parameter: no additional op at run time."""
     attrs = attributes(node, PointwiseAttrs)
     if node.op != "pointwise" or attrs["fn"] != "add" or attrs.get("alpha", 1.0) != 1.0 or attrs.get("align"):
         return node
@@ -393,7 +393,7 @@ def merge_addends(sweep: Sweep, node: Node) -> Node:
         if len(node.output.shape) != len(earlier.output.shape):
             continue
         total = add_tensors(other, addend, dtype=other.dtype)
-        if node.marks.inside and total.shape != other.shape:  # a fused node takes a parameter of that shape only
+        if node.marks.inside and total.shape != other.shape:  # a fused node accepts only a parameter of that shape
             continue
         sweep.changed = True
         return replace(node, inputs=(y, total) if i == 0 else (total, y))
@@ -401,7 +401,7 @@ def merge_addends(sweep: Sweep, node: Node) -> Node:
 
 
 def add_behind_batch_norm(sweep: Sweep, node: Node) -> bool:
-    """bn(conv(x) + p) -> bn(conv(x)) + p·γ/σ, where p came from folding: runtimes join the convolution and its batch norm."""
+    """bn(conv(x) + p) -> bn(conv(x)) + p·γ/σ, if p came from folding: runtimes fuse the convolution with its batch norm."""
     x = node.inputs[0] if node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] == "batch_norm" else None
     total = sweep.producers.get(x) if isinstance(x, str) else None
     if total is None or total.origin or total.op != "pointwise" or attributes(total, PointwiseAttrs)["fn"] != "add":
@@ -416,7 +416,7 @@ def add_behind_batch_norm(sweep: Sweep, node: Node) -> bool:
 
 
 def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor | str | None:
-    """What a batch norm makes of a plane when its shift is left out; of one known only at run time, by scaling the kernel that makes it."""
+    """What a batch norm without its shift makes of a plane. A plane known only at run time is scaled through the kernel that computes it."""
     weight, _, _, variance = node.inputs[1:]
     if not isinstance(variance, Tensor) or not (weight is None or isinstance(weight, Tensor)):
         return None
@@ -455,7 +455,7 @@ def _scaled_by_batch_norm(sweep: Sweep, node: Node, addend: Operand) -> Tensor |
 
 
 def emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> RuleOutcome:
-    """The op on tensors where operands were known altogether; x + 0 is x."""
+    """The op with tensors for the operands that were known completely; x + 0 is x."""
     kept = _summand_beside_zero(sweep, node, inputs)
     if kept is not None:
         sweep.redirected[node.name] = kept
@@ -465,7 +465,7 @@ def emit_with_tensors(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> Ru
 
 
 def _summand_beside_zero(sweep: Sweep, node: Node, inputs: Sequence[Operand]) -> str | None:
-    """x of x + 0, 0 + x and x - 0, where it is the whole result."""
+    """The x of x + 0, 0 + x and x - 0, if it is the whole result."""
     attrs = attributes(node, PointwiseAttrs)
     for position in {"add": (0, 1), "sub": (0,)}.get(attrs["fn"], ()):
         x, other = inputs[position], inputs[1 - position]

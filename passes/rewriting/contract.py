@@ -1,16 +1,16 @@
-"""Constants that meet a product of two values, or attention. Part of constant_fold.
+"""Constants in a product of two values, or in attention. Part of constant_fold.
 
     softmax(q kᵀ · s) v
     q_u := 0              q kᵀ is the same without unit u of both
-    k_u := c, every key   q kᵀ changes by q_u·c, the same for every key of a row: softmax does not see it
+    k_u := c, every key   q kᵀ changes by q_u·c, by the same for every key of a row, so softmax does not change
     v_u := c, every key   the rows of softmax sum to 1, so the result's unit u is c
 
-    x y,  x_u := 0        the same without column u of x and row u of y; what is 0 elsewhere stays 0
+    x y,  x_u := 0        the same without column u of x and row u of y; zeros elsewhere stay 0
     x W,  x_u := c        x_K W_K + c W_u, where W is a parameter (the stacked weights of experts)
     x T[i],  x_u := c     x_K T_K[i] + (c T_u)[i], where each sample looks its weights up in a table
 
-A row that a mask hides altogether does not sum to 1: where that can happen only 0 passes. The scale of attention is a number
-of the op, not of the width that is left.
+A row that a mask hides completely does not sum to 1: if that can happen, only 0 passes. The scale of attention is a number
+of the op; it does not follow the remaining width.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from cmrc.passes.rewriting.rewriter import (
 
 
 def zero_units(fact: Known) -> set[int]:
-    """The units that are 0 in every position."""
+    """The units that are 0 at every position."""
     others = tuple(axis for axis in range(fact.slab.ndim) if axis != fact.axis)
     zero = np.broadcast_to(~fact.slab.any(axis=others), len(fact.units))
     return set(np.asarray(fact.units)[zero].tolist())
 
 
 def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Constant value units pass, for rows of softmax sum to 1. Query units at 0 and constant key units leave the scores."""
+    """Constant value units pass, because rows of softmax sum to 1. Query units that are 0, and constant key units, drop out of the scores."""
     if max(facts) > 2:
         return Declined("its mask is replaced")
     if 0 in facts or 1 in facts:
@@ -61,7 +61,7 @@ def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
         if slab.shape[rank - 2] != 1:
             return Declined("the constants differ by position, and attention mixes positions")
         if not every_query_sees(node):
-            return Declined("its mask may hide every key from a query, whose result is then not the constant")
+            return Declined("its mask may hide every key from a query, and then the result is not the constant")
     slab = slab[..., :1, :]
     axis, units, heads = fact.axis, list(fact.units), rank - 3
     each = (
@@ -69,7 +69,7 @@ def sink_through_attention(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
         if heads >= 0 and _shares(sweep, node)
         else 1
     )
-    if each > 1 and (axis == heads or slab.shape[heads] > 1):  # a key-value head serves a run of query heads
+    if each > 1 and (axis == heads or slab.shape[heads] > 1):  # a key-value head serves several consecutive query heads
         slab = np.repeat(slab, each, axis=heads)
         units = [u * each + i for u in units for i in range(each)] if axis == heads else units
     return sink(sweep, node, facts, axis, units, slab)
@@ -80,12 +80,12 @@ def _shares(sweep: Sweep, node: Node) -> bool:
 
 
 def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """q kᵀ without the units that are 0 in q, or the same for every key in k."""
+    """q kᵀ without the units that are 0 in q, or that are the same for every key in k."""
     last = len(node.output.shape) - 1
     if node.marks.square:
         return Declined("its values have the size of its queries")
     if any(fact.axis != last for fact in facts.values()):
-        return Declined("queries or keys are replaced along another axis than their units")
+        return Declined("queries or keys are replaced along an axis that is not their units'")
     gone: set[int] = set()
     for position, fact in facts.items():
         gone |= zero_units(fact)
@@ -96,7 +96,7 @@ def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
             what = (
                 "a query unit that is constant, and not 0," if position == 0 else "a key unit that differs by position"
             )
-            return Declined(f"{what} still weighs the keys")
+            return Declined(f"{what} still affects the weights of the keys")
     inputs = list(node.inputs)
     keep = complement(sorted(gone), int(sweep.shape(inputs[0])[last]))
     if not keep:
@@ -105,12 +105,12 @@ def drop_from_scores(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
         source = facts[position].source if position in facts else inputs[position]
         assert isinstance(source, str)
         inputs[position] = sweep.select(source, last, keep)
-    sweep.emit(node.with_inputs(inputs).with_marks(narrowed=True))  # hosts write the scale out
-    return taken("taken in, the scores are the same without these units")
+    sweep.emit(node.with_inputs(inputs).with_marks(narrowed=True))  # hosts then write the scale explicitly
+    return taken("absorbed: the scores are the same without these units")
 
 
 def every_query_sees(node: Node) -> bool:
-    """Whether every query sees a key: without a mask, with the causal one (itself), or with a known one that says so."""
+    """Whether every query sees a key: without a mask, with a causal one (it sees itself), or with a known one that leaves each a key."""
     masks = [mask for mask in node.inputs[3:] if mask is not None]
     if not masks:
         return True
@@ -125,7 +125,7 @@ def every_query_sees(node: Node) -> bool:
 
 
 def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Contracted units leave both operands where they are 0, or become a sum beside a parameter. Elsewhere 0 stays 0."""
+    """Contracted units that are 0 leave both operands; if the other operand is a parameter, constants become a sum. Elsewhere, 0 stays 0."""
     shapes = [sweep.shape(operand) for operand in node.inputs]
     if min(len(shape) for shape in shapes) < 2:
         return Declined("one of its operands is a vector")
@@ -141,15 +141,15 @@ def sink_through_matmul(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
         return Declined("the replaced axis is broadcast here")
     if slab.any():
         if position == 0 or not averages(sweep, node.inputs[0]):
-            return Declined("it sums constants with weights known only at run time")
+            return Declined("it adds up constants with weights known only at run time")
         if slab.shape[inner[1]] != 1:
             return Declined("the constants differ by position, and the product mixes positions")
-    slab = slab.sum(axis=inner[position], keepdims=True)  # one position, or zeros, of which there may be none
+    slab = slab.sum(axis=inner[position], keepdims=True)  # one position; or zeros, which may be absent
     return sink(sweep, node, facts, axis, fact.units, slab.reshape((1,) * (rank - slab.ndim) + slab.shape))
 
 
 def averages(sweep: Sweep, name: Operand) -> bool:
-    """Whether the rows of a value sum to 1: it is a softmax along its last axis, as it is or copied."""
+    """Whether the rows of a value sum to 1: it is a softmax along its last axis, or a copy of one."""
     maker = sweep.producers.get(name) if isinstance(name, str) else None
     while maker is not None and maker.op == "pointwise" and maker.kind in ("identity", "cast"):
         maker = sweep.producers.get(str(maker.inputs[0]))
@@ -161,7 +161,7 @@ def averages(sweep: Sweep, name: Operand) -> bool:
 
 
 def _looked_up(sweep: Sweep, name: Operand, position: int) -> Node | None:
-    """The node that looks weights up in a table for each sample, if an operand is that and its rows are contracted within."""
+    """The node that looks up weights in a table for each sample, if the operand is one and the contraction is inside its rows."""
     maker = sweep.producers.get(name) if isinstance(name, str) else None
     if maker is None or maker.op != "embedding" or not isinstance(maker.inputs[1], Tensor):
         return None
@@ -169,7 +169,7 @@ def _looked_up(sweep: Sweep, name: Operand, position: int) -> Node | None:
 
 
 def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) -> RuleOutcome:
-    """Leave out what is 0; a constant beside a parameter becomes a sum."""
+    """Leave out the zeros; a constant that meets a parameter becomes a sum."""
     if not all(isinstance(sweep.shape(node.inputs[i])[inner[i]], int) for i in (0, 1)):
         return Declined("the other operand has a dynamic size along the contracted axis")
     gone = sorted(set.union(*(zero_units(fact) for fact in facts.values())))
@@ -203,7 +203,7 @@ def _contract(sweep: Sweep, node: Node, facts: Facts, inner: tuple[int, int]) ->
 
 
 def _product(node: Node, position: int, slab: Array, weight: Tensor) -> Tensor:
-    """What constant units add: their product with the part of the parameter that they meet."""
+    """What constant units add: their product with their part of the parameter."""
     operands: Sequence[Tensor] = (literal(slab), weight) if position == 0 else (weight, literal(slab))
     lead = np.broadcast_shapes(operands[0].shape[:-2], operands[1].shape[:-2])
     shape = (*lead, operands[0].shape[-2], operands[1].shape[-1])
@@ -213,11 +213,11 @@ def _product(node: Node, position: int, slab: Array, weight: Tensor) -> Tensor:
 # ---------------------------------------------------------------- rising
 
 
-SHARED = "query heads that share a key-value head go together, or equally many of every such group"
+SHARED = "query heads that share a key-value head must go together, or equally many in every such group"
 
 
 def rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | None:
-    """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are alike, so any n of each of some groups will do."""
+    """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are equal, so any n of each kept group are right."""
     axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
     maker = rise.makers.get(str(x))

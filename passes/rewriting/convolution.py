@@ -1,12 +1,12 @@
-"""Constants and affine maps through a convolution: into its bias, into a plane that is added, or past it.
+"""Constants and affine maps through a convolution: into its bias, into an added plane, or past it.
 
     y = conv(x; W) + b,  x_S := c    ->  y = conv(x_K; W_K) + (b + Σ W_S c)        without padding: the sum over the kernel
                                      ->  y = conv(x_K; W_K) + b + plane            with zero padding
 
-With zero padding a convolution sees zeros, not c, beyond the border. There `W_S c` is not one number per channel, so it is added
-as a plane. It is stored where it has no more numbers than the columns W_S that it stands for, so that no model grows. Where it has
-more, or a size known only at run time, it is computed from a plane of ones. onnxruntime computes one of a fixed size once, when it
-loads the model. A group whose every input is known has known outputs: the constants go past it.
+With zero padding, a convolution sees zeros beyond the border instead of c. There `W_S c` is not one number per channel, so it is
+added as a plane. The plane is stored if it has no more numbers than the columns W_S that it replaces, so that no model grows. If it
+has more, or a dynamic size, it is computed from a plane of ones. onnxruntime computes a plane of a fixed size once, when it loads
+the model. If every input of a group is known, its outputs are known: the constants go past it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from cmrc.passes.rewriting.rewriter import (
     past,
 )
 
-IN_FLOATS = "; it leaves the integers for that: only constants that are quantised to 0 are free here"
+IN_FLOATS = "; that needs more than integers: here, only constants that are quantised to 0 can be folded"
 
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Channels: into bias, border plane and weight. A group whose every input is known has known outputs: past it."""
+    """Channels: into bias, border plane and weight. If every input of a group is known, the constants go past it."""
     attrs = attributes(node, ConvAttrs)
     if set(facts) != {0} or isinstance(node.inputs[1], str):
         return Declined("its weight is computed at run time")
@@ -85,7 +85,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 
 def _makes_border(node: Node, fact: Known) -> bool:
-    """Whether a convolution makes these constants different at different positions."""
+    """Whether a convolution makes these constants differ by position."""
     free = position_free(fact.slab, attributes(node, ConvAttrs)["axis"])
     return not free or (bool(fact.slab.any()) and has_border(node))
 
@@ -135,7 +135,7 @@ def conv_sizes(node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
 
 
 def has_border(node: Node) -> bool:
-    """Whether a constant plane comes out as anything but a constant plane."""
+    """Whether the result of a constant plane is not a constant plane."""
     attrs = attributes(node, ConvAttrs)
     pad = attrs["pad"]
     return bool(attrs.get("transposed")) or isinstance(pad, str) or any(lo or hi for lo, hi in pad)
@@ -144,7 +144,7 @@ def has_border(node: Node) -> bool:
 def fold_into_conv(
     sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mix: Mix | None = None
 ) -> RuleOutcome:
-    """y = conv(x; W) + b with channels of x replaced: see the module."""
+    """y = conv(x; W) + b with channels of x replaced: see the module's docstring."""
     attrs, weight, bias = attributes(node, ConvAttrs), node.inputs[1], bias_of(node)
     assert isinstance(weight, Tensor)
     axis = attrs["axis"]
@@ -180,7 +180,7 @@ def fold_into_conv(
 def _add_buffer_to_conv(
     sweep: Sweep, node: Node, smaller: Node, x: str, units: Sequence[int], slab: Array
 ) -> Rewritten:
-    """Constants that differ by position: convolve them once, alone."""
+    """Constants that differ by position: convolve them by themselves, once."""
     axis, weight, before = attributes(node, ConvAttrs)["axis"], node.inputs[1], sweep.values[x].shape
     assert isinstance(weight, Tensor)
     spatial = tuple(int(n) for n in before[axis + 1 :])
@@ -210,7 +210,7 @@ def _over_the_kernel(bundle: Tensor, outs: int) -> Tensor:
 def _add_to_bias_of_conv(
     sweep: Sweep, node: Node, smaller: Node, x: str, values: Array, add_up: Callable[[Node, Array], Tensor]
 ) -> Rewritten:
-    """Without padding every window sees all of the constants: b += Σ over the kernel."""
+    """Without padding, every window sees all constants: b += Σ over the kernel."""
     bias, weight = bias_of(node), node.inputs[1]
     assert not isinstance(bias, str) and isinstance(weight, Tensor)
     whole = whole_bias(sweep, node, x, values, outputs=0, add_up=add_up)
@@ -223,7 +223,7 @@ def _add_to_bias_of_conv(
 
 
 def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, removed: int) -> Rewritten:
-    """Under zero padding windows at the border see less: a plane, stored where it is small, else made from ones."""
+    """With zero padding, windows at the border see less: a plane, stored if it is small, otherwise computed from ones."""
     axis, weight, out = attributes(node, ConvAttrs)["axis"], node.inputs[1], node.output
     assert isinstance(weight, Tensor)
     attrs = {**node.attrs, "groups": 1}
@@ -235,7 +235,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, 
             ones = literal(np.ones((*lead, 1, *sizes)))
             add_after(sweep, smaller, apply("conv", (ones, bundle), attrs, shape, weight.dtype))
             return folded(f"constants into an added {list(shape)} buffer, exact at the zero-padded border")
-    # A batch of one suffices: the plane is the same for every sample.
+    # A batch of one is enough: the plane is the same for every sample.
     plane = plane_of_ones(sweep, node, x)
     border = Value(sweep.fresh(node.name, "border"), (*lead, outs, *out.shape[axis + 1 :]), out.dtype)
     sweep.emit(Node("conv", (plane, bundle, None), (border,), attrs, path=node.path))
@@ -244,7 +244,7 @@ def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, 
 
 
 def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
-    """Ones of the spatial size of x, a batch of one. The size is read where it first appears, so that x itself may go."""
+    """Ones of the spatial size of x, as a batch of one. The size is read where it first appears, so that x itself may be removed."""
     axis, shape = attributes(node, ConvAttrs)["axis"], sweep.values[x].shape
     earliest = x
     source: str | None = x
@@ -261,7 +261,7 @@ def plane_of_ones(sweep: Sweep, node: Node, x: str) -> str:
 
 
 def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: int) -> Tensor:
-    """Σ_s W_s c_s: the kernel that a plane of ones must meet to give what constant channels give, one channel in."""
+    """Σ_s W_s c_s: the kernel that makes of a plane of ones what the constant channels contribute; it has one input channel."""
     conv = attributes(node, ConvAttrs)
     weight, groups, transposed = node.inputs[1], conv["groups"], bool(conv.get("transposed"))
     assert isinstance(weight, Tensor)
@@ -280,7 +280,7 @@ def kernel_of_constants(node: Node, units: Sequence[int], values: Array, outs: i
 
 
 def plane_of_groups(sweep: Sweep, node: Node, facts: Facts, gone: Array, per: int, outs: int) -> Rewritten:
-    """Groups whose inputs are all constants, under zero padding and at any size: convolve a plane of ones."""
+    """Groups whose inputs are all constant, with zero padding and at any size: convolve a plane of ones."""
     conv = attributes(node, ConvAttrs)
     fact, axis = facts[0], conv["axis"]
     x, weight, bias = (*node.inputs, None)[:3]

@@ -2,8 +2,8 @@
 
     x_S := k · t,  W = Q · s,  b = B · s t      ->      b' = (B + Q_S k) · s t,  a sum of whole numbers
 
-The activation must lie on a grid of its own (its model quantises it), and the constants lie on it once they have gone through
-that quantisation. Elsewhere the bias is folded as a floating-point number.
+The activation must have a grid of its own (the model quantises it); after that quantisation the constants are on it too.
+Otherwise the bias is folded as a floating-point number.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from cmrc.ir.tensors import Quantised, constant, cuts_blocks, quantised
 from cmrc.passes.rewriting.rewriter import Sweep
 
 NOT_AFFINE = (
-    "its weights are integers on a grid, which an affine map would have to be rounded to; replace the units by constants, "
+    "its weights are integers on a grid, to which an affine map would have to be rounded; replace the units by constants, "
     "or lower the float model, then quantise"
 )
 MOVING = ("reshape", "transpose", "select", "expand")
 WIDTH = 256  # weights of 8 bits
-LARGEST = 2**30  # half of what an int32 holds: the bias that is there may have the other half
+LARGEST = 2**30  # half of the range of an int32: the existing bias may use the other half
 
 
 def blocks_cut(weight: Quantised, axis: int, keep: Sequence[int]) -> str:
-    """Why these positions of a weight cannot stay alone, if they cannot."""
+    """Why a weight cannot be cut to these positions; empty if it can."""
     if not weight.block or weight.axis != axis or not len(keep):
         return ""
     if not cuts_blocks(keep, weight.block, weight.numbers.shape[axis]):
@@ -40,7 +40,7 @@ def blocks_cut(weight: Quantised, axis: int, keep: Sequence[int]) -> str:
 
 
 def rounding_needed(weight: Quantised, axis: int, keep: Sequence[int], *, mixed: bool) -> str:
-    """Why a fold into a weight would have to round its integers, if it would: `mixed`, columns are added to others."""
+    """Why a fold into a weight would have to round its integers; empty if it would not. `mixed`: columns are added to others."""
     return NOT_AFFINE if mixed else blocks_cut(weight, axis, keep)
 
 
@@ -54,9 +54,9 @@ def integer_bias(
     outputs: int,
     add_up: Callable[[Node, Array], Tensor],
 ) -> Tensor | None:
-    """The bias after a fold of whole numbers; `None` where the numbers are not whole.
+    """The bias after a fold of whole numbers; `None` if the numbers are not whole.
 
-    `outputs` is the axis of the weight's outputs; `add_up` gives Σ W_s c_s, of a node with other weights and of other constants.
+    `outputs` is the axis of the weight's outputs; `add_up` computes Σ W_s c_s for a node with given weights and for given constants.
     """
     bias, step = node.inputs[2] if len(node.inputs) > 2 else None, _step_of(sweep, x)
     if step is None or weight.block or weight.axis not in (None, outputs):
@@ -80,7 +80,7 @@ def _tensor(operand: Operand) -> Tensor | None:
 
 
 def _step_of(sweep: Sweep, x: str) -> float | None:
-    """The distance of neighbours on the grid of an activation that was quantised, by one scale for all."""
+    """The step of the grid of a quantised activation, if it has one scale for all units."""
     maker = sweep.producers.get(x)
     while maker is not None and maker.op in MOVING and isinstance(maker.inputs[0], str):
         maker = sweep.producers.get(maker.inputs[0])
@@ -93,7 +93,7 @@ def _step_of(sweep: Sweep, x: str) -> float | None:
 
 
 def _bias_on_grid(weight: Quantised, bias: Operand, step: float) -> Quantised | None:
-    """The bias that is there, on the grid of weight and activation; a bias of 0 where there is none."""
+    """The existing bias on the grid of weight and activation; 0 if there is none."""
     scale = constant(weight.scale).reshape(-1) * step
     if bias is None:
         grid = literal(scale if weight.axis is not None else scale.reshape(()), "float32")
@@ -108,7 +108,7 @@ def _bias_on_grid(weight: Quantised, bias: Operand, step: float) -> Quantised | 
 
 
 def on_grid(values: Array, step: float) -> Array | None:
-    """values / step as whole numbers, if that is what they are."""
+    """values / step, if those are whole numbers."""
     steps = np.rint(values / step)
     return steps if bool(np.all(np.abs(steps * step - values) <= 1e-6 * np.abs(values))) else None
 

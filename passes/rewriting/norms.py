@@ -1,19 +1,19 @@
-"""A norm across units of which some are constant: its statistics follow from those of the units that stay.
+"""A norm across units of which some are constant: its statistics follow from the units that stay.
 
 Of n units those in S are c, with mean c̄ and sum of squared deviations D. Let μ and σ² be mean and variance over all n units:
 
     μ = (Σ_K x + Σ_S c) / n        n·σ² = Σ_K (x − μ)² + |S|·(c̄ − μ)² + D
 
-So a layer norm is an RMS norm over the centred units that stay and one or two numbers more, the *carriers*:
+So a layer norm is an RMS norm over the centred units that stay and one or two additional numbers, the *carriers*:
 
     z = [x_K − μ,  √|S|·(c̄ − μ),  √D]        n·σ² = Σ z²        y_K = γ_K z_K / √(σ² + ε) + β_K
 
-What the norm makes of S still varies, but it is an affine function of the two carriers behind the norm, g = z_carrier / √(σ² + ε):
+The results for S still vary, but they are an affine function of the two carriers after the norm, g = z_carrier / √(σ² + ε):
 
     y_s = γ_s·(g₁ / √|S| + (c_s − c̄) / √D · g₂) + β_s
 
-so an affine do says it, and readers take it in: their columns of S become two. The second carrier is needed only where the
-constants differ. An RMS norm needs one, √(Σ c²), and none for zeros, which stay 0.
+so an affine do expresses them, and readers absorb it: their columns of S become two. The second carrier is needed only if the
+constants differ. An RMS norm needs one carrier, √(Σ c²), and none for zeros, which stay 0.
 
 Over w instead of n units, ε and the square of the weight are n/w times as large.
 """
@@ -33,17 +33,19 @@ from cmrc.ir.tensors import constant
 from cmrc.passes.rewriting.absorb import Known
 from cmrc.passes.rewriting.rewriter import Declined, RuleOutcome, Sweep, complement, past, taken
 
-HALF = ("float16", "bfloat16")  # runtimes compute norms of these in float32
+HALF = ("float16", "bfloat16")  # runtimes compute norms of these types in float32
 
 
 def fold_into_norm(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
-    """See the module."""
+    """See the module's docstring."""
     attrs, axis = attributes(node, AlongAttrs), fact.axis
     if any(isinstance(operand, str) for operand in node.inputs[1:]):
         return Declined("one of its parameters is computed at run time")
     slab = fact.full()
     if slab.size != len(fact.units):
-        return Declined("the constants differ by position, so no two numbers stand for them in a norm across the units")
+        return Declined(
+            "the constants differ by position, so two numbers cannot represent them in a norm across the units"
+        )
     constants = slab.reshape(-1)
     if attrs["fn"] == "rms_norm" and not constants.any():
         return _leave_out(sweep, node, fact)
@@ -96,7 +98,7 @@ def _padded(sweep: Sweep, node: Node, kept: str, axis: int, number: float) -> st
 
 
 def _normalise(sweep: Sweep, node: Node, z: str, fact: Known, keep: Sequence[int], rebuilt: Array) -> None:
-    """The RMS norm of z, laid out over n positions again: the carriers stand at the first units of S."""
+    """The RMS norm of z, laid out over n positions again: the carriers are at the first units of S."""
     out, axis, eps = node.output, fact.axis, attributes(node, AlongAttrs)["eps"]
     count = rebuilt.shape[1]
     width = len(keep) + count
@@ -131,7 +133,7 @@ def _normalise(sweep: Sweep, node: Node, z: str, fact: Known, keep: Sequence[int
 
 
 def _leave_out(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
-    """x / √(mean x² + ε) · w with x_S = 0: over the k of n units that stay; S stays 0, which the readers take in."""
+    """x / √(mean x² + ε) · w with x_S = 0: over the k of n units that stay; S stays 0, which the readers absorb."""
     out, axis, weight = node.output, fact.axis, (*node.inputs, None)[1]
     size = int(out.shape[axis])
     keep = complement(fact.units, size)
@@ -153,14 +155,14 @@ def _leave_out(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
 def _emit(
     sweep: Sweep, node: Node, op: str, inputs: Sequence[Operand], like: Value, tag: str, attrs: Mapping[str, object]
 ) -> str:
-    """A node of our own on the way from `node`'s operand to its result."""
+    """A new node on the way from `node`'s operand to its result."""
     output = replace(like, name=sweep.fresh(node.name, tag))
     sweep.emit(Node(op, tuple(inputs), (output,), attrs, path=node.path))
     return output.name
 
 
 def _norm(sweep: Sweep, node: Node, inputs: Sequence[Operand], output: Value, attrs: Mapping[str, object]) -> str:
-    """An RMS norm: the host's own over fewer units, where the node is one and can say ε, which ONNX keeps as a float32."""
+    """An RMS norm: the host's own over fewer units, if the node is one and can represent ε, which ONNX stores as a float32."""
     if node.origin and output.dtype != "float64" and attributes(node, AlongAttrs)["fn"] == "rms_norm":
         sweep.emit(replace(node, inputs=tuple(inputs), outputs=(output,), attrs=attrs))
         return output.name
@@ -168,7 +170,7 @@ def _norm(sweep: Sweep, node: Node, inputs: Sequence[Operand], output: Value, at
 
 
 def _affine(sweep: Sweep, node: Node, x: str, scale: Tensor, offset: Tensor, like: Value, tag: str) -> str:
-    """scale · x + offset; nothing is added where that is 0."""
+    """scale · x + offset; an offset of 0 is left out."""
     scaled = _emit(sweep, node, "pointwise", (x, scale), like, f"{tag}.scaled", {"fn": "mul"})
     if not constant(offset).any():
         return scaled
@@ -190,7 +192,7 @@ def _placed(vector: Tensor, axis: int, rank: int) -> Tensor:
 def _with_carriers(
     vector: Tensor | None, keep: Sequence[int], count: int, factor: float, *, fill: float = 1.0
 ) -> Tensor:
-    """A parameter at the units that stay and at the carriers, times a factor."""
+    """A parameter for the units that stay and for the carriers, times a factor."""
     if vector is None:
         return literal(np.full(len(keep) + count, factor * fill))
     some = take(vector, len(vector.shape) - 1, keep)
@@ -207,7 +209,7 @@ def _with_carriers(
 
 
 def _spread(sweep: Sweep, name: str, out: Value, axis: int, places: dict[int, int]) -> Value:
-    """What a norm over fewer units gives, laid out over all of them; where one was removed stands any other."""
+    """The result of a norm over fewer units, laid out over all of them; at removed units stands any kept one."""
     spread = Value(sweep.fresh(out.name, "spread"), out.shape, out.dtype)
     index = tuple(places.get(unit, 0) for unit in range(int(out.shape[axis])))
     sweep.emit(Node("select", (name,), (spread,), {"axis": axis, "keep": index}))

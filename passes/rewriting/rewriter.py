@@ -1,8 +1,8 @@
-"""What the rules of the sinking and rising passes share: what arrives and what they may answer, the record of a pipeline, the
+"""What the rules of the sinking and rising passes share: what arrives, what they may answer, the record of a pipeline, and the
 walks down and up.
 
-A rule is `(walk, node, arriving) -> Rewritten | Declined`. `walk` is a sweep down or up the graph; `arriving` is what has come as
-far as this node: constants, an affine relation, or a selection. A rule decides first and emits afterwards, so that one which
+A rule is `(walk, node, arriving) -> Rewritten | Declined`. `walk` is a sweep down or up the graph; `arriving` is what has
+reached this node: constants, an affine relation, or a selection. A rule decides first and emits afterwards, so a rule that
 declines has changed nothing. An op without a rule stops everything. `apply_rule` and `sink_all` run them.
 """
 
@@ -53,14 +53,14 @@ class Movement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The rule understands the op and cannot pass it, for this reason."""
+    """The rule cannot rewrite the node, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The rule rewrote the node. `detail` is for people; a rising rule hands over the `node` that takes its place."""
+    """The rule rewrote the node. `detail` is for people; a rising rule returns the `node` that replaces it."""
 
     movement: Movement
     detail: str = ""
@@ -90,7 +90,7 @@ def taken(detail: str) -> Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One movement that happened: which pass, at which node, for which of the plan's entries."""
+    """One movement that happened: by which pass, at which node, for which entries of the plan."""
 
     rule: str
     at: Node
@@ -100,7 +100,7 @@ class Action:
 
     @property
     def ends_here(self) -> bool:
-        """Whether the node took the replacement in, as opposed to passing it on."""
+        """Whether the node absorbed the replacement, instead of passing it on."""
         return self.movement in (Movement.FOLDED, Movement.TAKEN)
 
     @property
@@ -114,11 +114,11 @@ class Action:
 
 @dataclass(slots=True)
 class Log:
-    """What a pipeline did, and why what stopped stopped: reasons by (value, reader)."""
+    """What a pipeline did, and why something stopped: reasons by (value, reader)."""
 
     actions: list[Action] = field(default_factory=list)
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
-    # Nodes that nobody needed before the first pass: they are the host's own, and stay with what they read.
+    # Nodes that nobody needed before the first pass: they belong to the host, and stay with what they read.
     idle: frozenset[str] | None = None
 
     def did(self, rule: str, node: Node, outcome: Rewritten, sources: Sequence[int] = ()) -> None:
@@ -145,7 +145,7 @@ class Sweep:
     def arrive(self, node: Node) -> Node | None:
         """The node with its operands redirected to what they have become.
 
-        None where it reads only what the model itself makes: there is nothing to move, and it is emitted as it is.
+        None if it reads only values of the model itself: there is nothing to move, and it is emitted unchanged.
         """
         inserted = False
         for operand in node.inputs:
@@ -171,7 +171,7 @@ class Sweep:
             self.values[value.name] = value
 
     def fresh(self, base: str, tag: str) -> str:
-        """A name that no value has yet."""
+        """A name that is still free."""
         name = f"{base}.{tag}"
         while name in self.values:
             name = f"{base}.{tag}{next(iter(self._count))}"
@@ -184,7 +184,7 @@ class Sweep:
         return operand.shape
 
     def do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> str:
-        """The name of the value with units replaced by constants, or by another value."""
+        """The name of the value in which units are replaced by constants, or by another value."""
         output = Value(self.fresh(value.name, "do"), value.shape, value.dtype)
         operand = slab if isinstance(slab, str) else literal(slab)
         attrs, marks = {"axis": axis, "units": Index.of(units)}, Marks(sources=tuple(sources))
@@ -192,11 +192,11 @@ class Sweep:
         return output.name
 
     def put_do(self, value: Value, axis: int, units: Sequence[int], slab: Array | str, sources: Sequence[int]) -> None:
-        """Replace units of a value for everyone who reads it from here on."""
+        """Replace units of a value for all its later readers."""
         self.redirected[value.name] = self.do(value, axis, units, slab, sources)
 
     def select(self, name: str, axis: int, keep: Sequence[int]) -> str:
-        """The name of a value that holds only these positions; made once, shared by all who ask."""
+        """The name of a value that holds only these positions; made once, then shared."""
         value = self.values[name]
         if is_whole(keep, value.shape[axis]):
             return name
@@ -223,11 +223,11 @@ class Rise:
     uses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     values: dict[str, Value] = field(default_factory=dict)
     selected: set[str] = field(default_factory=set)  # what a select reads
-    # Values that vanished, what they are now, and the settled nodes that still name them: those are rewired in the end.
+    # Values that disappeared, what replaces them, and the settled nodes that still name them, which are rewired in the end.
     renamed: dict[str, str] = field(default_factory=dict)
     rewired: set[str] = field(default_factory=set)
     pending: list[Node] = field(default_factory=list)
-    # Values that a dropped node read: the host's own selects may rise.
+    # Values that a dropped node read: they may let selects of the host rise.
     lost_readers: set[str] = field(default_factory=set)
     moves: dict[tuple[Shape, Shape, int, Keep, int], tuple[int, Keep] | str] = field(default_factory=dict)
     changed: bool = False
@@ -238,14 +238,14 @@ class Rise:
 
     @cached_property
     def makers(self) -> dict[str, Node]:
-        """Who made a value before this walk."""
+        """The node that computed each value before this walk."""
         return {value.name: node for node in self.graph.nodes for value in node.outputs}
 
     def shape(self, operand: Operand) -> Shape:
         return self.values[operand].shape if isinstance(operand, str) else operand.shape if operand is not None else ()
 
     def select(self, operand: Operand, axis: int, keep: Sequence[int]) -> Operand:
-        """Part of an operand: a smaller tensor, or a select before this node that goes on rising."""
+        """Part of an operand: a smaller tensor, or a select before this node, which continues to rise."""
         period = period_of(keep)
         if operand is None or is_whole(keep, period or self.shape(operand)[axis]):
             return operand
@@ -253,7 +253,7 @@ class Rise:
             return take(operand, axis, keep)
         keep = keep if isinstance(keep, Keep) else Keep(keep)
         attrs = {"axis": axis, "keep": keep, "period": period} if period else {"axis": axis, "keep": keep}
-        for select in self.pending:  # asked for twice by one node
+        for select in self.pending:  # one node asked for it twice
             if select.inputs[0] == operand and select.attrs == attrs:
                 return select.name
         value = self.values[operand]
@@ -289,7 +289,7 @@ class Rise:
             self.selected.add(operand)
 
     def rename(self, name: str, now: str) -> list[str]:
-        """A value vanishes, and what read it reads another. Says who did."""
+        """Let the readers of a value read another one instead; returns these readers."""
         users = self.uses.pop(name, [])
         self.renamed[name] = now
         self.rewired.update(users)
@@ -312,7 +312,7 @@ class Rise:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What arrives: of an axis only these positions are read, by these readers."""
+    """What arrives: these readers need only these positions of an axis."""
 
     axis: int
     keep: Keep
@@ -320,7 +320,7 @@ class Selection:
 
 
 def shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs: object) -> Rewritten:
-    """The same op on smaller operands, making these positions only."""
+    """The same op on smaller operands, computing only these positions."""
     before = node.output
     output = Value(before.name, narrowed(before.shape, axis, keep), before.dtype)
     changed = {**node.attrs, **attrs} if attrs else node.attrs
@@ -329,12 +329,12 @@ def shrunk(node: Node, inputs: Sequence[Operand], axis: int, keep: Keep, **attrs
 
 
 def as_copy(node: Node, operand: Operand, axis: int, keep: Keep) -> Rewritten:
-    """What is left of the node is a copy of its operand, which its readers read instead."""
+    """The rest of the node is a copy of its operand, which its readers can read instead."""
     return replace(shrunk(node, (operand,), axis, keep), movement=Movement.COPIES)
 
 
 def drop_unused_moves(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
-    """Without the do and select nodes (and what was inserted for them) that nobody reads any more."""
+    """The nodes without do's and selects (and what was inserted for them) that nobody reads any more."""
     used = set(outputs)
     kept: list[Node] = []
     for node in reversed(nodes):
@@ -357,7 +357,7 @@ def is_affine_do(node: Node | None) -> bool:
 
 
 def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
-    """The axis of a pointwise operand that runs along `axis` of the result; `None` where it broadcasts."""
+    """The axis of a pointwise operand that corresponds to `axis` of the result; `None` if it broadcasts."""
     align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape
     dims = align[position] if align else None
     if dims is None:
@@ -368,7 +368,7 @@ def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | No
 
 
 def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int) -> int | None:
-    """The axis of a parameter of an `along` op that runs along `axis` of its input; `None` where it broadcasts."""
+    """The axis of a parameter of an `along` op that corresponds to `axis` of its input; `None` if it broadcasts."""
     align = attributes(node, FunctionAttrs).get("align")
     dims = align[position] if align else None
     if dims is None:
@@ -377,28 +377,28 @@ def parameter_axis(node: Node, position: int, shape: Shape, axis: int, rank: int
 
 
 def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
-    """The axis of the result along which an axis of a pointwise operand runs."""
+    """The axis of the result to which an axis of a pointwise operand corresponds."""
     align = attributes(node, FunctionAttrs).get("align")
     dims = align[position] if align else None
     return axis + len(node.output.shape) - len(shape) if dims is None else int(dims[axis])
 
 
 def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:
-    """Whether an `along` op makes elements out of an axis without any: what those are is up to the runtime."""
+    """Whether an `along` op computes elements from an axis of size 0: their values depend on the runtime."""
     return (
         0 in [sweep.shape(source)[axis] for axis in attributes(node, AlongAttrs)["axes"]] and 0 not in node.output.shape
     )
 
 
 def varies_beside(replaced: str, other: str) -> Declined:
-    """Where two operands meet unit by unit, and one of them is replaced alone."""
+    """Two operands meet unit by unit, and only one of them is replaced."""
     return Declined(
         f"%{replaced} is replaced in these units, %{other} is not: replace both (`cmrc inspect --groups` shows what belongs together)"
     )
 
 
 def others_give_shape(sweep: Sweep, node: Node, position: int, becomes: Shape) -> bool:
-    """Whether the result keeps its shape when this operand becomes something of shape `becomes`, mostly of one position."""
+    """Whether the result keeps its shape if this operand becomes one of shape `becomes`, which mostly has one position per axis."""
     own = sweep.shape(node.inputs[position])
     shapes = [(i, sweep.shape(o)) for i, o in enumerate(node.inputs) if o is not None and i != position]
     return all(
@@ -419,13 +419,13 @@ Arriving = TypeVar("Arriving")
 
 
 class Walk(Protocol):
-    """A sweep over the graph that is on its way."""
+    """A sweep over the graph."""
 
     log: Log
     changed: bool
 
     def emissions(self) -> int:
-        """How many nodes have been emitted so far."""
+        """How many nodes were emitted so far."""
         ...
 
 
@@ -435,7 +435,7 @@ Rule = Callable[[WalkType, Node, Arriving], RuleOutcome]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A rewrite: `run` gives the new graph and whether anything changed; `moves` says which nodes give it something to do."""
+    """A rewrite: `run` returns the new graph and whether anything changed; `moves` says which nodes it can move."""
 
     name: str
     run: Callable[[Graph, Log], tuple[Graph, bool]]
@@ -445,7 +445,7 @@ class Pass:
 def apply_rule(
     walk: WalkType, rule: Rule[WalkType, Arriving], node: Node, arriving: Arriving, places: Sequence[tuple[str, str]]
 ) -> Rewritten | None:
-    """Let a rule look at a node. None where it declines: the reason is noted for these places (value, reader), nothing is emitted."""
+    """Apply a rule to a node. None if it declines: the reason is noted for these places (value, reader), and nothing is emitted."""
     before = walk.emissions()
     outcome = rule(walk, node, arriving)
     if isinstance(outcome, Declined):
@@ -458,19 +458,21 @@ def apply_rule(
 
 @dataclass(frozen=True, slots=True)
 class Sinking(Generic[Arriving]):
-    """A pass that carries the do's of one kind down the graph."""
+    """A pass that moves the do's of one kind down the graph."""
 
     name: str
     carries: Callable[[Node | None], bool]  # which do's
-    arriving: Callable[[Sweep, Node, Mapping[int, Node]], Arriving]  # what they say, by the operand that they stand at
+    arriving: Callable[
+        [Sweep, Node, Mapping[int, Node]], Arriving
+    ]  # what they mean together; the do's are given by the position of their operand
     rule: Callable[[Node, Arriving], Rule[Sweep, Arriving]]
-    # the node as the rule sees it; None where it has been emitted already
+    # the node as the rule sees it; None if it was emitted already
     prepare: Callable[[Sweep, Node], Node | None] = lambda sweep, node: node
     at_output: Callable[[Node], str] = lambda do: "it is an output of the model"
 
 
 def sink_all(sinking: Sinking[Arriving], graph: Graph, log: Log) -> tuple[Graph, bool]:
-    """One walk in topological order: every do goes as far as it goes."""
+    """One walk in topological order that moves every do as far as possible."""
     sweep = Sweep(graph, log)
     for original in graph.nodes:
         arrived = sweep.arrive(original)

@@ -1,15 +1,15 @@
-"""Constants computed at run time: the same for every sample, different by position, too many to store or of a dynamic size.
+"""Constants computed at run time: the same for every sample, different by position, and too many to store or of a dynamic size.
 
     %d = do(%x, c) {units=S}                              %p = plane(%x)              ones, a batch of one
     %y = depthwise(%d, W, b)   padded, of any size  ->    %v = conv(%p, W_S·c, b_S)
                                                           %y = depthwise(%x, W, b)
                                                           %d = do(%y, %v) {units=S}
 
-From there a do carries a value instead of numbers. Ops do to that value, a batch of one, what they do to the rest, until an
-affine op adds it in: `y = W_K x_K + b + W_S v`. Part of constant_fold.
+From there, a do holds a value instead of numbers. Ops are applied to that value, a batch of one, as to the rest, until an
+affine op absorbs it: `y = W_K x_K + b + W_S v`. Part of constant_fold.
 
-A value of a fixed size can also be evaluated here and now (`as_numbers`). That is done where W_S v has no more numbers than W_S,
-and at ops that take numbers only.
+A value of a fixed size can also be evaluated by the compiler (`as_numbers`). That is done if W_S v has no more numbers than
+W_S, and at ops that accept only numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Rule = Callable[[Sweep, Node, Facts], RuleOutcome]
 
 
 def twin(sweep: Sweep, node: Node, inputs: Sequence[Operand], shape: Shape, **attrs: object) -> str:
-    """Emit the same op on other operands; the host makes it by copying its own node (`like`)."""
+    """Emit the same op on other operands; the host writes it as a copy of its own node (`like`)."""
     output = Value(sweep.fresh(node.name, "known"), shape, node.output.dtype)
     sweep.emit(
         Node(
@@ -81,7 +81,7 @@ def add(sweep: Sweep, smaller: Node, addend: str) -> Rewritten:
 
 
 def as_numbers(sweep: Sweep, facts: Facts) -> Facts | None:
-    """The same facts with every value evaluated; `None` where a size is known only at run time."""
+    """The same constants with every value evaluated; `None` if a size is known only at run time."""
     numbers: Facts = {}
     for i, fact in facts.items():
         slab = _evaluate(sweep, fact.runtime, {}) if fact.runtime else fact.slab
@@ -92,7 +92,7 @@ def as_numbers(sweep: Sweep, facts: Facts) -> Facts | None:
 
 
 def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array | None:
-    """What a value that is made of planes of ones and tensors is."""
+    """The numbers of a value that is computed from planes of ones and tensors."""
     if name in known:
         return known[name]
     node, operands = sweep.producers[name], list[Array | None]()
@@ -116,7 +116,7 @@ def _evaluate(sweep: Sweep, name: str, known: dict[str, Array | None]) -> Array 
 
 
 def is_better_stored(sweep: Sweep, node: Node, facts: Facts) -> bool:
-    """Whether what an affine op adds has no more numbers than the columns that it stands for; a fused op cannot be copied."""
+    """Whether what an affine op adds has no more numbers than the columns that it replaces; a fused op cannot be copied."""
     if any(_is_fused_with(sweep, node, fact.source) for fact in facts.values()):
         return True
     fact, weight = facts.get(0), node.inputs[1] if len(node.inputs) > 1 else None
@@ -208,9 +208,9 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
         return Declined("it mixes the units with each other")
     seen = sweep.shape(fact.runtime)
     if any(seen[a] == 1 != sweep.shape(fact.source)[a] for a in axes):
-        return Declined("the constant is the same at every position, whose number is not fixed")
+        return Declined("the constant is the same at every position, and the number of positions is not fixed")
     if attrs["fn"] == "resize":
-        return Declined("it takes sizes that a batch of one does not have")
+        return Declined("it needs sizes that a batch of one does not have")
     if attrs["fn"] == "pad" and any(lo or hi for lo, hi in attrs.get("pads", ())[:1]):
         return Declined("it pads the batch")
     inputs: list[Operand] = [fact.runtime]
@@ -226,7 +226,7 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
 
 
 def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Where the units keep an axis of their own and the value has one position along every axis that is merged or split."""
+    """Passes if the units keep an axis of their own, and the value has one position along every axis that is merged or split."""
     fact = facts[0]
     before, after, seen = sweep.shape(fact.source), node.output.shape, sweep.shape(fact.runtime)
     shape, axis = list(after), -1
@@ -242,9 +242,9 @@ def sink_through_reshape(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
         elif all(n == 1 for n in seen[first:last]):
             shape[segment.after[0] : segment.after[1]] = [1] * (segment.after[1] - segment.after[0])
         elif seen[first:last] != before[first:last]:
-            return Declined("the constants differ along an axis that is reshaped as well")
+            return Declined("the constants differ along an axis that is reshaped too")
     if axis < 0 or sum(isinstance(n, str) for n in shape) > 1:
-        return Declined("the constants differ along an axis that is reshaped as well")
+        return Declined("the constants differ along an axis that is reshaped too")
     return sink(sweep, node, facts, axis, fact.units, twin(sweep, node, (fact.runtime,), tuple(shape)))
 
 
@@ -277,12 +277,12 @@ def sink_through_concat(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
     """Along the units: positions shift, the value stays as it is."""
     (position, fact), *others = facts.items()
     if others:
-        return Declined("several of its parts are replaced, one by values known only at run time")
+        return Declined("several of its parts are replaced, one of them by values known only at run time")
     if fact.axis != attributes(node, ConcatAttrs)["axis"]:
         return Declined("another part of the concatenation is not replaced")
     sizes = [sweep.shape(operand)[fact.axis] for operand in node.inputs[:position]]
     if not all(isinstance(n, int) for n in sizes):
-        return Declined("a part has a size known only at run time")
+        return Declined("the size of a part is known only at run time")
     offset = sum(int(n) for n in sizes)
     return sink(sweep, node, facts, fact.axis, [offset + u for u in fact.units], fact.runtime)
 
@@ -295,7 +295,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
         return Declined("its weight is computed at run time")
     fact, axis, w_in = facts[0], attrs["axis"], attrs["w_in"]
     if fact.axis != axis:
-        return Declined("it acts along another axis than the replacement")
+        return Declined("it acts along a different axis than the replacement")
     outs = weight.shape[attrs["w_out"]]
     shape = resized(sweep.shape(fact.runtime), axis, outs)
     keep = complement(fact.units, weight.shape[w_in])
@@ -308,7 +308,7 @@ def absorb_into_linear(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
 
 
 def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
-    """Channels: conv(x_K; W_K) + conv(v; W_S). A group whose every input is known has known outputs: past it."""
+    """Channels: conv(x_K; W_K) + conv(v; W_S). If every input of a group is known, the constants go past it."""
     attrs = attributes(node, ConvAttrs)
     _, weight, bias = (*node.inputs, None)[:3]
     if set(facts) != {0} or not isinstance(weight, Tensor) or isinstance(bias, str):
@@ -318,7 +318,7 @@ def absorb_into_conv(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:
         return Declined("it mixes positions along the replaced axis")
     seen, spatial = sweep.shape(fact.runtime), sweep.shape(fact.source)[axis + 1 :]
     if seen[axis + 1 :] != spatial:
-        return Declined("the constant is the same at every position, whose number is not fixed")
+        return Declined("the constant is the same at every position, and the number of positions is not fixed")
     channels = int(sweep.shape(fact.source)[axis])
     per, outs = channels // groups, int(node.output.shape[axis]) // groups
     counts = per - count_by_group(fact.units, groups, per)

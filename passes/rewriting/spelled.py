@@ -1,13 +1,13 @@
-"""Norms that a model spells out in several ops, put together as the one op of the IR that they are.
+"""Norms that a model spells out in several ops, put together into one op of the IR.
 
     %m = mean(%x)                                       %y = layer_norm(%x, γ, β)
     %d = sub(%x, %m)
     %v = mean(square(%d))
     %y = add(mul(div(%d, sqrt(add(%v, ε))), γ), β)  ->
 
-The rules look at one op at a time, and no single one of these can take in constants across the units: what they make of them
-is known only together. So the pipeline runs without this first, and again where something stopped at such a norm. A norm
-of which nothing came then stays as the model has it.
+The rules look at one op at a time, and none of these ops can absorb constants across the units by itself: only together do they
+have a known result. So the pipeline first runs without this, and again if something stopped at such a norm. A norm for which
+that did not help stays as it is in the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cmrc.ir.tensors import constant
 
 @dataclass(frozen=True, slots=True)
 class SpelledNorm:
-    """The nodes of a norm by name, the last of them, and what they amount to."""
+    """The nodes of a norm by name, the last of them, and the one node that they are equal to."""
 
     members: frozenset[str]
     last: str
@@ -40,7 +40,7 @@ def spelled_norms(graph: Graph) -> Iterator[SpelledNorm]:
 
 
 def put_together(graph: Graph, norms: Collection[SpelledNorm]) -> Graph:
-    """The graph with these norms as one node each; what only they read goes."""
+    """The graph with one node for each of these norms; nodes that only they read are removed."""
     renamed = {norm.last: norm.node.name for norm in norms}
     by_last = {norm.last: norm.node for norm in norms}
     nodes: list[Node] = []
@@ -119,7 +119,7 @@ def _scaled(node: Node, producers: Mapping[str, Node]) -> tuple[str, Operand, li
 
 
 def _maker(producers: Mapping[str, Node], operand: Operand, fn: str) -> Node | None:
-    """The pointwise node of this function that makes an operand."""
+    """The pointwise node of this function that computes an operand."""
     node = producers.get(operand) if isinstance(operand, str) else None
     return (
         node if node is not None and node.op == "pointwise" and attributes(node, PointwiseAttrs)["fn"] == fn else None
@@ -157,7 +157,7 @@ def _number_and_value(node: Node | None) -> tuple[float | None, Operand]:
 
 
 def _with_parameters(graph: Graph, norm: SpelledNorm, readers: Mapping[str, list[Node]]) -> SpelledNorm:
-    """With the weight, and then the bias, where nobody else reads what stands before them."""
+    """With the weight, and then the bias, if nobody else reads the value before them."""
     attrs, rank = attributes(norm.node, AlongAttrs), len(norm.node.output.shape)
     axis = attrs["axes"][0]
     parameters: list[Tensor] = []
@@ -180,7 +180,7 @@ def _with_parameters(graph: Graph, norm: SpelledNorm, readers: Mapping[str, list
 
 
 def _vector(node: Node, fn: str, x: str, axis: int, rank: int) -> Tensor | None:
-    """The parameter of x · w or x + w that runs along an axis, as a vector."""
+    """The parameter of x · w or x + w along an axis, as a vector."""
     attrs = attributes(node, PointwiseAttrs)
     if node.op != "pointwise" or attrs["fn"] != fn or attrs.get("align") or attrs.get("alpha", 1.0) != 1.0:
         return None

@@ -477,7 +477,7 @@ case(
     (4, "n", 6),
     const("act", [1, 4]),
     hosts=("fx",),
-    stops="it has no bias that could take the constants in",
+    stops="it has no bias that could absorb the constants",
 )
 case(
     "sort_beside",

@@ -85,7 +85,7 @@ case(
     lambda: two_convs(padding=1),
     ("n", 3, 6, 5),
     Ask("act", "all", 0.7),
-    stops="every unit of this output is constant, so nothing of the model would be left",
+    stops="every unit of this output is constant, so nothing would be left of the model",
 )
 case("conv2d_preactivation", lambda: two_convs(padding=1), ("n", 3, "h", "w"), const("a", [0, 3]), dynamic=("", "hnw"))
 
@@ -209,7 +209,7 @@ case(
     separable,
     ("n", 3, "h", "w"),
     affine("f", [1], [2]),
-    stops="a unit and its parents lie in different groups",
+    stops="a unit and its parents are in different groups",
 )
 
 

@@ -281,7 +281,7 @@ case(
     parted(lambda x: x.chunk(2, -1)),
     ("n", 6),
     affine("act", [1], [0, 4]),
-    stops="it drops parents that the units are rebuilt from",
+    stops="it drops parents from which the units are rebuilt",
 )
 case("split_all_of_a_part", parted(lambda x: x.split([2, 6], -1)), ("n", 6), const("act", [0, 1]))
 case(

@@ -56,7 +56,7 @@ case(
     mlp,
     ("n", 6),
     Ask("act", "all", 0.7),
-    stops="every unit of this output is constant, so nothing of the model would be left",
+    stops="every unit of this output is constant, so nothing would be left of the model",
 )
 case("slab_tokens", mlp, ("n", 3, 6), const("act", [1, 4], np.linspace(-2, 2, 6).reshape(1, 3, 2)))
 

@@ -197,5 +197,5 @@ case(
     lambda: chain(a=nn.Linear(6, 8), act=nn.ReLU(), b=nn.Linear(8, 4)),
     ("n", 6),
     affine("a", [0, 5], [1, 2]),
-    stops="it is not affine in the replaced units",
+    stops="it is not an affine function of the replaced units",
 )

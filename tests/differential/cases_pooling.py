@@ -209,7 +209,7 @@ case(
     lambda: around(nn.InstanceNorm2d(6, affine=True)),
     ("n", 3, 6, 5),
     affine("act", [1, 4], [0, 2]),
-    stops="it is not affine in the replaced units",
+    stops="it is not an affine function of the replaced units",
 )
 case(
     "group_norm",

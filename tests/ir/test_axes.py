@@ -81,7 +81,7 @@ def test_a_slab_moves_with_its_units(case: tuple[Any, ...], data: st.DataObject)
     x = np.zeros(before)
     x[(slice(None),) * axis + (list(index),)] = slab
     if isinstance(slab_after, str):
-        assert slab_after == "the constants differ along an axis that is reshaped as well"
+        assert slab_after == "the constants differ along an axis that is reshaped too"
         return
     y = np.zeros(after)
     y[(slice(None),) * moved.axis + (list(moved.index),)] = slab_after

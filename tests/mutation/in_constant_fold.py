@@ -146,7 +146,7 @@ bug(
     "query-constants-dropped",
     "if position == 1 and fact.slab.shape[last - 1] == 1:",
     "if fact.slab.shape[last - 1] == 1:",
-    "a constant query unit is dropped though it still weighs the keys",
+    "a constant query unit is dropped though it still affects the weights of the keys",
     CONSTANT,
     CONTRACT,
 )

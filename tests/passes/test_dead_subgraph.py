@@ -198,25 +198,25 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (kernel_of_run_time, "its weight is computed at run time"),
     (mixed_positions, "it mixes positions along this axis"),
     (uneven_groups, "its groups would keep different numbers of outputs"),
-    (part_of_transposed_groups, "a grouped transposed convolution keeps or loses whole groups"),
+    (part_of_transposed_groups, "a grouped transposed convolution can only lose whole groups"),
     (mixed_units, "it mixes the units with each other"),
-    (repeats_read_differently, "of its repeats different positions are read"),
+    (repeats_read_differently, "its readers need different positions of its repeats"),
     (
         not_whole_positions,
         "the units are not whole positions of any axis of ['N', 4, 2, 2]; a position is units 0 to 3, or units 0 to 1, 4 to 5, 8 to 9, ..., "
         "or units 0, 2, 4, ...",
     ),
-    (select_along_another_axis, "a select along another axis stands here"),
+    (select_along_another_axis, "there is already a select along another axis here"),
     (affine_do_reads_dropped_units, "an affine replacement reads units that are dropped here"),
     (affine_do_of_blocks, "an affine replacement of blocks stays here"),
     (vector_operand, "one of its operands is a vector"),
-    (uneven_heads, "query heads that share a key-value head go together, or equally many of every such group"),
-    (uneven_copies, "query heads that share a key-value head go together, or equally many of every such group"),
+    (uneven_heads, "query heads that share a key-value head must go together, or equally many in every such group"),
+    (uneven_copies, "query heads that share a key-value head must go together, or equally many in every such group"),
     (causal_queries, "it counts positions from the first query"),
     (values_as_wide_as_queries, "its values have the size of its queries"),
     (another_order, "its readers want the units in another order"),
     (operand_of_dynamic_size, "the size of axis 0 of its operand is dynamic (M)"),
-    (part_of_dynamic_size, "a part of it has a dynamic size"),
+    (part_of_dynamic_size, "one of its parts has a dynamic size"),
     (another_op, "sort makes all of its units at once"),
     (another_op_that_says_why, "it is odd"),
     (input_of_the_model, "it is an input of the model"),
@@ -225,7 +225,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
 DECLINES_LATER: list[tuple[Callable[[], Graph], str]] = [
     (merged_with_run_time, "it merges the units with a size known only at run time"),
     (joined_samples, "it joins samples"),
-    (samples_taken_apart, "it takes samples apart"),
+    (samples_taken_apart, "it splits the samples"),
 ]
 
 

@@ -112,7 +112,7 @@ def test_other_query_heads_are_declined_with_the_reason() -> None:
     program, site = traced(served=3)
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.lower(program, cmrc.Plan(program).do(site, units=[0], constant=0.3))
-    assert "query heads that share a key-value head go together, or equally many of every such group" in str(
+    assert "query heads that share a key-value head must go together, or equally many in every such group" in str(
         error.value
     )
 
@@ -312,4 +312,4 @@ def test_only_zero_passes_a_mask_of_run_time() -> None:
     assert check.moved >= MOVES * EXACT_F32
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.lower(program, cmrc.Plan(program).do("v", units=within(6, [1, 2]), constant=0.7))
-    assert "its mask may hide every key from a query, whose result is then not the constant" in str(error.value)
+    assert "its mask may hide every key from a query, and then the result is not the constant" in str(error.value)

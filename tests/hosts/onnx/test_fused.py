@@ -402,7 +402,7 @@ def stopped(case: Case, *sites: tuple[str, Sequence[int]]) -> tuple[cmrc.Lowered
 def test_a_replaced_query_stays_in_front_of_the_attention() -> None:
     lowered, reason = stopped(CASES["MultiHeadAttention"], ("q", heads(1)))
     assert "%a (MultiHeadAttention)" in reason
-    assert "queries or keys are replaced along another axis than their units" in reason
+    assert "queries or keys are replaced along an axis that is not their units'" in reason
     assert [node.op for node in lowered.graph.nodes if node.origin == "a"] == ["opaque"]
 
 
