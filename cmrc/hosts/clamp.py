@@ -1,4 +1,4 @@
-"""What a do that stays in a model needs at run time, as arrays: both hosts clamp by `where(mask, constants, x)`."""
+"""The arrays that a do needs if it remains in the model at run time: both hosts clamp by `where(mask, constants, x)`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cmrc.ir.tensors import constant
 
 
 def _spread(node: Node, slab: Array) -> Array:
-    """A slab of the units put in its place along the whole axis, with nothing in between."""
+    """A slab of the units spread over the whole axis, with zeros in between."""
     axis = attributes(node, AxisAttrs)["axis"]
     full = np.zeros([int(node.output.shape[axis]) if i == axis else n for i, n in enumerate(slab.shape)], slab.dtype)
     full[(slice(None),) * axis + (list(attributes(node, DoAttrs)["units"]),)] = slab
@@ -42,7 +42,7 @@ def mask(node: Node) -> Array:
 
 
 def places(node: Node) -> Array:
-    """Which of the units stands at each position of the axis; 0 where none does."""
+    """The index of the unit at each position of the axis; 0 if there is none."""
     index = np.zeros(int(node.output.shape[attributes(node, AxisAttrs)["axis"]]), dtype=np.int64)
     index[list(attributes(node, DoAttrs)["units"])] = np.arange(len(attributes(node, DoAttrs)["units"]))
     return index

@@ -1,4 +1,4 @@
-"""Random inputs of the declared types and shapes, with the sizes that are known only at run time given by name."""
+"""Random inputs of the declared types and shapes, with dynamic sizes given by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cmrc.ir.graph import Array, Value, numpy_dtype
 
 
 def require_known(sizes: Mapping[str, int], values: Sequence[Value]) -> None:
-    """That somebody has such sizes: one that is misspelt would count for nothing."""
+    """Require that these names are dynamic sizes of some input: a misspelt one would be ignored."""
     known = sorted({str(n) for value in values for n in value.shape if not isinstance(n, int)})
     for name in sizes:
         if name not in known:
@@ -24,9 +24,9 @@ def require_known(sizes: Mapping[str, int], values: Sequence[Value]) -> None:
 def random_inputs(
     values: Sequence[Value], sizes: Mapping[str, int], seed: int, *, default: int | None = 2
 ) -> dict[str, Array]:
-    """Standard normal numbers; zeros and ones where the input is of whole numbers, which every table of indices has.
+    """Standard normal numbers; zeros and ones if the input has whole numbers, since every table has rows of these indices.
 
-    A size that nobody gave is `default`, or an error where that is None.
+    A size that is not given is `default`, or an error if that is None.
     """
     rng = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}

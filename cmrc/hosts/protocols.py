@@ -1,4 +1,4 @@
-"""What a host must offer (`Host`), and what only some do: ask with `isinstance(host, Trainable)`, never by attribute.
+"""What every host must offer (`Host`), and what only some hosts offer: ask with `isinstance(host, Trainable)`, never by attribute.
 
 A host reads its graph into the IR (`Host.graph`), writes a changed IR into a clone of itself (`Host.build`), and runs it.
 """
@@ -22,9 +22,9 @@ LABELLED = ("cross-entropy", "squared-error")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DerivativesRequest:
-    """One batch, the values to differentiate by, and how: `curvature` is auto, full, gauss-newton or monte-carlo.
+    """One batch, the values with respect to which to differentiate, and how: `curvature` is auto, full, gauss-newton or monte-carlo.
 
-    `seed` is that of this batch; `draws` counts for monte-carlo only. `factors` asks for the B of H = Σ BᵀB as well.
+    `seed` belongs to this batch; `draws` is used by monte-carlo only. `factors` also asks for the B of H = Σ BᵀB.
     """
 
     inputs: Sequence[Any] | Mapping[str, Any]
@@ -43,7 +43,7 @@ class DerivativesRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Derivatives:
-    """At one value and for one batch, all in the value's own shape. `factors` are empty unless they were asked for."""
+    """The derivatives at one value for one batch, in the value's own shape. `factors` are empty unless they were asked for."""
 
     value: Array
     gradient: Array
@@ -53,7 +53,7 @@ class Derivatives:
 
 
 class Piece(Protocol):
-    """A part of a model between two cuts, ready to run: it reads `inputs`, and of `sizes` the shape alone."""
+    """A part of a model between two cuts, ready to run. It reads `inputs`, and only the shapes of `sizes`."""
 
     @property
     def inputs(self) -> tuple[str, ...]: ...
@@ -68,7 +68,7 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """One batch, and what a teacher makes of it: its outputs, some of its inner values, and labels where there are any."""
+    """One batch with a teacher's answers: its outputs, some of its inner values, and labels if there are any."""
 
     inputs: Mapping[str, Array]
     outputs: Sequence[Array]
@@ -78,9 +78,9 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """What is learned: `losses` says for each output how far it is from the teacher's: "kl", "squared-error", or "" for not at all.
+    """What is learned. `losses` has the loss of each output against the teacher's: "kl", "squared-error", or "" for none.
 
-    A squared error is relative to the variance of the teacher's. `values` is the weight of all inner values together, `labels`
+    A squared error is relative to the variance of the teacher's output. `values` is the weight of all inner values together, `labels`
     that of the labels.
     """
 
@@ -90,7 +90,7 @@ class Teaching:
 
 
 Runner = Callable[[Mapping[str, Array], Sequence[str]], list[Array]]
-"""Inputs by name, and names of inner values, to the outputs and these values."""
+"""Computes the outputs and some inner values, by name, from inputs by name."""
 
 
 class Learner(Protocol):
@@ -98,15 +98,15 @@ class Learner(Protocol):
 
     @property
     def stopped_at(self) -> str:
-        """A node where gradients stop, with its op; empty if they reach every parameter that is trained."""
+        """A node where gradients stop, with its op; empty if they reach every trained parameter."""
         ...
 
     def step(self, lesson: Lesson, teaching: Teaching, rate: float) -> float:
-        """One step of Adam; the loss before it. The rate is relative to the size of each parameter's numbers."""
+        """One step of Adam; returns the loss before it. The rate is relative to the size of each parameter's numbers."""
         ...
 
     def loss(self, lesson: Lesson, teaching: Teaching) -> tuple[float, float]:
-        """The loss of the outputs alone, without labels, summed over the samples; and how many samples there are."""
+        """The loss of the outputs without labels, summed over the samples, and the number of samples."""
         ...
 
     def parameters(self) -> dict[str, Array]:
@@ -114,11 +114,11 @@ class Learner(Protocol):
         ...
 
     def state(self) -> dict[str, Array]:
-        """Everything that the next step depends on."""
+        """The state on which the next step depends."""
         ...
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from such a state."""
+        """Continue from such a state."""
         ...
 
 
@@ -137,7 +137,7 @@ class Host(Protocol):
 
     @property
     def names(self) -> Mapping[str, Sequence[str]]:
-        """Every name a user may call a value by (module path, node name, value name), to the values it names."""
+        """Every name by which a user may call a value (module path, node name, value name), with the values that it names."""
         ...
 
     @property
@@ -146,11 +146,11 @@ class Host(Protocol):
         ...
 
     def contradiction(self) -> str:
-        """What the framework itself finds wrong with the model, in a line; nothing where it finds it valid."""
+        """What the framework itself finds wrong with the model, in one line; empty if the model is valid."""
         ...
 
     def details(self) -> Mapping[str, str]:
-        """What each node is besides its operands (op, attributes, bodies), by its origin: it tells models apart."""
+        """A description of each node besides its operands (op, attributes, bodies), by its origin: it distinguishes models."""
         ...
 
     def build(self, graph: Graph) -> Self:
@@ -162,17 +162,17 @@ class Host(Protocol):
         ...
 
     def runner(self) -> Runner:
-        """`run` for many batches in a row, which may prepare for them. Its numbers differ from those of `run` by rounding."""
+        """`run` for many batches in a row; the host may prepare for them. The numbers may differ from those of `run` by rounding."""
         ...
 
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
-        """The inputs of the IR by name, from what a user would give to `run`."""
+        """The inputs of the IR by name, from what a user gives to `run`."""
         ...
 
     def extract(self, inputs: Sequence[str], outputs: Sequence[str], *, beyond: Collection[str] = ()) -> Piece:
-        """The part of the model that makes some of its values from others, without running anything before them.
+        """The part of the model that computes some of its values from others, without running anything before them.
 
-        Of the values `beyond` the cut it may read the sizes, which `Piece.sizes` then names.
+        It may read the sizes of values `beyond` the cut; `Piece.sizes` then names these values.
         """
         ...
 
@@ -204,15 +204,15 @@ class Host(Protocol):
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        """Write the model to `path`, whole or not at all; the file that it was loaded from only with `overwrite`."""
+        """Write the model to `path`, completely or not at all. The file that it was loaded from is overwritten only with `overwrite`."""
 
 
 @runtime_checkable
 class Stored(Protocol):
-    """A host whose weights can be compared with those of another one by one."""
+    """A host whose weights can be compared one by one with those of another host."""
 
     def unequal_stored(self, other: Host) -> tuple[str, ...] | None:
-        """The weights that hold other numbers, beyond a few last bits; `None` where names, shapes or types differ."""
+        """The weights whose numbers differ by more than a few last bits; `None` if names, shapes or types differ."""
         ...
 
 
@@ -221,15 +221,15 @@ class Trainable(Protocol):
     """A host whose model is also a torch module."""
 
     def module(self) -> torch.nn.Module:
-        """The model as a trainable module under its own parameter names: one, whose weights the host then uses."""
+        """The model as a trainable module under its own parameter names. There is one such module, and the host then uses its weights."""
         ...
 
     def new_module(self, *, share: bool = False) -> torch.nn.Module:
-        """Another module; with `share`, in the memory of the traced model where nothing changed."""
+        """Another module; with `share`, unchanged tensors share the memory of the traced model."""
         ...
 
     def unequal(self, other: Host) -> tuple[str, ...]:
-        """The parameters and buffers that hold other numbers than those of another host."""
+        """The parameters and buffers whose numbers differ from those of another host."""
         ...
 
     def load_into(
@@ -243,7 +243,7 @@ class Trainable(Protocol):
 
 @runtime_checkable
 class ReportsUntied(Protocol):
-    """A host that knows which tied weights a patch had to separate."""
+    """A host that reports which tied weights a patch had to separate."""
 
     @property
     def untied(self) -> tuple[str, ...]: ...
@@ -251,7 +251,7 @@ class ReportsUntied(Protocol):
 
 @runtime_checkable
 class Described(Protocol):
-    """A host whose model has room for notes, by key."""
+    """A host whose model can store notes, by key."""
 
     @property
     def metadata(self) -> Mapping[str, str]: ...
@@ -262,5 +262,5 @@ class Sizable(Protocol):
     """A host whose dynamic sizes can be fixed, so that the cost of a run is known."""
 
     def with_sizes(self, shapes: Mapping[str, Sequence[int]]) -> Self:
-        """A clone whose inputs have these shapes, apart from the first axis, which stays as it is."""
+        """A clone whose inputs have these shapes, except for the first axis, which stays as it is."""
         ...

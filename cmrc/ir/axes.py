@@ -1,10 +1,10 @@
 """Where the units of an axis go when a value is reshaped.
 
     (N, C, H, W) -> (N, C*H*W)     a unit becomes a block of H*W positions
-    (N, T, H*D)  -> (N, T, H, D)   whole blocks of D units become one position, or the same units of each block do
-    (N, C, H, W) -> (N, C, H*W)    nothing happens to C
+    (N, T, H*D)  -> (N, T, H, D)   whole blocks of D units become one position, or the same units of every block do
+    (N, C, H, W) -> (N, C, H*W)    C is not affected
 
-Sizes known only at run time take part as symbols: `N` is followed, `N*C` merged into one axis is not.
+Dynamic sizes are symbols: `N` is followed, `N*C` merged into one axis is not.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The axis and the positions that units went to."""
+    """The axis and the positions where units went."""
 
     axis: int
     index: tuple[int, ...]
     segment: Segment
-    period: int = 0  # the positions are those of every run of this many along the axis; 0: of the whole axis
+    period: int = (
+        0  # the positions repeat in every run of this many along the axis; 0: they are positions of the whole axis
+    )
 
 
 def product(dims: Sequence[Dim]) -> Product:
-    """The product of sizes: a number times symbols. `a*b` in a symbol is taken apart, other expressions stay whole."""
+    """The product of sizes: a number times symbols. `a*b` in a symbol is split, other expressions are not."""
     number, symbols = 1, Counter[str]()
     for dim in dims:
         if isinstance(dim, int):
@@ -62,7 +64,7 @@ def _divides(small: Product, large: Product) -> bool:
 
 @lru_cache(maxsize=4096)  # a model has the same few reshapes in every layer
 def segments(before: Shape, after: Shape) -> tuple[Segment, ...]:
-    """The finest segments. Where sizes cannot be compared, the rest is one segment."""
+    """The finest segments. If sizes cannot be compared, the rest is one segment."""
     parts: list[Segment] = []
     i = j = 0
     while i < len(before) and j < len(after):
@@ -80,7 +82,7 @@ def segments(before: Shape, after: Shape) -> tuple[Segment, ...]:
                 break
             left, right = product(before[start_i:i]), product(after[start_j:j])
         parts.append(Segment((start_i, i), (start_j, j)))
-    if parts and (i < len(before) or j < len(after)):  # what is left has size one
+    if parts and (i < len(before) or j < len(after)):  # the remaining axes have size 1
         last = parts.pop()
         parts.append(Segment((last.before[0], len(before)), (last.after[0], len(after))))
     return tuple(parts)
@@ -92,7 +94,7 @@ def _sizes(shape: Shape, span: tuple[int, int]) -> tuple[int, ...] | None:
 
 
 def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: int = 0) -> Moved | str:
-    """Follow positions of an axis through a reshape; a `str` says why they do not stay positions of one axis."""
+    """Follow positions of an axis through a reshape. A `str` says why they do not remain positions of one axis."""
     segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
     if segment is None:
         return f"{list(before)} to {list(after)} cannot be followed"
@@ -111,7 +113,7 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
     if place is None:
         choices = _positions_of(old, new, axis - first)
         examples = f"; a position is units {', or units '.join(choices)}" if choices else ""
-        return f"the units are not whole positions of any axis of {list(after)}{examples}"
+        return f"the units do not fill whole positions of any axis of {list(after)}{examples}"
     return Moved(segment.after[0] + place[0], place[1], segment)
 
 
@@ -136,7 +138,7 @@ def in_runs(index: Sequence[int]) -> str:
 
 
 def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
-    """The axis and its positions that make up a mask, if there is one axis that does."""
+    """The axis and its positions that are equal to a mask, if there is one."""
     if mask.size == 1:
         return (0, (0,)) if mask.ndim else None  # a single unit may have no axis left
     count = np.count_nonzero(mask)
@@ -152,7 +154,7 @@ def _whole_positions(mask: Array) -> tuple[int, tuple[int, ...]] | None:
 def _move_repeated(
     before: Shape, after: Shape, axis: int, index: Sequence[int], period: int, segment: Segment
 ) -> Moved | str:
-    """Through a reshape that merges samples, of a number known at run time, with the units behind them: N×3 to 3N and back."""
+    """Through a reshape that merges a dynamic number of samples with the units after them: N×3 to 3N and back."""
     problem = "it merges the units with a size known only at run time"
     old, new = before[slice(*segment.before)], after[slice(*segment.after)]
     if product(old) != product(new):
@@ -174,7 +176,7 @@ def _move_repeated(
     if span % run.size == 0:
         place = _whole_positions(np.tile(run, span // run.size).reshape(tail))
         return problem if place is None else Moved(segment.after[1] - len(tail) + place[0], place[1], segment)
-    # Whole positions of the axis of unknown size that stands before the known ones, the same of every run.
+    # Whole positions of the axis of unknown size before the known ones, the same in every run.
     above = segment.after[1] - len(tail) - 1
     rows = run.reshape(-1, span) if run.size % span == 0 else run[None]
     if product(after[above : above + 1])[0] % len(rows) or not np.all(rows == rows[:, :1]):
@@ -183,13 +185,13 @@ def _move_repeated(
 
 
 def _fixed_tail(dims: Sequence[Dim]) -> Sequence[Dim]:
-    """The known sizes behind the last unknown one."""
+    """The known sizes after the last unknown one."""
     last = max((i for i, n in enumerate(dims) if not isinstance(n, int)), default=-1)
     return dims[last + 1 :]
 
 
 def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], moved: Moved, slab: Array) -> Array | str:
-    """The constants of the units, in the order and the place that `move` gave them."""
+    """The constants of the units, in the order and at the place that `move` gave them."""
     segment = moved.segment
     result_shape = [1] * len(after)
     if not slab.any():
@@ -224,7 +226,7 @@ def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], move
 def _move_repeated_slab(
     before: Shape, after: Shape, axis: int, index: Sequence[int], moved: Moved, slab: Array
 ) -> Array | str:
-    """The same where the reshape merges or splits a number of samples known only at run time: see `_move_repeated`."""
+    """The same if the reshape merges or splits a dynamic number of samples: see `_move_repeated`."""
     if slab.size != slab.shape[axis]:
         return "the constants differ along an axis that is reshaped too"
     (first, last), stop = moved.segment.before, moved.segment.after[1]
@@ -239,7 +241,7 @@ def _move_repeated_slab(
 
 
 def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tuple[int, Array] | str:
-    """Where each unit's block lies, for a reshape that merges the axis with others: (axis, positions[unit, k])."""
+    """The positions of each unit's block, for a reshape that merges the axis with others: (axis, positions[unit, k])."""
     segment = next((s for s in segments(before, after) if s.before[0] <= axis < s.before[1]), None)
     if segment is None:
         return f"{list(before)} to {list(after)} cannot be followed"
@@ -259,7 +261,7 @@ def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tupl
 
 
 def compress(slab: Array, keep: int) -> Array:
-    """Drop axes along which nothing varies to size one, except `keep`."""
+    """Reduce axes along which nothing varies to size 1, except `keep`."""
     for axis in range(slab.ndim):
         if axis != keep and slab.shape[axis] > 1:
             first = np.take(slab, [0], axis=axis)
@@ -269,13 +271,13 @@ def compress(slab: Array, keep: int) -> Array:
 
 
 def spread(slab: Array, axis: int, count: int) -> Array:
-    """A slab with so many positions along an axis, where it had one for all or has them already."""
+    """A slab with this many positions along an axis, if it had one for all of them or has them already."""
     shape = (*slab.shape[:axis], count, *slab.shape[axis + 1 :])
     return slab if slab.shape == shape else np.broadcast_to(slab, shape)
 
 
 def join(slabs: Sequence[Array], axis: int) -> Array:
-    """Slabs one after the other along an axis, broadcast along the others."""
+    """Slabs concatenated along an axis, and broadcast along the others."""
     rank = slabs[0].ndim
     others = [(*s.shape[:axis], 1, *s.shape[axis + 1 :]) for s in slabs]
     shape = np.broadcast_shapes(*others)
@@ -284,12 +286,12 @@ def join(slabs: Sequence[Array], axis: int) -> Array:
 
 
 def members(groups: Array, each: int) -> Index:
-    """The positions that lie in these groups of so many."""
+    """The positions in these groups of `size` positions."""
     return Index.from_array((groups[:, None] * each + np.arange(each)).reshape(-1))
 
 
 def count_by_group(index: Sequence[int], groups: int, each: int) -> Array:
-    """How many of these positions lie in each group of so many."""
+    """How many of these positions are in each group of `size` positions."""
     return np.bincount(Index.of(index).array // each, minlength=groups)
 
 

@@ -1,4 +1,4 @@
-"""What a graph costs: parameters, bytes, multiply-accumulates. Sizes known only at run time count as given, or as 1."""
+"""What a graph costs: parameters, bytes, multiply-accumulates. Dynamic sizes count as given, or as 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cost:
 
 
 def stored_bytes(shape: Shape, dtype: str) -> int:
-    """Of a tensor in a file, where integers of four bits lie two in a byte."""
+    """The bytes of a tensor in a file, which stores two integers of four bits in a byte."""
     bits = 4 if dtype in ("int4", "uint4") else 8 * int(numpy_dtype(dtype).itemsize)
     return -(-math.prod(int(n) for n in shape) * bits // 8)
 
@@ -44,8 +44,8 @@ def macs(node: Node, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> i
 def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph | None = None) -> Cost:
     """The cost of a graph. A parameter that several nodes share counts once.
 
-    Expressions over parameters that the same node has in `since`, the host's own graph, are computed by nodes of the host: their
-    parameters count, as they are stored. Any other expression is stored as the tensor that it is.
+    If the same node has an expression over parameters in `since`, the host's own graph, nodes of the host compute it: then the
+    parameters count, as they are stored. Any other expression is stored as one tensor.
     """
     sizes = sizes or {}
     shapes = {name: value.shape for name, value in graph.values().items()}
@@ -57,7 +57,7 @@ def cost(graph: Graph, sizes: Mapping[str, int] | None = None, *, since: Graph |
 
 
 def stored_by_node(graph: Graph, *, since: Graph | None = None) -> dict[str, list[tuple[Tensor, str]]]:
-    """What is stored for each node, with the dtype of each in a file: a tensor that several nodes share, for the first of them."""
+    """The tensors that a file stores for each node, with their dtypes. A shared tensor is listed for the first of its nodes."""
     there = since.nodes if since is not None else ()
     own = {(node.name, operand) for node in there for operand in node.inputs if isinstance(operand, Apply)}
     seen: set[Tensor | str] = set()
@@ -80,13 +80,13 @@ def stored_by_node(graph: Graph, *, since: Graph | None = None) -> dict[str, lis
 
 
 def _stored_as(tensor: Tensor, node: Node) -> str:
-    """The dtype of a tensor in a file: numbers that the compiler puts in are those of the node that reads them."""
+    """The dtype of a tensor in a file: numbers that the compiler adds have the dtype of the node that reads them."""
     dtype = node.output.dtype
     return dtype if isinstance(tensor, ArrayLiteral) and "float" in dtype else tensor.dtype
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor]:
-    """What is stored of a tensor: integers, scales and zero points of a quantised one, one number of one that is the same everywhere."""
+    """What a file stores for a tensor: integers, scales and zero points if it is quantised; one number if it is the same everywhere."""
     parts = quantised(tensor)
     if parts is not None:
         given = (
@@ -100,10 +100,10 @@ def stored_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def computed_once(graph: Graph) -> set[str]:
-    """The nodes that no input of the model reaches: onnxruntime computes them as it loads the model, torch once per batch."""
+    """The nodes that do not depend on the model's inputs: onnxruntime computes them when it loads the model, torch once per batch."""
     once: set[str] = set()
     for node in graph.nodes:
-        if node.op == "plane":  # it reads a size only
+        if node.op == "plane":  # it reads only a size
             constant = all(isinstance(n, int) for n in node.output.shape)
         else:
             constant = node.op != "opaque" and all(name in once for name in node.values())

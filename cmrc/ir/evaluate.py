@@ -1,7 +1,7 @@
 """Run a whole mechanism graph in numpy and float64, by the meanings in `ops/`.
 
-A size known only at run time takes its number from the inputs and from what has been computed. Every result is checked
-against its declared shape.
+Dynamic sizes get their numbers from the inputs and from what was computed. Every result is checked against its declared
+shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cmrc.ir.tensors import constant, evaluate_op
 def evaluate(
     graph: Graph, inputs: Mapping[str, Array], *, given: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """Every value of the graph by name; a value that is `given` in the same shape is taken as it is."""
+    """Every value of the graph by name; a value that is `given` is used as it is if its shape fits."""
     values: dict[str, Array] = {}
     sizes: dict[str, int] = {}
     dtypes = {name: value.dtype for name, value in graph.values().items()}
@@ -76,7 +76,7 @@ def keeps_numbers(node: Node, dtypes: Mapping[str, str]) -> bool:
 
 
 def learn_sizes(value: Value, shape: Sequence[int], sizes: dict[str, int]) -> bool:
-    """Note what the dynamic sizes of a value turn out to be; whether its shape is the one that was declared."""
+    """Note the dynamic sizes of a value; returns whether its shape is the declared one."""
     fits = len(value.shape) == len(shape)
     for dim, size in zip(value.shape, shape, strict=False):
         declared = known_size(dim, sizes)
@@ -87,7 +87,7 @@ def learn_sizes(value: Value, shape: Sequence[int], sizes: dict[str, int]) -> bo
 
 
 def sized_attributes(node: Node, shape: Sequence[int], sizes: Mapping[str, int]) -> Mapping[str, Any]:
-    """The attributes of a node whose first operand has this shape, with the sizes that are known only at run time."""
+    """The attributes of a node whose first operand has this shape, with numbers for the dynamic sizes."""
     if OPS[node.op].sized:
         return {**node.attrs, "shape": _target(node, shape, sizes)}
     if node.attrs.get("fn") == "tile":
@@ -96,7 +96,7 @@ def sized_attributes(node: Node, shape: Sequence[int], sizes: Mapping[str, int])
 
 
 def known_size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
-    """The number behind a size, if everything in it is known."""
+    """The number of a size, if everything in it is known."""
     number, symbols = product([dim])
     if any(symbol not in sizes for symbol in symbols):
         return None
@@ -104,7 +104,7 @@ def known_size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
 
 
 def _target(node: Node, x: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape to make; a size not known yet is worked out by a reshape, and the operand's own in expand."""
+    """The shape to compute. A reshape infers a size that is not known yet; expand takes it from its operand."""
     shape = [known_size(dim, sizes) for dim in node.output.shape]
     if node.op == "reshape":
         return tuple(-1 if n is None else n for n in shape)

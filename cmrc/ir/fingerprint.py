@@ -1,9 +1,9 @@
-"""Which model a plan is for: structure and weights. A plan for another model is refused with the difference.
+"""The model that a plan is for: structure and weights. A plan for another model is refused with the difference.
 
-It tells models apart that people mix up, not one that somebody forged: weights are hashed by xxh3, at the speed of memory.
-What is hashed of the structure has a number, the scheme. Fingerprints of different schemes cannot be compared.
+A fingerprint distinguishes models that people mix up; it does not resist forgery: weights are hashed by xxh3, at the speed of
+memory. What is hashed of the structure has a number, the scheme. Fingerprints of different schemes cannot be compared.
 
-1  ops, their operands and results, and the attributes that the IR has
+1  ops, their operands and results, and the attributes that the IR knows
 2  also the attributes and bodies that only the host knows, and the model's inputs and outputs in their order
 """
 
@@ -24,7 +24,7 @@ from cmrc.errors import FingerprintError
 from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Operand, Value
 
 SCHEME = 2
-MANY = 1 << 27  # numbers from which on several threads read them
+MANY = 1 << 27  # from this many numbers on, several threads read them
 WORKERS = 4
 FIX = "lower the model that the plan was made for, or make a plan for this one"
 
@@ -72,14 +72,14 @@ class Fingerprint:
 
 
 def difference(plan: Fingerprint, model: Fingerprint) -> str:
-    """The first thing a person would want to know."""
+    """The first difference that a person would want to know."""
     counts = [f"{plan.ops.get(op, 0)} {op} there, {model.ops.get(op, 0)} here"
               for op in sorted({*plan.ops, *model.ops}) if plan.ops.get(op, 0) != model.ops.get(op, 0)]  # fmt: skip
     if counts:
         return "; ".join(counts[:3])
     names = sorted(set(plan.weights) ^ set(model.weights))
     if names:
-        return f"parameters {', '.join(names[:3])} exist in one of them only"
+        return f"parameters {', '.join(names[:3])} exist only in one of them"
     resized = [n for n in plan.weights if plan.weights[n].split(":")[0] != model.weights[n].split(":")[0]]
     if resized:
         n = resized[0]
@@ -101,14 +101,14 @@ def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Finge
     wiring = hashlib.sha256("".join(lines).encode())
     leaves = dict(sorted(graph.leaves().items()))
     many = sum(math.prod(leaf.shape) for leaf in leaves.values()) >= MANY
-    with ThreadPoolExecutor(WORKERS if many else 1) as pool:  # several wait for the disk together
+    with ThreadPoolExecutor(WORKERS if many else 1) as pool:  # several threads can wait for the disk at the same time
         weights = dict(zip(leaves, (pool.map if many else map)(_digest, leaves.values()), strict=True))
     ops = Counter(node.kind for node in graph.nodes)
     return Fingerprint(wiring.hexdigest()[:16], dict(sorted(ops.items())), weights)
 
 
 def _result(value: Value) -> tuple[Any, ...]:
-    """Symbols of dynamic sizes are the exporter's, and change from one export to the next."""
+    """A value without the symbols of its dynamic sizes, which change from one export to the next."""
     return value.name, value.dtype, [n if isinstance(n, int) else "?" for n in value.shape]
 
 

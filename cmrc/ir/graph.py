@@ -8,8 +8,7 @@
 A `Graph` is a list of `Node`s in topological order. An operand is the name of a value (`str`), a `Tensor` that is
 known before the program runs, or `None` for an optional operand that is absent. A `Tensor` is a host parameter
 (`Leaf`), an array (`ArrayLiteral`), or an op of this same IR applied to tensors (`Apply`): folding builds an `Apply`, and
-nothing is computed or copied until a host asks for it. Dimensions are integers, or strings where they are only known at
-run time.
+nothing is computed or copied until a host asks for it. Dimensions are integers, or strings if they are dynamic.
 
 The ops (`ir/ops/` says what each means):
 
@@ -37,7 +36,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 class Index(tuple[int, ...]):
-    """Positions of an axis, which are an array as well: made once, however many tensors are indexed by it."""
+    """Positions of an axis with their array, which is made once for all tensors that it indexes."""
 
     @cached_property
     def array(self) -> Array:
@@ -88,7 +87,7 @@ def is_whole(keep: Sequence[int], size: Dim) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A named result: `shape` has integers, and strings for sizes known only at run time."""
+    """A named result. `shape` has integers, and strings for dynamic sizes."""
 
     name: str
     shape: Shape
@@ -97,19 +96,19 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A parameter of the host, by name. `load` gives its array without copying where the host can."""
+    """A parameter of the host, by name. `load` returns its array, without a copy if the host can."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     load: Callable[[], Array] = field(compare=False, repr=False)
     parts: tuple[Leaf, ...] = field(default=(), compare=False, repr=False)
-    """What the host stores, where it computes this from other parameters."""
+    """The parameters that the host stores, if it computes this one from them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayLiteral:
-    """An array that the graph itself holds."""
+    """An array in the graph itself."""
 
     array: Array
 
@@ -143,7 +142,7 @@ class Apply:
     dtype: str
 
     def __hash__(self) -> int:
-        """Of what tells expressions apart: the parameters at the bottom, and what was done to them."""
+        """A hash of what distinguishes expressions: the parameters in it, and the ops applied to them."""
         return hash((self.op, self.inputs, self.shape))
 
 
@@ -180,14 +179,14 @@ class Marks:
     why: str = ""  # why the host left it opaque
     bodies: bool = False  # it holds graphs of its own (If, Loop, Scan)
     effect: bool = False  # it does more than compute its results
-    shape_only: tuple[int, ...] | None = None  # it reads these sizes of its operand, and none of its numbers
+    shape_only: tuple[int, ...] | None = None  # it reads only these sizes of its operand, none of its numbers
     takes_bias: bool = False  # the host's op has a place for a bias
-    # An opaque op that reads its first operand, along the last axis, by these weights alone: pairs of operands, weight and bias
-    # (-1: there is no place for one). A weight of three axes has one matrix per direction, and a bias twice as long.
+    # An opaque op that reads its first operand along the last axis, only through these weights: pairs of operands, weight and
+    # bias (-1: it has no place for one). A weight of three axes has one matrix per direction, and a bias twice as long.
     weighed: tuple[tuple[int, int], ...] = ()
     recurrence: Recurrence | None = None
     square: bool = False  # attention whose values must be as wide as its queries
-    inside: str = ""  # the fused host op that this node is a step of, where the node's value stays inside it
+    inside: str = ""  # the fused host op of which this node is a step, if the node's value stays inside it
     shown: bool = False  # a value inside a fused op that other nodes read as well
     separable: bool = False  # the host can write this fused op as separate nodes
     # by a pass, when it rewrites
@@ -203,7 +202,7 @@ NO_MARKS = Marks()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One step. `origin` names the host's node (empty if inserted), `path` the user's module where it is known.
+    """One step. `origin` names the host's node (empty if inserted), `path` the user's module if it is known.
 
     `attrs` are what the op means (`ir/ops/` declares them), `marks` what the compiler notes about the node.
     """
@@ -226,12 +225,12 @@ class Node:
 
     @property
     def label(self) -> str:
-        """How reports and errors speak of this node: the user's module path, else the host's node, else our value."""
+        """The name in reports and errors: the user's module path, otherwise the host's node, otherwise the value's name."""
         return self.path or self.origin or self.name
 
     @property
     def kind(self) -> str:
-        """The op as a person calls it: `pointwise` and `along` are named by their function."""
+        """The usual name of the op: `pointwise` and `along` are named by their function."""
         return str(self.attrs.get("fn") or self.marks.host_op or self.op)
 
     def values(self) -> list[str]:
@@ -269,7 +268,7 @@ Kind = TypeVar("Kind")
 
 
 class HasAttributes(Protocol):
-    """A node, a tensor expression, or what a host reads as one."""
+    """Anything with attributes: a node, a tensor expression, or what a host reads as one."""
 
     @property
     def attrs(self) -> Mapping[str, Any]: ...

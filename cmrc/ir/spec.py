@@ -1,8 +1,8 @@
 """What an op and a function of the IR declare about themselves.
 
-A shape rule says what is wrong with the shapes of a node, or nothing. Sizes known only at run time are names. Where a name meets a
-number, or another name, a rule says nothing: the host's shape inference may call one size by two names. The `work` of an op are its
-multiply-accumulates, as products of these shapes; an op without it counts as none.
+A shape rule returns what is wrong with the shapes of a node, or an empty text. Dynamic sizes are names. A rule accepts a name
+that meets a number or another name: the host's shape inference may give one size two names. The `work` of an op are its
+multiply-accumulates, as products of these shapes; an op without it has none.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class FunctionAttrs(TypedDict):
 
 
 class NoAttrs(TypedDict):
-    """The op has none: its operands and the shape of its result say it all."""
+    """No attributes: the operands and the shape of the result are enough."""
 
 
-Shapes = list[Shape | None]  # of the operands; None where one is absent
+Shapes = list[Shape | None]  # of the operands; None if one is absent
 
 
 class Takes(Enum):
-    """What an operand may be."""
+    """What kind of operand is allowed."""
 
     VALUE = "a value"
     TENSOR = "a tensor"
@@ -90,11 +90,11 @@ class Function:
 
     meaning: Callable[..., Array] | None = None
     needs: tuple[str, ...] = ()  # attributes that must be there
-    options: tuple[str, ...] = ()  # and that may
+    options: tuple[str, ...] = ()  # attributes that may be there
     affine_in: tuple[
         int, ...
     ] = ()  # operands: f(x) = scale · x + shift, element by element, once the others are constants
-    linear: bool = False  # linear, and alike for every unit: an affine relation among units passes
+    linear: bool = False  # linear, and the same for every unit: an affine relation between units passes
     keeps_constants: Callable[[Mapping[str, Any]], bool] | bool = False  # maps what is constant over its axes to itself
     extent: Extent = Extent.SAME
 
@@ -111,17 +111,19 @@ class Op:
     shape: Callable[[Node, Shapes], str] | None  # the problem, or nothing; None: the op makes no value of a graph
     meaning: Callable[..., Array] | None
     affine_in: tuple[int, ...] = ()  # operands in which the whole op is affine, once the others are constants
-    as_stored: bool = False  # its meaning takes tensors in their own dtype: it moves elements, or widens what it needs
-    passes: bool = False  # replacements may go through it: its result may be known where its operand is
+    as_stored: bool = (
+        False  # its meaning accepts tensors in their own dtype: it moves elements, or widens what it needs
+    )
+    passes: bool = False  # replacements may go through it: its result may be known if its operand is
     sized: bool = (
-        False  # it makes the shape that its result has: of a value, that of the result; of a tensor, an attribute
+        False  # it sets the shape of its result: for a value, the result's declared shape; for a tensor, an attribute
     )
     work: Callable[[Node, Shapes], list[Shape]] | None = None  # its multiply-accumulates are the products of these
     functions: Mapping[str, Function] = field(default_factory=dict)
 
     @cached_property
     def classes(self) -> dict[str, tuple[type, ...]]:
-        """For each attribute, what its value is an instance of."""
+        """For each attribute, the classes that its value may have."""
         hints = get_type_hints(self.attributes)
         return {name: _classes(hint) for name, hint in hints.items()}
 
@@ -143,5 +145,5 @@ def _classes(hint: Any) -> tuple[type, ...]:
 
 
 def differ(first: Dim, second: Dim) -> bool:
-    """Whether two sizes are known, and not the same."""
+    """Whether two sizes are both known and differ."""
     return isinstance(first, int) and isinstance(second, int) and first != second

@@ -42,7 +42,7 @@ def _compute(tensor: Tensor) -> Array:
 
 
 def is_computable(node: Node) -> bool:
-    """Whether the node has a meaning of its own: else only its host can run it."""
+    """Whether the node has a meaning of its own; otherwise only its host can run it."""
     op = OPS[node.op]
     if op.meaning is None or (op.functions and op.functions[node.attrs["fn"]].meaning is None):
         return False
@@ -55,7 +55,7 @@ MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat
 
 
 def fold(tensor: Tensor, dtype: str, *, name: str, node: Node | None = None) -> Array:
-    """The array of a tensor expression in `dtype`: a fresh one, unless it is a parameter as it is.
+    """The array of a tensor expression in `dtype`: a new one, unless it is an unchanged parameter.
 
     Every number p' that arithmetic makes is computed in float64 from the n products that it adds up, and rounded once. With u
     and v the unit roundoffs of `dtype` and of float64 and p* the exact result (b + Σ W_s c_s, or W_p + Σ W_s B_sp),
@@ -66,7 +66,7 @@ def fold(tensor: Tensor, dtype: str, *, name: str, node: Node | None = None) -> 
 
     A number that is finite in float64 and infinite in `dtype` would turn the output into infinity, where the clamped model,
     which adds the same terms up in another order, may be finite. It is refused. What is infinite because a parameter of the
-    model is stays so.
+    model is infinite stays so.
     """
     if not _adds_numbers(tensor):
         return _converted(materialise(tensor), dtype)
@@ -84,7 +84,7 @@ def _converted(array: Array, dtype: str) -> Array:
 
 
 def within_last_bits(first: Array, second: Array) -> bool:
-    """Whether two folds of the same expression are equal but for the order in which a machine adds numbers up in float64."""
+    """Whether two folds of the same expression are equal up to the order in which a machine adds numbers in float64."""
     if first.dtype.kind in "biu" or not first.size:
         return bool(np.array_equal(first, second))
     a, b = first.astype(np.float64), second.astype(np.float64)
@@ -97,7 +97,7 @@ def within_last_bits(first: Array, second: Array) -> bool:
 
 
 def _adds_numbers(tensor: Tensor) -> bool:
-    """Whether arithmetic is done, or a number of the plan comes in: parameters that are only moved keep their numbers."""
+    """Whether there is arithmetic, or a number from the plan. Parameters that are only moved keep their numbers."""
     if isinstance(tensor, Apply):
         return tensor.op not in MOVES or any(_adds_numbers(part) for part in tensor.inputs)
     return isinstance(tensor, ArrayLiteral)
@@ -142,7 +142,7 @@ STAY_ON_GRID = ("select", "transpose", "reshape", "select_in_groups")
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """The parts of a quantised tensor. Scales lie along `axis`, in blocks of `block`; without an axis there is one for all."""
+    """The parts of a quantised tensor. Scales run along `axis`, one per block of `block`; without an axis, there is one for all."""
 
     numbers: Tensor
     scale: Tensor
@@ -151,7 +151,7 @@ class Quantised:
     block: int = 0
 
     def tensor(self) -> Tensor:
-        """What the integers stand for."""
+        """The numbers that the integers represent."""
         return self._as(self.scale, self.scale.dtype)
 
     def whole_numbers(self) -> Tensor:
@@ -167,7 +167,7 @@ class Quantised:
         return apply("pointwise", parts, attrs, self.numbers.shape, dtype)
 
     def taken(self, axis: int, keep: Sequence[int]) -> Quantised | None:
-        """Some positions of an axis; `None` where they cut a block into pieces."""
+        """Some positions of an axis; `None` if they cut a block into pieces."""
         numbers, at = take(self.numbers, axis, keep), keep
         if self.block and axis == self.axis:
             if cuts_blocks(keep, self.block, self.numbers.shape[axis]):
@@ -181,7 +181,7 @@ class Quantised:
         return None if self.zero is None else self._part(self.zero, axis, keep)
 
     def _part(self, part: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
-        """Scales or zero points of some positions; a single one stays."""
+        """Scales or zero points of some positions; if there is a single one, it stays."""
         local = axis if self.block else 0
         return part if not part.shape or part.shape[local] == 1 else take(part, local, keep)
 
@@ -200,7 +200,7 @@ class Quantised:
 
 
 def cuts_blocks(keep: Sequence[int], block: int, size: int) -> bool:
-    """Whether positions that stay, laid out in blocks again, would mix positions of different blocks."""
+    """Whether the kept positions, when divided into blocks again, would mix positions of different blocks."""
     kept = np.asarray(keep)
     blocks = kept // block
     whole = [blocks[i : i + block] for i in range(0, len(blocks), block)]
@@ -210,7 +210,7 @@ def cuts_blocks(keep: Sequence[int], block: int, size: int) -> bool:
 
 
 def quantised(tensor: Tensor | None) -> Quantised | None:
-    """The parts of a tensor that is a quantised one, or positions of one; `None` where it is anything else."""
+    """The parts of a quantised tensor, or of positions of one; `None` for anything else."""
     if not isinstance(tensor, Apply):
         return None
     if tensor.op == "pointwise" and tensor.attrs["fn"] == "dequantize":

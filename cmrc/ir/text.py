@@ -8,10 +8,10 @@
     %n = opaque(%x) {| host_op='Shape', shape_only=(0,)} : int64[1]
 
 `%` is a value, `@` a host parameter, `_` an operand that is absent, `; path <- origin` where the node comes from.
-In braces stand the attributes of the op and, behind `|`, what the compiler notes about the node (`Marks`).
+In braces are the attributes of the op and, after `|`, what the compiler notes about the node (`Marks`).
 Index tuples are lists of positions and ranges in their own order: `{0:3,5}` is (0, 1, 2, 5). A tensor expression is
-written as it is applied: `select(@w: float32[8,4]){axis=0, keep={1,2}}: float32[2,4]`. Short arrays stand in place,
-float64 unless their type follows; long ones are called `#0` and listed at the end, in base64. Names that are not plain
+written as applied: `select(@w: float32[8,4]){axis=0, keep={1,2}}: float32[2,4]`. Short arrays are written in place,
+as float64 unless their type follows; long ones are called `#0` and listed at the end, in base64. Names that are not plain
 words are quoted.
 """
 
@@ -48,7 +48,7 @@ from cmrc.ir.graph import (
 WORD = re.compile(r"[\w.+\-*/$]+(?:::[\w.+\-*/$]+)*")
 TOKEN = re.compile(rf"\s*(?:(->|<-)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|({WORD.pattern})|([^\s\w]))")
 INDEX_ATTRS = {"units", "parents", "keep"}  # tuples of positions, printed as ranges
-INLINE = 16  # entries of an array that still stand in place
+INLINE = 16  # entries of the largest array that is written in place
 MARKS = {mark.name: mark.default for mark in fields(Marks)}
 CONSTANTS = {"True": True, "False": False, "None": None}
 
@@ -165,7 +165,7 @@ class _Printer:
 
 
 def parse(text: str, leaves: Mapping[str, Leaf] | None = None) -> Graph:
-    """The graph of a text. Parameters are taken from `leaves`; those that are not there raise when they are loaded."""
+    """The graph of a text. Parameters are taken from `leaves`; a missing one raises an error when it is loaded."""
     data: dict[str, ArrayLiteral] = {}
     statements: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -184,7 +184,7 @@ def parse(text: str, leaves: Mapping[str, Leaf] | None = None) -> Graph:
 
 @dataclass(slots=True)
 class _Parser:
-    """One line: what is left of it, and what its names stand for."""
+    """One line: its remaining tokens, and what its names mean."""
 
     line: str
     number: int
@@ -326,7 +326,7 @@ class _Parser:
         try:
             return numpy_dtype(name)
         except TypeError:
-            self.fail(f"'{name}' is no dtype")
+            self.fail(f"'{name}' is not a dtype")
 
     def operand(self) -> Operand:
         if self.accept("_"):
@@ -384,7 +384,7 @@ class _Parser:
         try:
             return int(word) if _is_int(word) else float(word)
         except ValueError:
-            self.fail(f"'{word}' is no number")
+            self.fail(f"'{word}' is not a number")
 
     def attrs(self) -> dict[str, Any]:
         self.take("{")
@@ -431,7 +431,7 @@ class _Parser:
     def position(self) -> int:
         word = self.word()
         if not _is_int(word):
-            self.fail(f"'{word}' is no position")
+            self.fail(f"'{word}' is not a position")
         return int(word)
 
 

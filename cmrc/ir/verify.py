@@ -1,4 +1,4 @@
-"""Whether a graph is well formed: every operand defined, every name unique, every node as its op declares."""
+"""Whether a graph is well formed: every operand is defined, every name unique, and every node fits what its op declares."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cmrc.ir.spec import Op, OperandSpec, Takes
 
 
 def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
-    """Check that operands are defined before their use, names are unique, and every node is as its op declares: operands, attributes, shapes.
+    """Check that operands are defined before their use, names are unique, and every node fits its op's spec: operands, attributes, shapes.
 
-    `since` is a graph that was verified: nodes of it that read the very same values fit as they did, and attributes of its nodes
-    are as they were.
+    `since` is a verified graph: its nodes are not checked again if they read the very same values, and attributes that it
+    shares are not checked again either.
     """
     verified = {id(node.attrs): node for node in since.nodes} if since is not None else {}
     before = since.values() if since is not None else {}

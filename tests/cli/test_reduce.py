@@ -183,5 +183,5 @@ def test_a_provider_that_is_not_there_is_refused_before_the_work(folder: Path) -
         "reduce", "model.onnx", "--data", "train.npz", "-o", "small.onnx", "--provider", "rocm", "--frontier", "0.8"
     )
     assert shown.exit_code == 2
-    assert "host: onnxruntime knows no provider 'rocm'\n  fix: use cpu, cuda, tensorrt, or a name" in shown.stderr
+    assert "host: onnxruntime has no provider 'rocm'\n  fix: use cpu, cuda, tensorrt, or a name" in shown.stderr
     assert "calibration" not in shown.stderr

@@ -62,7 +62,7 @@ case(
     TOKENS,
     const("act", [2, 4]),
     hosts=("fx",),
-    stops="the units are not whole positions of any axis",
+    stops="the units do not fill whole positions of any axis",
 )
 case(
     "transpose_linear",

@@ -65,7 +65,7 @@ case(
     IMAGE,
     const("act", [1, 4]),
     dynamic=("hnw",),
-    stops="the constant becomes different at different positions",
+    stops="the constant would differ by position",
 )
 case("adaptive_avg", lambda: around(nn.AdaptiveAvgPool2d((2, 1))), ("n", 3, 6, 5), const("act", [1, 4]))
 case("adaptive_avg_affine", lambda: around(nn.AdaptiveAvgPool2d((2, 3))), ("n", 3, 6, 5), affine("act", [1, 4], [0, 2]))
@@ -266,7 +266,7 @@ case(
     ),
     ("n", 4, 6),
     const("act", [1, 4, 6]),
-    stops="the constants differ by position, so no two numbers stand for them",
+    stops="the constants differ by position, so two numbers cannot represent them",
 )
 case(
     "layer_norm_as_output",

@@ -135,7 +135,7 @@ def test_sizes_of_run_time_take_part_as_symbols(
             ("N", 4, 6),
             1,
             (0, 1),
-            "the units are not whole positions of any axis of ['N', 4, 6]; a position is units 0 to 5, or units 0, 6, 12, ...",
+            "the units do not fill whole positions of any axis of ['N', 4, 6]; a position is units 0 to 5, or units 0, 6, 12, ...",
         ),
         (("N", 4, "T"), ("N", "T", 4), 1, (0,), "it merges the units with a size known only at run time"),
         (("N", 4, "T"), ("M", 4), 1, (0,), "it merges the units with a size known only at run time"),

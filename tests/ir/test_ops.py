@@ -422,7 +422,7 @@ BROKEN = [
     (Node("concat", ("x", "y"), (Value("z", (2, 5)),), {"axis": 1}), [(2, 2), (2, 2)], "[2, 2] do not add up to 5"),
     (Node("select", ("x",), (Value("y", (2, 1)),), {"axis": 1, "keep": (3,)}), [(2, 3)], "positions out of 0..3"),
     (Node("do", ("x", literal(0.0)), (Value("y", (2, 3)),), {"axis": 1, "units": (3,)}), [(2, 3), ()], "units out of 0..3"),
-    (Node("transpose", ("x",), (Value("y", (2, 3)),), {"perm": (1, 0)}), [(2, 3)], "the result is not so permuted"),
+    (Node("transpose", ("x",), (Value("y", (2, 3)),), {"perm": (1, 0)}), [(2, 3)], "the result does not have that permutation of axes"),
     (Node("reshape", ("x",), (Value("y", (5,)),)), [(2, 3)], "(2, 3) cannot become (5,)"),
 ]  # fmt: skip
 

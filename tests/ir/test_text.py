@@ -189,13 +189,13 @@ COMPLAINTS = [
     (HEAD + "%y, %z = f(%x) : float32[3]", "2 results, but 1 types", "line 2: %y, %z = f(%x) : float32[3]"),
     (HEAD + "%y = f(%'x) : float32[3]", "a quote is not closed", "line 2: %y = f(%'x) : float32[3]"),
     (HEAD + "%y = f(%(x)) : float32[3]", "expected a name, found '('", "line 2: %y = f(%(x)) : float32[3]"),
-    (HEAD + "%y = f(abc) : float32[3]", "'abc' is no number", "line 2: %y = f(abc) : float32[3]"),
+    (HEAD + "%y = f(abc) : float32[3]", "'abc' is not a number", "line 2: %y = f(abc) : float32[3]"),
     (HEAD + "%y = f([1.0, [2.0]]) : float32[3]", "not an array: ", "line 2: %y = f([1.0, [2.0]]) : float32[3]"),
-    (HEAD + "%y = f([1.0]: float99[1]) : float32[3]", "'float99' is no dtype", "line 2: %y = f([1.0]: float99[1]) : float32[3]"),
+    (HEAD + "%y = f([1.0]: float99[1]) : float32[3]", "'float99' is not a dtype", "line 2: %y = f([1.0]: float99[1]) : float32[3]"),
     (HEAD + "%y = f([1.0]: float32[2]) : float32[3]", "not an array: ", "line 2: %y = f([1.0]: float32[2]) : float32[3]"),
     (HEAD + "%y = f(@w: float32[N]) : float32[3]", "the sizes of a tensor are numbers", "line 2: %y = f(@w: float32[N]) : float32[3]"),
     (HEAD + "%y = f(@w: float32[3]) : float32[3]", "@w is float32[2], not float32[3]", "line 2: %y = f(@w: float32[3]) : float32[3]"),
-    (HEAD + "%y = f(%x) {keep={a}} : float32[3]", "'a' is no position", "line 2: %y = f(%x) {keep={a}} : float32[3]"),
+    (HEAD + "%y = f(%x) {keep={a}} : float32[3]", "'a' is not a position", "line 2: %y = f(%x) {keep={a}} : float32[3]"),
     (HEAD + "#0 = float64[2] 'AAAA'", "the data of #0 is not float64[2]: ", "line 2: #0 = float64[2] 'AAAA'"),
 ]  # fmt: skip
 

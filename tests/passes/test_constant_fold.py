@@ -386,7 +386,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (merged_samples, "it merges the units with a size known only at run time"),
     (
         not_whole_positions,
-        "the units are not whole positions of any axis of ['N', 2, 2]; a position is units 0 to 1, or units 0, 2",
+        "the units do not fill whole positions of any axis of ['N', 2, 2]; a position is units 0 to 1, or units 0, 2",
     ),
     (slab_reshaped, "the constants differ along an axis that is reshaped too"),
     (slab_of_merged_samples, "the constants differ along an axis that is reshaped too"),

@@ -203,7 +203,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (repeats_read_differently, "its readers need different positions of its repeats"),
     (
         not_whole_positions,
-        "the units are not whole positions of any axis of ['N', 4, 2, 2]; a position is units 0 to 3, or units 0 to 1, 4 to 5, 8 to 9, ..., "
+        "the units do not fill whole positions of any axis of ['N', 4, 2, 2]; a position is units 0 to 3, or units 0 to 1, 4 to 5, 8 to 9, ..., "
         "or units 0, 2, 4, ...",
     ),
     (select_along_another_axis, "there is already a select along another axis here"),

@@ -61,7 +61,7 @@ def test_who_asks_for_means_gets_means(program: cmrc.Program) -> None:
     plan = cmrc.plan(program, data=BATCHES, keep=0.5, preset="reconstruction")
     assert np.any(next(entry.constant for entry in plan.entries if entry.site == "p"))
     report_text = str(cmrc.lower(program, plan).report)
-    assert "it leaves the integers for that: only constants that are quantised to 0 are free here" in report_text
+    assert "that needs more than integers: here, only constants that are quantised to 0 can be folded" in report_text
 
 
 def test_reduce_takes_constants_of_a_quantised_model(program: cmrc.Program, tmp_path: Path) -> None:

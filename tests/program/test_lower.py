@@ -108,9 +108,7 @@ def test_load_into_puts_everything_back_when_the_module_cannot_follow() -> None:
     before = module(X)
     with pytest.raises(cmrc.CmrcError) as error:
         lowered.load_into(module)
-    assert str(error.value).startswith(
-        "host: the module bakes the old sizes into its forward: shape '[-1, 8]' is invalid"
-    )
+    assert str(error.value).startswith("host: the module's forward contains the old sizes: shape '[-1, 8]' is invalid")
     assert str(error.value).endswith("fix: use lowered.module")
     assert (module.fc1.out_features, module.fc1.weight.shape[0]) == (8, 8)
     assert torch.equal(module(X), before)
@@ -124,7 +122,7 @@ def test_load_into_refuses_an_inserted_node() -> None:
     with pytest.raises(cmrc.CmrcError) as error:
         lowered.load_into(module)
     assert str(error.value) == (
-        "host: %2 (add): the lowered graph has a node that the module does not run\n  fix: use lowered.module"
+        "host: %2 (add): the lowered graph has a node that is not part of the module's code\n  fix: use lowered.module"
     )
 
 
@@ -210,7 +208,7 @@ def test_units_are_followed_through_a_reshape_into_blocks() -> None:
     places = {site.shape: (site.axis, site.folds) for site in program.sites()}
     assert places[2, 2, 16] == (
         2,
-        "stops at 3 (reshape): the units are not whole positions of any axis of [2, 2, 4, 4]; a position is units 0 to 3, or units 0, 4, 8, ...",
+        "stops at 3 (reshape): the units do not fill whole positions of any axis of [2, 2, 4, 4]; a position is units 0 to 3, or units 0, 4, 8, ...",
     )
     plan = cmrc.Plan(program).do("3", units=[1, 5, 9, 13], constant=0.4)
     lowered = cmrc.lower(program, plan)

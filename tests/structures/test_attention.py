@@ -206,24 +206,24 @@ INSIDE_REFUSED = {
         {},
         ("q", within(6, [1]), 0.5),
         "%scaled_dot_product_attention (attention): a replacement cannot pass: a query unit that is constant, and not 0, still "
-        "weighs the keys",
+        "affects the weights of the keys",
     ),
     "other units of each head": (
         {},
         ("q", [0, 5], 0.0),
-        "%view (reshape): a replacement cannot pass: the units are not whole positions of any axis of ['s77', 5, 6, 4]; "
+        "%view (reshape): a replacement cannot pass: the units do not fill whole positions of any axis of ['s77', 5, 6, 4]; "
         "a position is units 0 to 3, or units 0, 4, 8, ...",
     ),
     "queries of a packed projection": (
         {"packed": True},
         ("qkv", within(6, [1]), 0.0),
-        "%reshape (reshape): a replacement cannot pass: the units are not whole positions of any axis of ['s77', 5, 3, 6, 4]; "
+        "%reshape (reshape): a replacement cannot pass: the units do not fill whole positions of any axis of ['s77', 5, 3, 6, 4]; "
         "a position is units 0 to 23, or units 0 to 3, 24 to 27, 48 to 51, or units 0, 4, 8, ...",
     ),
     "other query heads of copied keys": (
         {"served": 3, "eager": True},
         ("", [0], 0.3),
-        "%reshape (reshape): a selection cannot pass: query heads that share a key-value head go together, or equally many of "
+        "%reshape (reshape): a selection cannot pass: query heads that share a key-value head must go together, or equally many in "
         "every such group (and 1 more)",
     ),
 }

@@ -140,7 +140,7 @@ def test_a_model_that_would_be_constant_is_refused(host: str) -> None:
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.lower(program, cmrc.Plan(program).do("f", units="all", constant=0.5))
     assert str(error.value) == (
-        "residue: %output (output): a replacement cannot pass: every unit of this output is constant, so nothing of the model "
-        "would be left\n  at plan: do[0] (f)\n"
+        "residue: %output (output): a replacement cannot pass: every unit of this output is constant, so nothing would be "
+        "left of the model\n  at plan: do[0] (f)\n"
         '  fix: leave that site out, choose another, or allow what stays at run time with residue="keep"'
     )

@@ -16,7 +16,7 @@ KEY = "cmrc.do"
 
 
 def annotate(graph: fx.Graph, entries: Sequence[tuple[str, dict[str, Any]]]) -> fx.Graph:
-    """A copy with these plan entries, and no others, on the nodes that make the values."""
+    """A copy with these plan entries, and no others, on the nodes that compute the values."""
     copied = copy_graph(graph)
     drop_annotations(copied)
     nodes = {node.name: node for node in copied.nodes}

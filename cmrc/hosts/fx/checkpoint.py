@@ -5,9 +5,9 @@
                                                                              ▼
     OUT/*.safetensors <── one tensor after the other: copied, or folded and written      OUT/config.json with the new widths
 
-No weight is in memory before somebody reads it, and a folded one only while it is written. The new folder is traced again before it
-gets its name: it must run the lowered graph, node by node. Where no config can express the widths, the loader that opens such
-a folder (`modeling_cmrc.py`) is written beside it.
+No weight is in memory before it is read, and a folded one only while it is written. The new folder is traced again before it
+gets its name: it must run the lowered graph, node by node. If no config can express the widths, a loader that opens such a
+folder (`modeling_cmrc.py`) is written into it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_checkpoint(path: Path) -> bool:
 def trace_checkpoint(
     folder: Path, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[FxHost, tuple[Any, ...], dict[str, Any]]:
-    """Read a folder; without example inputs, with those that the kind of model suggests. Gives these back too."""
+    """Read a folder. Without example inputs, those that suit the kind of model are used; they are returned too."""
     model = _opened(folder)
     if not args and not options.get("kwargs"):
         options = {**options, **example_inputs(model, folder)}
@@ -76,13 +76,11 @@ def _opened(folder: Path) -> torch.nn.Module:
         raise TraceError(f"{folder} holds quantised weights", fix="reduce the model first, then quantise the result")
     try:
         model: Any = modeling_cmrc.load(folder)
-    except Exception as error:  # whatever transformers and safetensors say to a broken folder
+    except Exception as error:  # transformers and safetensors raise many errors for a broken folder
         first, last = (str(error).strip() or type(error).__name__).splitlines()[0], last_line(error)
         reason = first if last in first else f"{first} ({last})"
-        raise TraceError(
-            f"{folder} cannot be opened: {reason}", fix="see that from_pretrained(folder) works"
-        ) from error
-    model.config.use_cache = False  # keys and values for later calls are no output
+        raise TraceError(f"{folder} cannot be opened: {reason}", fix="make from_pretrained(folder) work") from error
+    model.config.use_cache = False  # keys and values for later calls are not outputs
     return model  # type: ignore[no-any-return]
 
 
@@ -122,19 +120,19 @@ def _lifted(model: torch.nn.Module, folder: Path, args: tuple[Any, ...], options
 
 
 class CheckpointHost(FxHost):
-    """A folder's model. It computes from the mapped files; `build` folds nothing before somebody asks for a number."""
+    """A folder's model. It computes from the mapped files; `build` folds nothing before a number is needed."""
 
     def __init__(self, program: LiftedProgram, folder: Path, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         super().__init__(Patched(program, make_template(program)))
         self.folder, self.args, self.options = folder, args, options
 
     def build(self, graph: Graph) -> LoweredCheckpoint:
-        """With room for the new weights, which are not computed. Nobody touches that room."""
+        """A program with memory for the new weights, which are not computed; that memory is never touched."""
         return LoweredCheckpoint(self, graph, self.write(graph, fold=_room))
 
 
 class LoweredCheckpoint(FxHost):
-    """A lowered checkpoint. It is written from one tensor to the next; whoever asks for a number gets all new weights folded."""
+    """A lowered checkpoint. It is written tensor by tensor; if a number is needed before, all new weights are folded."""
 
     def __init__(self, origin: CheckpointHost, graph: Graph, written: Written) -> None:
         super().__init__(lambda: origin.patched(graph), stale=True)
@@ -152,7 +150,7 @@ class LoweredCheckpoint(FxHost):
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        """A folder, or ONNX if the path says so."""
+        """Write a folder, or ONNX if the path ends so."""
         if path.suffix.lower() == ".onnx":
             super().save(path, metadata, overwrite=overwrite, output_names=output_names)
             return
@@ -170,7 +168,7 @@ def _room(expression: Tensor, dtype: str, *, name: str, node: Node | None = None
 
 
 class _Writing:
-    """One folder in the making."""
+    """A folder that is being written."""
 
     def __init__(self, origin: CheckpointHost, written: Written) -> None:
         self.origin, self.written = origin, written
@@ -179,7 +177,7 @@ class _Writing:
         self.tensors = {name: tensor for tensors in self.stored.values() for name, tensor in tensors.items()}
         self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
         self.shapes |= {name: expression.shape for name, expression in written.expressions.items()}
-        self.zeros: dict[str, tuple[torch.Size, torch.dtype]] = {}  # biases that the new config brings along
+        self.zeros: dict[str, tuple[torch.Size, torch.dtype]] = {}  # biases that the new config adds
 
     def write(self, folder: Path, metadata: Mapping[str, str]) -> None:
         for path in sorted(self.source.iterdir()):
@@ -195,12 +193,12 @@ class _Writing:
             name = misfits[0]
             warnings.warn(
                 f"config.json cannot express the new widths: {name} is {list(self.shapes[name])} now. from_pretrained will refuse "
-                "the folder; load it with modeling_cmrc.py, which lies in it. Keep as many units in every layer to avoid this",
+                "the folder; load it with modeling_cmrc.py, which is in it. Keep the same number of units in every layer to avoid this",
                 stacklevel=4,
             )
 
     def _places(self) -> dict[str, str]:
-        """The file of every tensor: that of the checkpoint, and for a new bias that of its weight."""
+        """The file of every tensor: as in the checkpoint; a new bias goes into the file of its weight."""
         where = {name: file for file, tensors in self.stored.items() for name in tensors}
         for name in self.written.expressions:
             if name not in where:
@@ -217,7 +215,7 @@ class _Writing:
         return where[sibling]
 
     def _write_config(self, folder: Path) -> list[str]:
-        """config.json with the new widths where it can express them; otherwise as it was, and the tensors that do not fit."""
+        """config.json with the new widths if it can express them, otherwise unchanged; and the tensors that do not fit."""
         model = modeling_cmrc.build(self.source)
         pairs = {
             (was, now)
@@ -232,7 +230,7 @@ class _Writing:
             (folder / CONFIG).write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
             try:
                 known = modeling_cmrc.build(folder).state_dict()
-            except Exception:  # the config's own rules: a hidden size that is no multiple of the heads
+            except Exception:  # the config's own rules, such as a hidden size that is not a multiple of the heads
                 misfits = [name for name, tensor in self.tensors.items() if tuple(tensor.shape) != self.shapes[name]]
             else:
                 before, dtype = model.state_dict(), next(iter(self.tensors.values())).dtype
@@ -271,7 +269,7 @@ class _Writing:
         return torch.Size(shape).numel() * dtype.itemsize
 
     def _write_file(self, path: Path, names: list[str], metadata: Mapping[str, str]) -> None:
-        """A safetensors file, without ever holding more than one tensor: lengths are known beforehand."""
+        """Write a safetensors file with never more than one tensor in memory: lengths are known beforehand."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
         start = 0
         for name in names:
@@ -298,7 +296,7 @@ class _Writing:
     # ------------------------------------------------------------ the proof
 
     def _require_same_graph(self, folder: Path) -> None:
-        """The folder, opened and traced like the first one, runs the lowered graph."""
+        """Require that the folder, opened and traced like the first one, runs the lowered graph."""
         traced = _lifted(_opened(folder), folder, self.origin.args, self.origin.options)
         wanted = refreshed(self.written.program)
         problem = next(_differences(wanted, traced, set(self.zeros)), "")
@@ -315,7 +313,7 @@ def _write_array(file: BinaryIO, array: Array) -> None:
 
 
 def _differences(wanted: LiftedProgram, traced: LiftedProgram, zeros: set[str]) -> Iterator[str]:
-    """Where two programs differ in their nodes, sizes, arguments or the names of their parameters."""
+    """The first difference between two programs in nodes, sizes, arguments or names of parameters."""
     one, other = LiftedReading(wanted).graph, LiftedReading(traced).graph
     if len(one.nodes) != len(other.nodes):
         yield f"it has {len(other.nodes)} nodes, not {len(one.nodes)}"
@@ -340,4 +338,4 @@ def _differences(wanted: LiftedProgram, traced: LiftedProgram, zeros: set[str]) 
         if same and not added:
             same = calls[0].get(mine.origin) == calls[1].get(theirs.origin)
         if not same:
-            yield f"{mine.label} ({mine.kind}) reads or makes other sizes there"
+            yield f"{mine.label} ({mine.kind}) reads or computes other sizes there"

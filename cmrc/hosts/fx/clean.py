@@ -1,14 +1,14 @@
 """The exported graph, cleaned before it is read: no run-time checks, no in-place ops, compound ops spelled out.
 
-relu_(x)      ->   relu(x), and later readers of x read that
-lstm(x)       ->   lstm(lstm(x)), where it has two layers
+relu_(x)      ->   relu(x), which later readers of x read instead
+lstm(x)       ->   lstm(lstm(x)), if it has two layers
 glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
 stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
-einsum        ->   transposes and a product, where it contracts one letter
+einsum        ->   transposes and a product, if it contracts one letter
 baddbmm       ->   add(x, bmm(a, b))
-copy(x, y)    ->   y, as wide as x
-slice_scatter ->   cat(what lies before, what is put there, what lies behind)
+copy(x, y)    ->   y, expanded to the size of x
+slice_scatter ->   cat(the part before, the new part, the part after)
 zeros(n)      ->   full(n, 0)
 squeeze(x)    ->   squeeze(x, its axes of size 1)
 """
@@ -31,16 +31,16 @@ from cmrc.hosts.fx.schema import Arguments, opname, parameters, positions
 aten = torch.ops.aten
 CHECKS_ONLY = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout")
-# Ops whose result is, or may be, the memory of their operand.
+# Ops whose result may share the memory of their operand.
 ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias",
            "flatten", "unflatten", "narrow", "movedim", "detach", "contiguous", "to", "dropout", "feature_dropout",
            "alpha_dropout", "split", "split_with_sizes", "chunk", "unbind", "getitem"}  # fmt: skip
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy under the same names; torch's own renames nodes that are called like a builtin, and takes three times as long.
+    """A copy with the same names. torch's own copy renames nodes that have the name of a builtin, and takes three times as long.
 
-    Adds nodes as `fx.Graph.create_node` does, less its search of every argument for raw symbols, and a name for each.
+    Adds nodes like `fx.Graph.create_node`, but without its search of every argument for raw symbols, and with given names.
     """
     copied = fx.Graph(tracer_cls=graph._tracer_cls)
     copied._codegen = copy.deepcopy(graph._codegen)
@@ -60,7 +60,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def with_plain_layouts(graph: fx.Graph) -> fx.Graph:
-    """A copy for torch's exporter, which turns reshapes into views before it replaces attention by ops of other strides."""
+    """A copy for torch's exporter, which turns reshapes into views before it replaces attention by ops with other strides."""
     copied = copy_graph(graph)
     for node in list(copied.nodes):
         if opname(node) == "scaled_dot_product_attention":
@@ -72,7 +72,7 @@ def with_plain_layouts(graph: fx.Graph) -> fx.Graph:
 
 
 def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
-    """A cleaned copy. What trains although the model was traced in eval mode always does."""
+    """A cleaned copy. What trains although the model was traced in eval mode trains in every mode."""
     copied = copy_graph(graph)
     for node in list(copied.nodes):
         name = opname(node)
@@ -93,7 +93,7 @@ def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
 
 
 def without_dropout(graph: fx.Graph) -> fx.Graph:
-    """A copy in which what reads an idle dropout reads its operand: the two are one memory, which torch does not declare."""
+    """A copy in which readers of an idle dropout read its operand: both are the same memory, which torch does not declare."""
     copied = copy_graph(graph)
     for node in list(copied.nodes):
         if opname(node) in DROPOUTS and not Arguments(node)[TRAINING_FLAGS[opname(node)]]:
@@ -103,7 +103,7 @@ def without_dropout(graph: fx.Graph) -> fx.Graph:
 
 
 def _fix_flag(node: fx.Node, flag: str) -> None:
-    """Give a flag that is set by keyword, where `LoweredModule.train` leaves it alone."""
+    """Set a flag by keyword, so that `LoweredModule.train` does not change it."""
     place = positions(node.target)[flag]
     if len(node.args) > place and node.args[place]:
         names = [parameter.name for parameter in parameters(node.target)]
@@ -132,10 +132,10 @@ def _make_functional(node: fx.Node, name: str) -> None:
         or any(is_read_later(other) for other in _same_memory(changed) if other not in (changed, node))
     ):
         raise TraceError(
-            "it changes a value in place that others share",
+            "it changes in place a value whose memory others share",
             node=node.name,
             op=name,
-            fix="use the form of the op without the trailing underscore, or inplace=False",
+            fix="use the variant of the op without the trailing underscore, or inplace=False",
         )
     node.target = plain
     for reader in [user for user in changed.users if order[user] > order[node]]:
@@ -143,7 +143,7 @@ def _make_functional(node: fx.Node, name: str) -> None:
 
 
 def _same_memory(node: fx.Node) -> Iterator[fx.Node]:
-    """The values that share memory with this one, itself included."""
+    """The values that share memory with this one, including itself."""
     root = node
     while _may_alias(root) and isinstance(root.args[0], fx.Node):
         root = root.args[0]
@@ -164,7 +164,7 @@ def _may_alias(node: fx.Node) -> bool:
 
 
 def _call(before: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A call that belongs to the same module as `before`, with the shape that it gives."""
+    """A call that belongs to the same module as `before`, with the shape of its result."""
     with before.graph.inserting_before(before):
         call = before.graph.call_function(target, args)
     call.meta = {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace", "torch_fn")}
@@ -195,7 +195,7 @@ def _spell_stack(a: Arguments) -> None:
 
 
 def _spell_squeeze(a: Arguments) -> None:
-    """Name the axes that it drops: others may have a single unit, too, when some are gone."""
+    """Name the axes that it drops, because later other axes may have a single unit too."""
     shape, named = a.shape(0), a.node.args[1:] or tuple(a.node.kwargs.values())
     asked: Any = named[0] if named else range(len(shape))
     axes = [int(i) % len(shape) for i in (asked if isinstance(asked, Iterable) else (asked,))] if shape else []
@@ -210,7 +210,7 @@ def _spell_weight_norm(a: Arguments) -> None:
 
 
 def _spell_einsum(a: Arguments) -> None:
-    """Two operands, each letter once in each: turned so that the letters are batch, own, contracted; then a product."""
+    """Two operands with each letter once: transposed so that the letters are batch, own, contracted; then a product."""
     operands, letters = list(a["tensors"]), str(a["equation"]).replace(" ", "")
     if len(operands) != 2 or "->" not in letters or "." in letters:
         return
@@ -256,7 +256,7 @@ def _spell_baddbmm(a: Arguments) -> None:
 
 
 def _spell_copy(a: Arguments) -> None:
-    """What is copied, as the values that it is: torch has no gradient for the copy."""
+    """Read the copied values themselves: torch has no gradient for the copy."""
     seen, copied = a["self"], a["src"]
     dtype = seen.meta["val"].dtype
     if copied.meta["val"].dtype != dtype:
@@ -267,7 +267,7 @@ def _spell_copy(a: Arguments) -> None:
 
 
 def _spell_slice_scatter(a: Arguments) -> None:
-    """What lies before the slice, what is put there, and what lies behind it."""
+    """The part before the slice, the new part, and the part after it."""
     axis = int(a["dim"]) % a.rank()
     size, put = a.shape(0)[axis], a["src"]
     start, end = (0 if a["start"] is None else a["start"]), (size if a["end"] is None else a["end"])
@@ -281,7 +281,7 @@ def _spell_slice_scatter(a: Arguments) -> None:
 
 
 def _part(node: fx.Node, x: fx.Node, axis: int, start: int, end: int) -> list[fx.Node]:
-    """These positions of a value; of what was put together, the pieces that they are."""
+    """These positions of a value; of a concatenation, the parts at these positions."""
     if start >= end:
         return []
     if x.target is aten.cat.default and len(x.args) > 1 and x.args[1] == axis:
@@ -300,7 +300,7 @@ def _part(node: fx.Node, x: fx.Node, axis: int, start: int, end: int) -> list[fx
 
 
 def _erase_unread(*nodes: fx.Node) -> None:
-    """What was read for its memory alone, with what only that reads."""
+    """Remove values that were read only for their memory, and what only they read."""
     for node in nodes:
         if node.op == "call_function" and not node.users and not node._erased:
             operands = node.all_input_nodes

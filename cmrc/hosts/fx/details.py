@@ -1,7 +1,7 @@
-"""What every call of a torch graph is besides its operands, in one line each: for the fingerprint.
+"""One line for every call of a torch graph that describes it besides its operands, for the fingerprint.
 
-The op and all its arguments, those of no tensor included, and the graphs that higher-order ops run. Devices and torch's symbols
-for dynamic sizes are left out: they change when the same model is exported again.
+The line has the op, all its arguments, and the graphs that higher-order ops run. Devices and torch's symbols for dynamic sizes
+are left out: they change when the same model is exported again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUMBERS = {int, float, bool, type(None)}
 
 
 def details(program: LiftedProgram) -> dict[str, str]:
-    """By the name of the node, which is its origin in the IR."""
+    """The lines by the name of the node, which is its origin in the IR."""
     names = {
         node: _graph(program.subgraph(str(node.target))) if node.op == "get_attr" else f"%{node.name}"
         for node in program.graph.nodes
@@ -39,7 +39,7 @@ def _call(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
 
 
 def _write(arguments: Any, names: Mapping[fx.Node, str], texts: list[str]) -> None:
-    """Append what arguments hold, one by one. A call of torch has no other containers; pytree takes three times as long."""
+    """Append the arguments one by one. A call of torch has no other containers than these; pytree takes three times as long."""
     for argument in arguments:
         kind = type(argument)
         if kind is fx.Node:
@@ -60,12 +60,12 @@ def _write(arguments: Any, names: Mapping[fx.Node, str], texts: list[str]) -> No
 
 @cache
 def _name(target: Any) -> str:
-    """What a call calls; torch puts the name of an overload together anew each time."""
+    """The name of what is called, cached: torch builds the name of an overload anew each time."""
     return str(target)
 
 
 def _graph(module: Any) -> str:
-    """A graph that an op runs, its nodes by number; a constant that it reads, by its own name."""
+    """A graph that an op runs, with nodes as numbers; a constant that it reads, by its type."""
     if not isinstance(module, fx.GraphModule):
         return type(module).__name__
     names = {node: f"%{i}" for i, node in enumerate(module.graph.nodes)}

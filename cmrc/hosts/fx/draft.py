@@ -1,7 +1,7 @@
 """A copy of a lifted torch graph while it is patched: its nodes by value, its parameters, and new ones.
 
-A parameter that changes keeps its name. Where several uses of one parameter became different, the use that did not change
-keeps the name and the others get private copies (`Draft.operand`).
+A parameter that changes keeps its name. If several uses of one parameter became different, the unchanged use keeps the name
+and the others get private copies (`Draft.operand`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cmrc.ir.tensors import fold
 
 
 class Fold(Protocol):
-    """Makes the tensor of an expression."""
+    """Computes the tensor of an expression."""
 
     def __call__(self, expression: Tensor, dtype: str, *, name: str, node: Node | None = None) -> torch.Tensor: ...
 
@@ -33,7 +33,7 @@ def fold_now(expression: Tensor, dtype: str, *, name: str, node: Node | None = N
 
 
 class NewParameters:
-    """`state` has the tensors by name; `forms` what each changed parameter holds; `untied` what became different."""
+    """`state` has the tensors by name, `forms` the expression of each changed parameter, `untied` the uses that became different."""
 
     def __init__(self, reading: LiftedReading, graph: Graph, changed: Sequence[Node], fold: Fold) -> None:
         self.reading, self.fold = reading, fold
@@ -45,7 +45,7 @@ class NewParameters:
         self._replace(uses)
 
     def is_computed(self, operand: Tensor) -> bool:
-        """Whether nodes of the model compute this from parameters alone."""
+        """Whether nodes of the model compute this from parameters only."""
         computed = self.reading.computed
         return bool(computed) and operand in computed
 
@@ -63,7 +63,7 @@ class NewParameters:
                 if operand is None or isinstance(operand, (str, ArrayLiteral)):
                     continue
                 named: list[tuple[str, Tensor]] = [(self.named(operand), operand)]
-                if self.is_computed(operand):  # its nodes go on reading the parameters as they are
+                if self.is_computed(operand):  # its nodes continue to read the parameters as they are
                     named = [(leaf.name, leaf) for leaf in self.reading.parameters_of(operand)]
                 for name, form in named:
                     if name and form not in uses.setdefault(name, []):
@@ -71,7 +71,7 @@ class NewParameters:
         return uses
 
     def _add_unchanged_uses(self, uses: dict[str, list[Tensor]], graph: Graph) -> None:
-        """Nodes that stayed as they are, and the outputs, read their parameters as they were."""
+        """Unchanged nodes, and the outputs, read their parameters unchanged."""
         now, users = {node.name: node for node in graph.nodes}, self.reading.users
         for name, forms in uses.items():
             for node, leaf in users.get(name, ()):
@@ -83,14 +83,14 @@ class NewParameters:
                 uses.setdefault(leaf.name, []).append(leaf)
 
     def _replace(self, uses: Mapping[str, list[Tensor]]) -> None:
-        """Give each changed parameter its new tensor under the old name, where all its uses agree on it."""
+        """Give each changed parameter its new tensor under the old name, if all its uses agree on it."""
         owners = self.reading.owners
         tied: dict[str, tuple[Tensor, torch.Tensor]] = {}
         for name, forms in uses.items():
             if len(forms) > 1:
                 self.untied.append(f"{name}: its {len(forms)} uses became different")
             if any(isinstance(form, Leaf) for form in forms):
-                continue  # somebody reads it unchanged, and keeps the name
+                continue  # a reader needs it unchanged, and keeps the name
             form, owner = forms[0], owners.get(name)
             plain = form if owner is None else _renamed(form, name, owner)
             if owner in tied and tied[owner][0] == plain:
@@ -106,14 +106,14 @@ class NewParameters:
                 self.untied.append(f"{name} and {owner} became different")
 
     def _tensor(self, expression: Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The value of an expression as a tensor of the same kind as the one it replaces."""
+        """The tensor of an expression, of the same kind as the one that it replaces."""
         tensor = self.fold(expression, str(like.dtype).removeprefix("torch."), name=name).to(like.device)
         if not isinstance(like, torch.nn.Parameter):
             return tensor
         return torch.nn.Parameter(tensor, requires_grad=like.requires_grad)
 
     def _follow(self, owners: Mapping[str, str]) -> None:
-        """A name of a shared parameter under which no node reads it stays tied to the names under which one does."""
+        """A shared parameter's name that no node reads stays tied to the names that nodes read."""
         for owner in dict.fromkeys(owners.values()):
             names = [owner, *(name for name, other in owners.items() if other == owner)]
             read = {id(self.state[name]): self.state[name] for name in names if self.reading.users.get(name)}
@@ -158,20 +158,20 @@ class Draft:
         self._taken = set(self.reading.taken)
 
     def expressions(self) -> dict[str, Tensor]:
-        """What every changed and every new parameter holds."""
+        """The expression of every changed and every new parameter."""
         new = {name: tensor for tensor, names in self.tensors.items() for name in names}
         return {name: tensor for name, tensor in {**self.parameters.forms, **new}.items() if name in self.state}
 
     # ------------------------------------------------------------ nodes
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A new call, after the one before it."""
+        """Add a call after the one before it."""
         node = self.lifted.call_function(target, args, kwargs)
         self.lifted.inserting_after(node)
         return node
 
     def take(self, target: fx.Node, x: fx.Node, axis: int, keep: Sequence[int]) -> None:
-        """Turn a node into a slice, or an index_select where the positions are no range."""
+        """Turn a node into a slice, or into an index_select if the positions are not a range."""
         if is_range(keep):
             target.target, target.args = aten.slice.Tensor, (x, axis, keep[0], keep[-1] + 1)
         else:
@@ -196,7 +196,7 @@ class Draft:
         first = next(iter(self.lifted.nodes))
         with self.lifted.inserting_before(first):
             node = self.lifted.placeholder(("p_" if parameter else "b_") + name.replace(".", "_"))
-            node.target = node.name  # a module may be called anything; the name is unique, and an identifier
+            node.target = node.name  # a module may have any name; this one is unique, and an identifier
         persistent = None if parameter else True
         self.specs.insert(0, InputSpec(kind, TensorArgument(node.name), name, persistent))
         self.placeholders[name] = node
@@ -215,7 +215,7 @@ class Draft:
         return self._present(operand, node, dtype) or self._folded(operand, node, position, dtype)
 
     def _present(self, operand: Tensor, node: Node, dtype: torch.dtype) -> fx.Node | None:
-        """The node that has this tensor already: a parameter in its new form, or what the model computes."""
+        """The node that already has this tensor: a parameter in its new form, or a value that the model computes."""
         own = self.parameters.named(operand)
         holders = self.tensors.get(operand, ())
         for name in (own, *holders) if self.parameters.forms.get(own) == operand else holders:
@@ -227,7 +227,7 @@ class Draft:
         return None
 
     def _folded(self, operand: Tensor, node: Node, position: int, dtype: torch.dtype) -> fx.Node:
-        """A new parameter, or a buffer where nothing that was trained is in it."""
+        """A new parameter, or a buffer if it contains nothing that was trained."""
         base, trained = self._naming(operand, node, position)
         kind = str(dtype).removeprefix("torch.") if dtype.is_floating_point else operand.dtype
         tensor = self.parameters.fold(operand, kind, name=base, node=node)
@@ -251,7 +251,7 @@ class Draft:
         return self.parameters.named(operand) or base, trained
 
     def dtype_of(self, was: Operand, dtype: torch.dtype) -> torch.dtype:
-        """What an operand must be: that of the operand it replaces, unless that was a number or nothing."""
+        """The dtype of an operand: that of the operand that it replaces, unless that was a number or absent."""
         if isinstance(was, str):
             return torch_dtype(self.values[was].dtype)
         return torch_dtype(was.dtype) if was is not None and was.shape else dtype

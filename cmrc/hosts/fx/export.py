@@ -3,7 +3,7 @@
     ones = Expand(1, [1, 1, H, W])     ->     ones = ConstantOfShape([1, 1, H, W])
 
 The exporter's optimiser stores what it can compute, up to 262,144 numbers for each value. A plane, and all that is computed from
-it, would fill the file. A `ConstantOfShape` is left alone by it, and computed by a runtime when it loads the model.
+it, would fill the file. It does not change a `ConstantOfShape`, which a runtime computes when it loads the model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.export import ExportedProgram
 from cmrc.errors import HostError
 
 TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding")  # loggers
-# What reads a plane: its convolution, what pads it, and what asks for its type (the exporter's zero bias does).
+# The readers of a plane: its convolution, a pad, and ops that need its type (for the exporter's zero bias).
 READERS = {("Conv", 0), ("ConvTranspose", 0), ("Pad", 0), ("CastLike", 1)}
 
 
 def to_onnx(program: ExportedProgram, output_names: Sequence[str] | None = None) -> onnx_ir.Model:
-    """The model. Its outputs are called as asked, else by the keys under which the module returns them, else by torch's own names."""
+    """The model. Its outputs get the given names, otherwise the keys under which the module returns them, otherwise torch's names."""
     with warnings.catch_warnings(), _without_a_word():
         warnings.simplefilter("ignore")
         exported = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
@@ -57,7 +57,7 @@ def _name_outputs(graph: onnx_ir.Graph, program: ExportedProgram, asked: Sequenc
 
 
 def _keys_of_outputs(program: ExportedProgram) -> list[str]:
-    """`logits` of a Hugging Face model, the keys of a mapping; nothing where there is no key."""
+    """`logits` of a Hugging Face model, the keys of a mapping; empty if there are no keys."""
     spec = program.call_spec.out_spec
     if spec is None or len(set(names := [_key(path) for path in _paths(spec)]) - {""}) != len(names):
         return []
@@ -77,7 +77,7 @@ def _key(path: tuple[Any, ...]) -> str:
 
 @contextmanager
 def _without_a_word() -> Iterator[None]:
-    """The exporter warns of ops of torchvision that it cannot register, the optimiser of what it leaves unfolded: neither is a fault."""
+    """Hide warnings that are not faults: about torchvision's ops that cannot be registered, and about what is not folded."""
     loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -98,7 +98,7 @@ def _is_plane(node: onnx_ir.Node) -> bool:
 
 
 def _is_one(node: onnx_ir.Node) -> bool:
-    """Whether a node spreads the number 1, as it is or cast."""
+    """Whether a node expands the number 1, possibly after a cast."""
     source = node.inputs[0]
     maker = None if source is None else source.producer()
     if maker is not None and maker.op_type == "Cast" and maker.inputs[0] is not None:

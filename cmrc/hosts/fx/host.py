@@ -4,7 +4,7 @@ host.graph             the mechanism graph                                      
 host.build(graph)      a host that computes an edited graph                     write.py
 host.run([x], taps)    outputs, then the tapped values                          module.py
 host.module()          a plain, trainable fx.GraphModule under the original parameter names
-host.save(path, {})    ONNX by torch.onnx.export, which is handed the program that is already there
+host.save(path, {})    ONNX by torch.onnx.export, from the program as it is
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from cmrc.ir.graph import Array, Graph
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """A program and the code of its graph, which all share that differ in parameters only, and what a patch made of them.
+    """A program, the code of its graph, and what a patch changed. Programs that differ only in parameters share the code.
 
-    Of the tensors, `fresh` were made for this program, and `changed` are not those of the traced model.
+    The tensors in `fresh` were made for this program; those in `changed` are not the traced model's.
     """
 
     program: LiftedProgram
@@ -57,10 +57,10 @@ class Patched:
 
 
 class FxHost:
-    """A lifted program, and the module that is trained with its tensors, once somebody asked for it.
+    """A lifted program and, once somebody asked for it, the module that is trained with its tensors.
 
-    A program that is given as a function is made when something of it is asked for. `stale` says that the shapes in its nodes'
-    meta are those from before a patch.
+    A program that is given as a function is made when it is needed. `stale` says that the shapes in its nodes' meta are from
+    before a patch.
     """
 
     kind = "fx"
@@ -72,7 +72,9 @@ class FxHost:
             self._patched = patched
         self._stale = stale
         self._module: LoweredModule | None = None
-        self._kinds: dict[str, Kind] = {}  # what the module's tensors must be, for they may be written to in place
+        self._kinds: dict[
+            str, Kind
+        ] = {}  # the types and shapes that the module's tensors must have: they may be written to in place
 
     @cached_property
     def _patched(self) -> Patched:
@@ -98,11 +100,11 @@ class FxHost:
     # ------------------------------------------------------------ reading
 
     def contradiction(self) -> str:
-        """Nothing: torch.export has checked what it made."""
+        """Nothing: torch.export checks its results."""
         return ""
 
     def _present(self) -> LiftedProgram:
-        """The program with the tensors that the module has now: they may have been replaced since."""
+        """The program with the module's present tensors, which may have been replaced since."""
         if self._module is not None:
             before = self._program.state
             tensors = self._module.tensors(self._kinds)
@@ -147,11 +149,11 @@ class FxHost:
 
     @property
     def inputs(self) -> Sequence[str]:
-        """The arguments of the model's forward in order, those that the trace gave by keyword last."""
+        """The arguments of the model's forward in order; those that the trace gave by keyword come last."""
         return [name for group in argument_names(self._program.exported) for name in group]
 
     def details(self) -> Mapping[str, str]:
-        """What each call is besides its operands, by the name of its node."""
+        """A description of each call besides its operands, by the name of its node."""
         return details(self.program)
 
     # ------------------------------------------------------------ writing
@@ -200,7 +202,7 @@ class FxHost:
         return self._module
 
     def new_module(self, *, share: bool = False) -> LoweredModule:
-        """Another module of the same weights; with `share`, it lies in the traced model's memory where nothing changed."""
+        """Another module with the same weights; with `share`, unchanged tensors share the traced model's memory."""
         state = own_all(self.state)
         if share:
             exported = self._program.exported
@@ -212,7 +214,7 @@ class FxHost:
         return LoweredModule.assemble(self._template, tensors)
 
     def unequal(self, other: Host) -> tuple[str, ...]:
-        """The parameters and buffers that hold other numbers than those of another host."""
+        """The parameters and buffers whose numbers differ from those of another host."""
         theirs = other.state if isinstance(other, FxHost) else {}
         return tuple(
             name
@@ -232,7 +234,7 @@ class FxHost:
 
     def to_onnx(self, output_names: Sequence[str] | None = None) -> Any:
         """The program as an onnx_ir model, by torch's own exporter."""
-        from cmrc.hosts.fx.export import to_onnx  # only who saves needs onnx
+        from cmrc.hosts.fx.export import to_onnx  # only saving needs onnx
 
         plain = replace(self.program, graph=with_plain_layouts(self.program.graph))
         return to_onnx(to_exported(plain), output_names)
@@ -245,7 +247,7 @@ class FxHost:
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        from cmrc.hosts.onnx.host import OnnxHost  # only who saves needs onnx; that host knows nothing of this one
+        from cmrc.hosts.onnx.host import OnnxHost  # only saving needs onnx; that host does not know this one
 
         host = OnnxHost.from_model(self.to_onnx(output_names))
         entries = [_carried(entry, host) for entry in self.annotations()]
@@ -259,7 +261,7 @@ class FxHost:
 
     @property
     def _runner(self) -> LoweredModule:
-        """A module in eval mode over this host's own tensors. Nothing writes to them through it."""
+        """A module in eval mode with this host's own tensors, which nobody writes to through it."""
         self._present()
         return self._run_program
 
@@ -297,11 +299,11 @@ class FxHost:
         return differentiate(self.graph, seen, outputs[0], request)
 
     def learner(self, trained: Collection[str]) -> TorchLearner:
-        """A module of its own in training; its parameters come back by `with_parameters`."""
+        """A separate module for training; `with_parameters` brings its parameters back."""
         return TorchLearner(FxNetwork.train(self.new_module(), trained, self._arguments), "")
 
     def with_parameters(self, arrays: Mapping[str, Array]) -> FxHost:
-        """A host of the same graph with other numbers in these parameters; what is tied to them stays tied."""
+        """A host with the same graph and other numbers in these parameters; tied parameters stay tied."""
         state = own_all(self.state)
         written = set[str]()
         for name, array in arrays.items():
@@ -317,12 +319,12 @@ class FxHost:
         return FxHost(patched, stale=self._stale)
 
     def _arguments(self, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-        """What the model's forward takes, in order, on the device of its parameters."""
+        """The arguments of the model's forward, in order, on the device of its parameters."""
         names = list(self.inputs)
         fits = set(inputs) == set(names) if isinstance(inputs, Mapping) else len(inputs) == len(names)
         if not fits:
             given = f"{', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else f"{len(inputs)} in order"
-            problem = f"the model takes the inputs {', '.join(names)}; given are {given}"
+            problem = f"the model takes the inputs {', '.join(names)} (given: {given})"
             raise HostError(problem, fix="give each of them once")
         ordered = [inputs[name] for name in names] if isinstance(inputs, Mapping) else list(inputs)
         device = next((tensor.device for tensor in self.state.values()), None)
@@ -347,14 +349,14 @@ def _carried(entry: dict[str, Any], host: Host) -> tuple[str, dict[str, Any]]:
         if len(values) == 1:
             return values[0], {**entry, "value": values[0]}
     raise HostError(
-        "the exporter left no value of this name",
+        "the exported model has no value of this name",
         node=entry["site"],
         fix="lower the torch program and save that, or export it and annotate the ONNX model",
     )
 
 
 def _as_tensor(value: Any, device: torch.device | None) -> Any:
-    """What the model takes, where its parameters are."""
+    """The arguments of the model, on the device of its parameters."""
     if isinstance(value, np.ndarray):
         value = from_numpy(value)
     return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -365,14 +367,14 @@ def is_torch_model(model: object) -> bool:
 
 
 EXPORT_FIX = (
-    "make `torch.export.export(model, args)` work: strict=True where the tracer goes astray in Python, dynamic_shapes=None to fix all sizes "
+    "make `torch.export.export(model, args)` work: strict=True if tracing fails inside Python code, dynamic_shapes=None to fix all sizes "
     "to those of the example, torch.cond or a constant for a branch that depends on numbers, use_cache=False and "
     'attn_implementation="sdpa" for a transformers model; or export the model to ONNX and trace that file'
 )
 
 
 def trace(model: torch.nn.Module | ExportedProgram, args: Any, options: Mapping[str, Any]) -> FxHost:
-    """Export the model in eval mode (its own mode is put back) and take the graph over."""
+    """Export the model in eval mode (its own mode is restored) and read the graph."""
     if isinstance(model, ExportedProgram):
         return FxHost.from_exported(model)
     if not isinstance(args, tuple) or not (args or options.get("kwargs")):

@@ -32,7 +32,7 @@ CONVOLUTIONS = {
 
 
 def insert_nodes(draft: Draft, graph: Graph) -> None:
-    """Each inserted node right behind the nodes of the model that come before it."""
+    """Insert each node right after the nodes of the model that precede it."""
     cursor = [node for node in draft.lifted.nodes if node.op == "placeholder"][-1]
     for node in graph.nodes:
         if node.origin:
@@ -55,7 +55,7 @@ def _emit(draft: Draft, node: Node) -> fx.Node:
 
 def _emit_like(draft: Draft, node: Node) -> fx.Node:
     """A copy of a node of the model on other operands."""
-    if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
+    if node.op == "reshape":  # the copy has a batch of one, unlike the model's own sizes
         sizes = [n if isinstance(n, int) else -1 for n in node.output.shape]
         return draft.call(aten.reshape.default, draft.nodes[str(node.inputs[0])], sizes)
     model, dtype = draft.nodes[node.marks.like], torch_dtype(node.output.dtype)
@@ -135,7 +135,7 @@ def _emit_along(draft: Draft, node: Node) -> fx.Node | None:
 
 
 def _emit_rms_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
-    """torch normalises the last axes; along another one it is spelled out."""
+    """A norm. torch normalises only the last axes; along another axis it is spelled out."""
     axis, rank, eps = (
         attributes(node, AlongAttrs)["axes"][0],
         len(node.output.shape),
@@ -206,7 +206,7 @@ def _emit_computed_do(draft: Draft, node: Node) -> fx.Node:
 
 
 def _emit_affine_do(draft: Draft, node: Node) -> fx.Node:
-    """x[units] := x[parents] Bᵀ + β along the axis; a matrix of fewer rows than units holds for blocks of units."""
+    """x[units] := x[parents] Bᵀ + β along the axis; each row of a matrix with fewer rows than units serves a block of units."""
     x, axis, units = (
         draft.nodes[str(node.inputs[0])],
         attributes(node, AxisAttrs)["axis"],

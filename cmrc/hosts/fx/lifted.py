@@ -30,7 +30,7 @@ TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiftedProgram:
-    """A lifted graph, what its inputs are, and the tensors behind them. `exported` is what it was lifted from."""
+    """A lifted graph, the specs of its inputs, and their tensors. `exported` is the program from which it was lifted."""
 
     exported: ExportedProgram
     graph: fx.Graph
@@ -46,16 +46,16 @@ class LiftedProgram:
         return {s.arg.name: s.target for s in self.specs if s.kind in TENSORS and s.target is not None}
 
     def subgraph(self, path: str) -> Any:
-        """What a higher-order op runs."""
+        """The graph that a higher-order op runs."""
         return operator.attrgetter(path)(self.exported.graph_module)
 
 
 def lift(
     exported: ExportedProgram, *, in_eval_mode: bool, owned: bool = False, functional: bool = False
 ) -> LiftedProgram:
-    """The program with tensors of its own: what is written to the user's afterwards does not show.
+    """The program with tensors of its own: later writes to the user's tensors do not affect it.
 
-    With `owned`, the tensors of the program are nobody else's, and stay where they are. A graph that writes into parts of
+    With `owned`, nobody else has the tensors of the program, and they are not copied. A graph that writes into parts of
     tensors is made functional by torch first; `functional` says that it was.
     """
     signature = exported.graph_signature
@@ -65,7 +65,7 @@ def lift(
     if OutputKind.PARAMETER_MUTATION in changed:
         raise TraceError(
             "the model changes its parameters while it runs",
-            fix="where only the first call does (RWKV rescales its weights), run the model once in eval mode, then trace it",
+            fix="if only the first call does (RWKV rescales its weights), run the model once in eval mode, then trace it",
         )
     state: dict[str, torch.Tensor] = {}
     for spec in signature.input_specs:
@@ -76,7 +76,7 @@ def lift(
             state[spec.target] = tensor
     try:
         graph = clean(exported.graph, in_eval_mode=in_eval_mode)
-    except TraceError as error:  # it writes into memory that others share: torch itself makes values of that
+    except TraceError as error:  # it writes into shared memory: torch itself can make that functional
         if functional:
             raise
         try:
@@ -85,17 +85,17 @@ def lift(
             if len(plain.nodes) < len(exported.graph.nodes):
                 aliased = to_exported(LiftedProgram(exported, plain, tuple(signature.input_specs), state))
             without = aliased.run_decompositions({})
-        except Exception:  # whatever torch says of a graph that it cannot make functional
+        except Exception:  # torch raises many errors for a graph that it cannot make functional
             raise error from None
         kinds = {spec.kind for spec in without.graph_signature.output_specs}
-        if kinds & {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION}:  # it changes what the caller holds
+        if kinds & {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION}:  # it changes the caller's values
             raise
         return lift(without, in_eval_mode=in_eval_mode, owned=owned, functional=True)
     return LiftedProgram(exported, graph, tuple(signature.input_specs), state if owned else own_all(state))
 
 
 def refreshed(program: LiftedProgram) -> LiftedProgram:
-    """The shapes in the nodes' meta brought up to date with the parameters, in a copy of the graph."""
+    """A copy of the graph in which the shapes in the nodes' meta agree with the parameters."""
     graph = copy_graph(program.graph)
     holder = fx.GraphModule(program.exported.graph_module, graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -106,7 +106,7 @@ def refreshed(program: LiftedProgram) -> LiftedProgram:
             tensor = program.state[names[node.name]] if node.name in names else None
             if tensor is not None and ("val" not in node.meta or node.meta["val"].shape != tensor.shape):
                 node.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    with enable_python_dispatcher():  # torch's C++ for some ops takes no symbolic sizes
+    with enable_python_dispatcher():  # some of torch's C++ ops do not accept symbolic sizes
         FakeTensorProp(holder, mode).propagate_dont_convert_inputs(*(node.meta.get("val") for node in inputs))
     return replace(program, graph=graph)
 

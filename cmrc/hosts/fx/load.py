@@ -1,9 +1,9 @@
-"""Write a lowered model's parameters back into the user's own nn.Module, where that is all that changed.
+"""Write a lowered model's parameters back into the user's own nn.Module, if only parameters changed.
 
-The config of a transformers model is brought up to date with its new widths. `save_pretrained` writes the config beside the
-weights, and `from_pretrained` builds the model from it. Where one attribute can express the new widths (`intermediate_size`, if
-every layer kept as many units), it is set; where none can, a warning says so at once, and not an error at the next load. Nothing
-of transformers is imported.
+The config of a transformers model gets the new widths: `save_pretrained` writes the config beside the weights, and
+`from_pretrained` builds the model from it. If one attribute can express the new widths (`intermediate_size`, if every layer kept
+the same number of units), it is set; if none can, a warning says so immediately, rather than an error at the next load.
+transformers is not imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cmrc.errors import HostError
 from cmrc.ir.graph import Graph, attributes
 from cmrc.ir.ops.affine import ConvAttrs
 
-# What a module says about its own sizes, as its weight tells it. Only attributes that the module has are set.
+# The attributes in which a module keeps its own sizes, computed from its weight. Only attributes that it has are set.
 SIZES: dict[str, Callable[[torch.Tensor, int], int]] = {
     "in_features": lambda w, groups: w.shape[1],
     "out_features": lambda w, groups: w.shape[0],
@@ -31,7 +31,7 @@ SIZES: dict[str, Callable[[torch.Tensor, int], int]] = {
     "nx": lambda w, groups: w.shape[0],  # transformers' Conv1D keeps its weight as [in, out]
     "nf": lambda w, groups: w.shape[1],
 }
-ALLOWED = 1e-5  # of the output's scale: the module must compute what the lowered graph computes
+ALLOWED = 1e-5  # relative to the output's scale: how closely the module must agree with the lowered graph
 
 
 def load_into(
@@ -43,11 +43,11 @@ def load_into(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Set the tensors and compare the module with `reference`; if they differ, put it all back and say why."""
+    """Set the tensors and compare the module with `reference`; if they differ, restore everything and say why."""
     inserted = [node for node in after.nodes if not node.origin]
     if inserted:
         raise HostError(
-            "the lowered graph has a node that the module does not run",
+            "the lowered graph has a node that is not part of the module's code",
             node=inserted[0].label,
             op=inserted[0].kind,
             fix="use lowered.module",
@@ -127,9 +127,7 @@ def _compare(
             wanted = pytree.tree_leaves(reference(*args, **kwargs))
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
-        raise HostError(
-            f"the module bakes the old sizes into its forward: {reason}", fix="use lowered.module"
-        ) from error
+        raise HostError(f"the module's forward contains the old sizes: {reason}", fix="use lowered.module") from error
     finally:
         model.train(training)
     for got, want in zip(results, wanted, strict=True):
@@ -144,7 +142,7 @@ DERIVED = ("n_inner", "ffn_dim", "intermediate_size")  # None here means "as wid
 
 
 def update_configs(model: torch.nn.Module, before: Mapping[str, torch.Size]) -> Iterator[tuple[Any, str, Any]]:
-    """Set the attributes that express the new shapes; gives what each config had before: (config, attribute, value).
+    """Set the attributes that express the new shapes; returns the previous values: (config, attribute, value).
 
     `before` has the shapes of the parameters that were replaced, under their new owner's names.
     """
@@ -175,7 +173,7 @@ def _update(
         name = misfits[0]
         warnings.warn(
             f"no attribute of {type(config).__name__} can express the new widths: {name} is {list(now[name])} now. "
-            "from_pretrained will refuse what save_pretrained writes. Keep as many units in every layer, or store the "
+            "from_pretrained will refuse what save_pretrained writes. Keep the same number of units in every layer, or store the "
             "module itself (torch.save), lowered.module, or ONNX by lowered.save",
             stacklevel=5,
         )
@@ -208,7 +206,7 @@ def express(
 
 
 def _candidates(config: Any, pairs: set[tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Attributes that were such a size, or a number of heads in it, with what they would be; and biases that were off."""
+    """Attributes that had such a size or a number of heads in it, with their new values; and biases that were switched off."""
     for name, value in config.to_dict().items():
         if not hasattr(config, name):
             continue
@@ -230,10 +228,10 @@ def _shapes(module: torch.nn.Module) -> Shapes:
 
 
 def _misfits(kind: type[torch.nn.Module], config: Any, now: Shapes) -> list[str]:
-    """The tensors that a model of this config would have in another shape, or not at all."""
+    """The tensors that a model of this config would not have, or have in another shape."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             theirs = _shapes(kind(copy.deepcopy(config)))
-    except Exception:  # whatever an architecture says to widths that do not fit together
+    except Exception:  # architectures raise many errors for widths that do not fit together
         return sorted(now)
     return [name for name in now if theirs.get(name) != now[name]]

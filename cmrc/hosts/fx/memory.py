@@ -1,11 +1,11 @@
-"""Who owns which memory: tensors that share nothing writable with the user's, and arrays that read a tensor in place.
+"""Ownership of memory: tensors that share nothing writable with the user's, and arrays that read a tensor in place.
 
     own(t)        the same numbers, in memory that nobody else can write to
     readable(t)   the same numbers as a read-only array
 
-Neither copies while nobody writes: torch copies on write, `torch._lazy_clone`. That is private in torch, so it is tried
-on a small tensor before it is used, and `clone` is the way back: for a torch without it, and for memory that torch did not
-allocate (numpy's, a mapped file, another process's).
+Neither copies before somebody writes: torch copies on write, by `torch._lazy_clone`. That function is private in torch, so it is
+tried on a small tensor first. `clone` is used instead if torch does not have it, and for memory that torch did not allocate
+(numpy's, a mapped file, another process's).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cmrc.ir.graph import Array
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where the numbers lie. `data_ptr`, the public way to it, counts as a write and copies."""
+    """The address of the numbers. `data_ptr`, the public way to get it, counts as a write and copies."""
     start = int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
     return start + int(tensor.storage_offset()) * tensor.element_size()
 
 
 @cache
 def copies_on_write() -> bool:
-    """Whether this torch shares memory until one side is written to, from either side and through numpy."""
+    """Whether this torch shares memory until either side is written to, directly or through numpy."""
     try:
         first = torch.zeros(2)
         second, third = torch._lazy_clone(first), torch._lazy_clone(first)
@@ -64,7 +64,7 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`own` of each; what is one tensor under several names stays one."""
+    """`own` of each; one tensor with several names stays one tensor."""
     copies: dict[int, torch.Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in copies:
@@ -73,7 +73,7 @@ def own_all(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 class _Borrowed:
-    """What numpy asks of memory that it may read. It holds a clone of its own, so nobody writes to what is read."""
+    """Memory for numpy to read. It holds a clone of its own, so nobody writes to it."""
 
     def __init__(self, clone: torch.Tensor) -> None:
         size = clone.element_size()
@@ -93,7 +93,7 @@ def _typestr(dtype: torch.dtype) -> str:
 
 
 def readable(tensor: torch.Tensor) -> Array:
-    """The same numbers as an array that cannot be written to. Later writes to the tensor do not show in it."""
+    """The same numbers as a read-only array. Later writes to the tensor do not change it."""
     clone = _lazy_clone(tensor.detach()) if tensor.numel() and not tensor.is_conj() else None
     if clone is None:
         array = to_numpy(tensor).view()
@@ -104,10 +104,10 @@ def readable(tensor: torch.Tensor) -> Array:
 
 
 class TensorReader:
-    """`readable(tensor)` at each call, as the tensor is then. The array is made once as long as nobody writes.
+    """Each call returns `readable(tensor)` of that moment. The array is made once, as long as nobody writes.
 
-    The array holds the memory that it reads, and whoever writes to the tensor gets other memory first: while the tensor
-    lies where it lay, its numbers are the same.
+    The array keeps the memory that it reads, and a write to the tensor first moves the tensor to other memory: while the
+    tensor's address is the same, its numbers are the same.
     """
 
     __slots__ = ("_array", "_at", "_tensor")

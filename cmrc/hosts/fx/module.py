@@ -1,4 +1,4 @@
-"""The torch result: a plain `fx.GraphModule` whose `.train()` and `.eval()` work, and which can be pickled."""
+"""The torch result: a plain `fx.GraphModule` with working `.train()` and `.eval()`, which can be pickled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoweredModule(fx.GraphModule):
     `.train()` and `.eval()` rewrite the flags of dropout and batch norm that `torch.export` bakes into the graph, except
     those that are given by keyword: they are the same in both (`clean.py`).
 
-    Modules that differ in parameters only share their graph and its code, until somebody asks one of them for its graph.
+    Modules that differ only in parameters share their graph and its code, until one of them is asked for its graph.
     """
 
     _shares_graph = False
@@ -44,7 +44,9 @@ class LoweredModule(fx.GraphModule):
     @classmethod
     def assemble(cls, template: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
         """A module that runs the template's code with these very tensors."""
-        kind = type("GraphModuleImpl", (cls,), {"forward": type(template).forward})  # a class each holds the code
+        kind = type(
+            "GraphModuleImpl", (cls,), {"forward": type(template).forward}
+        )  # each module has its own class, which holds the code
         kind.__name__ = type(template).__name__
         module: LoweredModule = object.__new__(kind)
         torch.nn.Module.__init__(module)
@@ -64,7 +66,7 @@ class LoweredModule(fx.GraphModule):
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph, which is this module's own from now on."""
+        """The graph; from now on this module has its own copy."""
         if self._shares_graph:
             self._shares_graph = False
             self._graph = copy_graph(self._graph)
@@ -86,7 +88,7 @@ class LoweredModule(fx.GraphModule):
         return self
 
     def tensors(self, kinds: Mapping[str, Kind]) -> dict[str, torch.Tensor]:
-        """The parameters and buffers of these names as they are now; refused if one is of another kind."""
+        """The present parameters and buffers of these names; an error if the shape or type of one has changed."""
         present: dict[str, torch.Tensor] = {}
         for name, (dtype, shape) in kinds.items():
             path, _, last = name.rpartition(".")
@@ -114,7 +116,7 @@ def _text(kind: Kind) -> str:
 
 
 def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
-    """The module of this path, made where there is none yet."""
+    """The module of this path, created if necessary."""
     parent, _, last = path.rpartition(".")
     outer = owners.get(parent) or _owner(owners, parent)
     owners[path] = torch.nn.Module()
@@ -124,7 +126,7 @@ def _owner(owners: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
 
 
 def _is_other_mode(node: fx.Node, mode: bool) -> bool:
-    """Whether a flag of the node says that it trains where it does not, or the reverse."""
+    """Whether the training flag of the node differs from this mode."""
     flag = TRAINING_FLAGS.get(opname(node))
     if flag is None:
         return False
@@ -153,7 +155,7 @@ def _has(module: torch.nn.Module, path: str) -> bool:
 
 
 def run_flat(interpreter: fx.Interpreter, args: Sequence[Any]) -> Any:
-    """Run an interpreter of a module on the arguments of the user's own forward; what that would return."""
+    """Run an interpreter of a module on the arguments of the user's own forward, with the result of that."""
     graph: Any = interpreter.graph
     codegen = graph._codegen  # torch has no public way to its handling of nested arguments
     result = interpreter.run(*codegen.process_inputs(*args), enable_io_processing=False)

@@ -1,6 +1,6 @@
 """Nodes of the model that a pass changed, written into the torch graph: one function per kind of change.
 
-Numbers that the exporter baked in are part of it: sizes of views, groups of convolutions, bounds of slices.
+That includes numbers that the exporter wrote into arguments: sizes of views, groups of convolutions, bounds of slices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A dynamic size that merges samples with units, of which there are fewer now."""
+    """A dynamic size that merges samples with units, now that there are fewer units."""
 
     size: fx.Node
     old: int
@@ -57,7 +57,7 @@ def patch_node(draft: Draft, before: Node, node: Node) -> None:
 
 
 def _reread_opaque(draft: Draft, before: Node, node: Node) -> None:
-    """New operands for an op that is not understood. Its results may be several: its own node is its origin."""
+    """New operands for an opaque op. It may have several results: its own node is its origin."""
     target = next(n for n in draft.lifted.nodes if n.name == node.origin)
     dtype = torch_dtype(node.output.dtype)
     sources = [read for read in target.all_input_nodes if read.op != "get_attr"]  # equal tensors may be several nodes
@@ -86,7 +86,7 @@ def _reread(draft: Draft, before: Node, node: Node, call: Call) -> None:
 
 
 def _turned(draft: Draft, call: Call, position: int, now: Operand, operand: Any) -> Any:
-    """The operand behind the transpose through which a product reads its weight, if it does."""
+    """The weight itself, if a product reads it through a transpose."""
     turn = call[position]
     if not (isinstance(turn, fx.Node) and turn.name in draft.reading.turned and isinstance(now, Tensor)):
         return operand
@@ -108,7 +108,7 @@ def _patch_sizes(draft: Draft, before: Node, node: Node, call: Call) -> None:
 
 
 def new_sizes(before: Node, node: Node, read: Read, arguments: Arguments) -> list[Any] | None:
-    """The sizes of a view or expand for another shape; None where they say it already, by -1."""
+    """The sizes of a view or expand for another shape; None if they already express it, by -1."""
     if not read.sizes or node.output.shape == before.output.shape:
         return None
     present = list(arguments[read.sizes])
@@ -117,7 +117,7 @@ def new_sizes(before: Node, node: Node, read: Read, arguments: Arguments) -> lis
         new, old = node.output.shape[i + read.first], before.output.shape[i + read.first]
         if isinstance(size, int) and size != -1 and size != new:
             sizes[i] = new
-        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: a view works one such size out
+        elif isinstance(size, fx.Node) and new != old:  # samples merged with units: a view infers one such size
             known = {d: node.output.shape[d + read.first] for d, n in enumerate(sizes) if type(n) is int and n == -1}
             if node.op == "expand" or not all(isinstance(n, int) for n in known.values()):
                 sizes[i] = Scaled(size, product((old,))[0], product((new,))[0])
@@ -145,7 +145,7 @@ def _patch_rms_norm(_: Draft, before: Node, node: Node, call: Call) -> None:
 
 def _patch_scale(_: Draft, before: Node, node: Node, call: Call) -> None:
     if node.marks.narrowed:
-        call["scale"] = attributes(node, AttentionAttrs)["scale"]  # torch would take it from the width that is left
+        call["scale"] = attributes(node, AttentionAttrs)["scale"]  # torch would compute it from the remaining width
 
 
 def _patch_groups(_: Draft, before: Node, node: Node, call: Call) -> None:
@@ -154,7 +154,7 @@ def _patch_groups(_: Draft, before: Node, node: Node, call: Call) -> None:
 
 
 def _patch_positions(draft: Draft, before: Node, node: Node, call: Call) -> None:
-    """A slice of other positions; it may become an index_select, so it is written here."""
+    """A slice of other positions. It may become an index_select, so it is written here."""
     if attributes(node, SelectAttrs)["keep"] != attributes(before, SelectAttrs)["keep"]:
         draft.take(call.node, call[0], attributes(node, AxisAttrs)["axis"], attributes(node, SelectAttrs)["keep"])
         call.changed = False
@@ -175,7 +175,7 @@ ATTRIBUTES: dict[str, AttributePatch] = {
 
 
 def patch_parts(draft: Draft, graph: Graph) -> None:
-    """The op stays where its parts still are its parts, else each becomes a slice."""
+    """The op stays if it can still make its parts; otherwise each part becomes a slice."""
     before = {node.name: node for node in draft.reading.graph.nodes}
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:

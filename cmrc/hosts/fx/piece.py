@@ -1,7 +1,6 @@
 """A piece of the torch graph between two cuts, as a separate GraphModule.
 
-`torch.fx.Interpreter(initial_env=...)` would run the ancestors of the cut all the same; a module that holds only the nodes
-behind it cannot.
+`torch.fx.Interpreter(initial_env=...)` would still run the ancestors of the cut; a module with only the nodes after it cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from cmrc.ir.graph import Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FxPiece:
-    """`inputs` are the values it reads; of `sizes` it reads the shape alone."""
+    """`inputs` are the values that it reads; of `sizes` it reads only the shapes."""
 
     inputs: tuple[str, ...]
     sizes: tuple[str, ...]
@@ -44,7 +43,7 @@ class FxPiece:
 
 
 def extract(program: LiftedProgram, inputs: Sequence[str], outputs: Sequence[str], beyond: Collection[str]) -> FxPiece:
-    """The nodes between named values. A size of a value beyond the cut is read from a stand-in of its shape."""
+    """The nodes between named values. A size of a value beyond the cut is read from a placeholder of its shape."""
     nodes, parameters = {node.name: node for node in program.graph.nodes}, program.tensor_names()
     given, needed, sizes = set(inputs), set[str](), dict[str, None]()
     waiting = [nodes[name] for name in outputs]

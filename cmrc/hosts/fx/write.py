@@ -1,6 +1,6 @@
 """Write an edited IR into a copy of the lifted torch graph: rewired arguments, new parameters, patched sizes.
 
-Nodes that the IR left alone are left alone. Where nothing but parameters changed, there is no copy: the result shares the
+Nodes that did not change in the IR do not change here. If only parameters changed, there is no copy: the result shares the
 graph (and the code made from it) with the model.
 
 parameters   which parameters change, and what they hold      patch    changed nodes of the model
@@ -25,9 +25,9 @@ from cmrc.ir.graph import Graph, Leaf, Node, Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """A patched program. Without a `new_graph`, it shares the graph of the program it was made from.
+    """A patched program. Without a `new_graph`, it shares the graph of the original program.
 
-    `expressions` say what its changed and new parameters hold.
+    `expressions` has the expressions of its changed and new parameters.
     """
 
     program: LiftedProgram
@@ -37,7 +37,7 @@ class Written:
 
 
 def write(reading: LiftedReading, graph: Graph, *, annotated: bool, fold: Fold = fold_now) -> Written:
-    """The program of `reading`, so that it computes `graph`. Annotations go: the do's were carried out."""
+    """The program of `reading`, changed so that it computes `graph`. Annotations are removed: their do's were carried out."""
     before = {node.name: node for node in reading.graph.nodes}
     changed: list[tuple[Node, Node]] = []
     inserted = False
@@ -67,7 +67,7 @@ def write(reading: LiftedReading, graph: Graph, *, annotated: bool, fold: Fold =
 
 
 def _differs(was: Node, now: Node, parameters: NewParameters, reading: LiftedReading) -> bool:
-    """Whether a node of the torch graph must change: not where it only reads the same parameters, in a new form."""
+    """Whether a node of the torch graph must change. If it only reads the same parameters in a new form, it need not."""
     if (was.attrs is not now.attrs and was.attrs != now.attrs) or now.marks.narrowed:
         return True
     if len(was.inputs) != len(now.inputs) or was.op != now.op:
@@ -82,7 +82,7 @@ def _differs(was: Node, now: Node, parameters: NewParameters, reading: LiftedRea
 
 
 def _patch_outputs(draft: Draft, graph: Graph) -> None:
-    """Other nodes as outputs. One that was inserted takes over the name: outputs are called by it in ONNX."""
+    """Return other nodes as outputs. An inserted node takes over the name: in ONNX it is the output's name."""
     output = draft.lifted.output_node()
     for was, now in dict(zip(draft.reading.graph.outputs, graph.outputs, strict=True)).items():
         old, new = draft.nodes[was], draft.nodes[now]
@@ -94,7 +94,7 @@ def _patch_outputs(draft: Draft, graph: Graph) -> None:
 
 
 def _drop_unread(draft: Draft, dropped: set[str]) -> None:
-    """Nodes that the passes dropped, and the parameters that nobody reads any more."""
+    """Remove nodes that the passes dropped, and the parameters that nobody reads any more."""
     unread_before = {n.name for n in draft.reading.program.graph.nodes if not n.users}
     for node in reversed(list(draft.lifted.nodes)):
         if node.users:
@@ -106,7 +106,7 @@ def _drop_unread(draft: Draft, dropped: set[str]) -> None:
     gone = {name for name, node in placeholders.items() if not node.users and node.name not in unread_before}
     if not gone:
         return
-    # With the last of what a module reads goes what it only keeps: the counter of a batch norm.
+    # If nothing of a module is read any more, its unread buffers go too, such as the counter of a batch norm.
     left = {name.rpartition(".")[0] for name, node in placeholders.items() if node.users}
     owners = {name.rpartition(".")[0] for name in gone} - left
     draft.drop(gone | {n for n, node in placeholders.items() if not node.users and n.rpartition(".")[0] in owners})

@@ -154,7 +154,7 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
         raise HostError("onnxruntime is not installed", fix="pip install 'cmrc[cpu]' or 'cmrc[gpu]'") from error
     if provider not in onnxruntime.get_all_providers():
         raise HostError(
-            f"onnxruntime knows no provider {provider!r}",
+            f"onnxruntime has no provider {provider!r}",
             fix=f"use {', '.join(PROVIDERS)}, or a name of onnxruntime's own, such as {PROVIDERS['cuda']}",
         )
     options = onnxruntime.SessionOptions()
@@ -174,7 +174,7 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
         swap = "" if is_built else "pip install 'cmrc[gpu]' in place of 'cmrc[cpu]', then "
         raise HostError(
             f"onnxruntime cannot run on {provider} here: {why_not(provider)}",
-            fix=f"{swap}pip install 'onnxruntime-gpu[cuda,cudnn]' for the libraries; or take provider=\"cpu\"",
+            fix=f"{swap}pip install 'onnxruntime-gpu[cuda,cudnn]' for the libraries; or use provider=\"cpu\"",
         )
     return session
 
@@ -197,7 +197,7 @@ def why_not(provider: str) -> str:
     import onnxruntime
 
     if provider not in onnxruntime.get_available_providers():
-        return "this build of onnxruntime is without it"
+        return "this build of onnxruntime does not contain it"
     name = provider.removesuffix("ExecutionProvider").lower()
     library = Path(onnxruntime.__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
     try:
@@ -222,7 +222,7 @@ def declared(path: Path) -> list[Value]:
     for given in start(path).get_inputs():
         kind = given.type.removeprefix("tensor(").removesuffix(")")
         if "(" in kind or kind == "string":
-            raise InputError(f"input {given.name!r} of {path} is a {kind}: no such inputs are drawn here")
+            raise InputError(f"input {given.name!r} of {path} is a {kind}: cmrc cannot make random inputs of that type")
         shape = tuple(
             number if isinstance(number, int) or number not in (None, "?", "") else f"{given.name}.{axis}"
             for axis, number in enumerate(given.shape)
@@ -242,7 +242,9 @@ def inputs_for(
         samples |= {known[n] if isinstance(n, str) else int(n) for n in first}
     if samples and batch not in samples:
         least = min(samples)
-        raise InputError(f"{path} takes {least} samples at a time, not {batch}", fix=f"run it with batch={least}")
+        raise InputError(
+            f"{path} takes {least} samples at a time, but the batch has {batch}", fix=f"run it with batch={least}"
+        )
     return random_inputs(values, known, seed, default=None)
 
 
@@ -309,7 +311,7 @@ def repeats_for(session: Any, feed: Feeds, path: Path) -> int:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
             reason = str(error).strip().splitlines()[-1]
             raise HostError(
-                f"{path} does not run on inputs {shapes}: {reason}", fix="give sizes that it takes: batch=, sizes="
+                f"{path} does not run on inputs {shapes}: {reason}", fix="give sizes that it accepts: batch=, sizes="
             ) from error
         seconds.append(time.perf_counter() - begin)
     return max(1, round(LONG_ENOUGH / min(seconds)))

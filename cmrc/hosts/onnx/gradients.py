@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 APART = 1e-3  # of an output's scale: how far torch and onnxruntime may be apart by rounding
 OPTIMISE = (
-    "give the model as it was before it was optimised or quantised; or leave out what needs gradients through this op"
+    "give the model as it was before it was optimised or quantised; or leave out the sites whose gradients pass this op"
 )
 
 
@@ -62,7 +62,7 @@ def learner(host: Runs, reading: ModelReading, trained: Collection[str]) -> Lear
 def _why(node: Node) -> str:
     if node.op == "opaque":
         return f"cmrc does not know what the op computes{': ' + node.marks.why if node.marks.why else ''}, onnxruntime runs it"
-    return "the op is known, but not how to differentiate it; onnxruntime runs it"
+    return "cmrc cannot differentiate this op; onnxruntime runs it"
 
 
 def _network(host: Runs, reading: ModelReading) -> GraphNetwork:
@@ -103,6 +103,6 @@ def _require_equal(outputs: Sequence[Any], expected: Sequence[Array]) -> None:
             np.abs(got - as_dtype(want, got.dtype.name)).max(initial=0.0)
         ) > APART * max(scale, 1e-6):
             raise HostError(
-                "torch and onnxruntime compute different outputs: no gradient of this model can be trusted",
-                fix="report the model; use an objective without gradients meanwhile",
+                "torch and onnxruntime compute different outputs, so gradients of this model cannot be trusted",
+                fix="please report the model; until then use an objective without gradients",
             )

@@ -194,7 +194,8 @@ class OnnxHost:
         """
         if output_names is not None:
             raise HostError(
-                "an ONNX model keeps the names of its outputs, by which it is called", fix="leave the names as they are"
+                "an ONNX model keeps the names of its outputs, since callers use them",
+                fix="leave the names as they are",
             )
         alive = self.model, self._source
         save(self.model, Path(path), metadata, alive=alive, source=self.path, overwrite=overwrite)

@@ -182,7 +182,7 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
         return
     op = OPS.get(attrs["fn"])
     if op is None or (op == "Add" and attrs.get("alpha", 1.0) != 1.0) or attrs.get("align"):
-        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+        raise HostError(f"cannot insert a new {node.kind} node", node=node.label, op=node.kind)
     maker = patch.makers.get(str(node.inputs[0])) if node.marks.addend else None
     values: list[onnx_ir.Value | None] = []
     for operand in node.inputs:
@@ -291,7 +291,7 @@ def insert_linear(patch: ModelPatch, node: Node) -> None:
 def insert_along(patch: ModelPatch, node: Node) -> None:
     insert = ALONG.get(attributes(node, FunctionAttrs)["fn"])
     if insert is None:
-        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+        raise HostError(f"cannot insert a new {node.kind} node", node=node.label, op=node.kind)
     insert(patch, node)
 
 

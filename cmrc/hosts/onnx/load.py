@@ -97,11 +97,13 @@ def _require_made_values(graph: onnx_ir.Graph) -> None:
         for reader in with_inner(node):
             for value in reader.inputs:
                 if value is not None and value.name and not _is_made(value):
-                    reason = f"it reads {value.name!r}, which no node, input or initializer gives"
+                    reason = f"it reads {value.name!r}, but no node, input or initializer has that name"
                     raise TraceError(reason, node=label(reader), op=reader.op_type, fix=CHECK)
     for value in graph.outputs:
         if not _is_made(value):
-            raise TraceError("no node, input or initializer gives it", node=value.name or "", op="output", fix=CHECK)
+            raise TraceError(
+                "no node, input or initializer has that name", node=value.name or "", op="output", fix=CHECK
+            )
 
 
 def _is_made(value: onnx_ir.Value) -> bool:
@@ -146,11 +148,16 @@ def _require_declared(node: onnx_ir.Node, opset: int) -> None:
     least, most = declared.inputs
     if not least <= count <= most:
         takes = str(least) if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
-        raise TraceError(f"it has {count} inputs, the op takes {takes}", node=label(node), op=node.op_type, fix=CHECK)
+        raise TraceError(
+            f"it has {count} inputs, but the op takes {takes}", node=label(node), op=node.op_type, fix=CHECK
+        )
     fewest, largest = declared.outputs
     if not fewest <= len(node.outputs) <= largest:
         raise TraceError(
-            f"it has {len(node.outputs)} outputs, and the op does not", node=label(node), op=node.op_type, fix=CHECK
+            f"it has {len(node.outputs)} outputs, which the op does not allow",
+            node=label(node),
+            op=node.op_type,
+            fix=CHECK,
         )
     given = node.attributes.data
     if not given.keys() >= declared.required:
@@ -159,7 +166,7 @@ def _require_declared(node: onnx_ir.Node, opset: int) -> None:
     for name, attribute in given.items():
         kind = declared.attributes.get(name)
         if kind is not None and attribute.type != kind and not attribute.is_ref():
-            reason = f"its attribute {name!r} is of type {attribute.type.name}, the op has {kind.name}"
+            reason = f"its attribute {name!r} is of type {attribute.type.name}, but the op has {kind.name}"
             raise TraceError(reason, node=label(node), op=node.op_type, fix=CHECK)
 
 
@@ -181,7 +188,7 @@ def _tensors(graphs: Sequence[onnx_ir.Graph]) -> Iterator[tuple[str, str, onnx_i
 def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol) -> None:
     """The data have as many bytes as the shape asks for, and lie where the model may read."""
     if tensor.dtype == onnx_ir.DataType.UNDEFINED:
-        raise TraceError("its type of numbers is not given", node=name, op=op, fix=CHECK)
+        raise TraceError("its data type is not given", node=name, op=op, fix=CHECK)
     if any(not isinstance(n, int) or n < 0 for n in tensor.shape):
         raise TraceError(f"its shape is {list(tensor.shape)}", node=name, op=op, fix=CHECK)
     if isinstance(tensor, onnx_ir.ExternalTensor):
@@ -197,11 +204,11 @@ def _stored_problem(tensor: onnx_ir.TensorProtoTensor) -> str:
     proto = tensor.raw
     if proto.HasField("raw_data"):
         size, needed = len(proto.raw_data), tensor.nbytes
-        return "" if size == needed else f"it has {size} bytes of data, its shape {[*proto.dims]} needs {needed}"
+        return "" if size == needed else f"it has {size} bytes of data, but its shape {[*proto.dims]} needs {needed}"
     try:
         tensor.numpy()
     except Exception:  # numpy and onnx_ir report data that do not fit in many ways
-        return f"its data do not fit its shape {[*proto.dims]}"
+        return f"its data do not match its shape {[*proto.dims]}"
     return ""
 
 
@@ -210,16 +217,16 @@ def _require_external(name: str, op: str, tensor: onnx_ir.ExternalTensor) -> Non
     file = folder / location
     needed, offset = tensor.nbytes, tensor.offset or 0
     if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
-        problem = f"its external data file {location} lies outside the folder of the model"
+        problem = f"its external data file {location} is outside the model's folder"
     elif not file.is_file():
         problem = f"its external data file {file} does not exist"
     elif file.stat().st_nlink > 1:
-        problem = f"its external data file {file} has several hard links, which onnx does not read"
+        problem = f"its external data file {file} has several hard links, and onnx does not read such files"
     elif offset < 0:
         problem = f"its external data start at {offset} bytes in {file}"
     elif tensor.length is not None and tensor.length != needed:
         problem = (
-            f"it has {tensor.length} bytes of external data, its shape {list(tensor.shape.numpy())} needs {needed}"
+            f"it has {tensor.length} bytes of external data, but its shape {list(tensor.shape.numpy())} needs {needed}"
         )
     elif file.stat().st_size < offset + needed:
         problem = f"its external data file {file} is cut off: {file.stat().st_size} bytes, {offset + needed} are needed"
@@ -322,10 +329,10 @@ def _converted(model: onnx_ir.Model) -> onnx_ir.Model:
         proto = onnx.version_converter.convert_version(onnx_ir.to_proto(model), MODERN_OPSET)
     except Exception as error:  # the converter has its own words for each op that it does not know
         raise TraceError(
-            f"the model has opset {opset}, and onnx.version_converter cannot bring it to {MODERN_OPSET}: {last_line(error)}",
+            f"the model has opset {opset}, and onnx.version_converter cannot convert it to {MODERN_OPSET}: {last_line(error)}",
             fix="export the model again with a newer opset",
         ) from error
-    warnings.warn(f"the model has opset {opset}: onnx.version_converter has made it {MODERN_OPSET}", stacklevel=4)
+    warnings.warn(f"the model has opset {opset}: onnx.version_converter converted it to {MODERN_OPSET}", stacklevel=4)
     return onnx_ir.from_proto(proto)
 
 
@@ -333,7 +340,7 @@ def _fix_input(graph: onnx_ir.Graph, name: str, given: Any) -> None:
     value = next((value for value in graph.inputs if value.name == name), None)
     if value is None:
         names = ", ".join(each.name or "" for each in graph.inputs)
-        raise InputError(f"the model has no input {name!r} that could be assumed", fix=f"its inputs are {names}")
+        raise InputError(f"the model has no input {name!r} whose value could be assumed", fix=f"its inputs are {names}")
     dtype = (value.dtype or onnx_ir.DataType.FLOAT).numpy()
     try:
         array = np.asarray(given).astype(dtype)

@@ -294,7 +294,9 @@ def rewire(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, before: Node,
             continue
         slot = slots[i]
         if isinstance(slot, str):
-            raise HostError(f"nothing can be put inside it, before {node.name}", node=node.label, op=onnx_node.op_type)
+            raise HostError(
+                f"nothing can be inserted inside it, before {node.name}", node=node.label, op=onnx_node.op_type
+            )
         if slot >= len(onnx_node.inputs):
             onnx_node.resize_inputs(slot + 1)
         if old is None:
@@ -317,7 +319,7 @@ def rewire_fused(
                     onnx_node.replace_input_with(slot, patch.values[new])
         return
     if [node.name for node in nodes] != [node.name for node in before]:
-        raise HostError("only a part of it is left", node=nodes[0].label, op=onnx_node.op_type)
+        raise HostError("only a part of it remains", node=nodes[0].label, op=onnx_node.op_type)
     read = Counter(slot for node in before for slot in patch.reading.slots[node.name] if isinstance(slot, int))
     tensors = {
         s for n in before for s, o in zip(patch.reading.slots[n.name], n.inputs, strict=False) if not isinstance(o, str)

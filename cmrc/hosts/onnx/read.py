@@ -239,7 +239,7 @@ class _Reader:
             if row is None or captured_by(node):
                 raise LeftWhole("")
             if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
-                raise LeftWhole("it reads a value whose number of axes is not known")
+                raise LeftWhole("it reads a value of unknown rank")
             steps = row.read(view)
         except LeftWhole as left:
             if known and self._add_computed(node):

@@ -83,7 +83,7 @@ def save(
     require_writable(path)
     if source is not None and not overwrite and path.exists() and source.exists() and path.samefile(source):
         raise FileError(
-            f"cannot write {path}: the model was loaded from it, and would be lost",
+            f"cannot write {path}: the model was loaded from it, and would be overwritten",
             fix="write to another file, or overwrite it with overwrite=True",
         )
     place = target(path)
@@ -99,7 +99,7 @@ def save(
         data = _name_by_content(staged, folder / WEIGHTS, place.stem)
         if data is not None and place.parent.resolve() != path.parent.resolve():
             raise FileError(
-                f"cannot write {path}: it is a link into another folder, and the model has its weights in a file beside it",
+                f"cannot write {path}: it is a link into another folder, and the model stores its weights in a file beside it",
                 fix=f"write to {place}",
             )
         _check(staged, alive[-1])

@@ -95,7 +95,7 @@ class Sessions:
         if not set(self.providers) & set(session.get_providers()):  # it falls back without an error
             raise HostError(
                 f"onnxruntime cannot run on {' or '.join(self.providers)} here",
-                fix="pip install 'cmrc[gpu]' beside a CUDA that fits it, or add CPUExecutionProvider to the providers",
+                fix="pip install 'cmrc[gpu]' with a CUDA version that matches, or add CPUExecutionProvider to the providers",
             )
         return session, halves
 

@@ -68,7 +68,7 @@ def _write_nodes(patch: ModelPatch, before: ReadAs, now: ReadAs) -> None:
 def _insert(patch: ModelPatch, node: Node) -> None:
     insert = insert_like if node.marks.like else INSERTED.get(node.op)
     if insert is None:
-        raise HostError(f"no way to put in a new {node.kind} node", node=node.label, op=node.kind)
+        raise HostError(f"cannot insert a new {node.kind} node", node=node.label, op=node.kind)
     patch.reason = f"{node.kind} {'for ' + node.path if node.path else ''}".strip()
     insert(patch, node)
 
@@ -133,7 +133,7 @@ def _redirect_outputs(patch: ModelPatch) -> None:
         declared, returned = patch.graph.outputs[i], patch.values[new]
         if declared.is_graph_input():
             raise HostError(
-                "it is an input of the model and an output: replaced, the output would need a name of its own",
+                "it is both an input and an output of the model: a replaced output would need another name",
                 node=old,
                 op="input",
                 fix="leave that site out, or choose another",
@@ -201,7 +201,7 @@ def _remove_nodes(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
                 inner.resize_inputs(0)
             patch.graph.remove(node, safe=True)
         elif node in patch.retired:
-            reason = "it was dropped and is still read: a fault of cmrc"
+            reason = "it was dropped but is still read: a fault of cmrc"
             raise HostError(reason, node=node.name or "", op=node.op_type)
 
 

@@ -1,7 +1,7 @@
 """The ops `pointwise` (element by element) and `along` (over some axes), and their functions, one spec each.
 
-A function means what its numpy code computes, in float64. Functions without one only hosts can compute: that is enough for
-replacements that pass it, where the spec says that constants stay what they are.
+A function means what its numpy code computes, in float64. A function without numpy code can be computed only by hosts. That is
+enough for replacements that pass it unchanged, if the spec says that it keeps constants.
 """
 
 import math
@@ -70,7 +70,7 @@ def integers(dtype: str) -> tuple[int, int]:
 
 
 def _quantize(x: Array, scale: Array, zero: Array | None = None, *, dtype: str) -> Array:
-    """Runtimes divide in float32, and round to even."""
+    """Round as runtimes do: divide in float32, and round to even."""
     steps = np.rint(x.astype(np.float32) / scale.astype(np.float32)).astype(np.float64)
     shifted = steps if zero is None else steps + zero.astype(np.float64)
     return np.clip(shifted, *integers(dtype))
@@ -176,7 +176,7 @@ POINTWISE: dict[str, Function] = {
 
 
 def windows_in_ceil_mode(size: int, pad: tuple[int, int], reach: int, stride: int) -> int:
-    """How many windows of `reach` positions there are; the last may stand out, but not start in the padding after the end."""
+    """How many windows of `reach` positions there are. The last may extend beyond the end, but must not start in the padding there."""
     count = -(-(size + sum(pad) - reach) // stride) + 1
     return count - 1 if (count - 1) * stride >= size + pad[0] else count
 
@@ -184,8 +184,8 @@ def windows_in_ceil_mode(size: int, pad: tuple[int, int], reach: int, stride: in
 def pool_pads(spatial: Sequence[int], attrs: Attrs) -> list[tuple[int, int]]:
     """The padding before and after each axis; ceil mode adds what its last window needs.
 
-    A window that is too large by less than its stride stands out, too: onnxruntime rounds the number of windows towards zero.
-    torch refuses such an input. Graphs have them at dynamic sizes only, a fixed one is left whole.
+    A window that is too large by less than its stride also extends beyond the end: onnxruntime rounds the number of windows
+    towards zero. torch refuses such an input. This occurs only with dynamic sizes; nodes of such fixed sizes stay opaque.
     """
     pads, kernel, stride = list(attrs["pad"]), attrs["kernel"], attrs["stride"]
     dilation = attrs.get("dilation", (1,) * len(kernel))
@@ -218,7 +218,7 @@ def pool_counts(spatial: Sequence[int], attrs: Attrs) -> Array:
     dilation, over = attrs.get("dilation", (1,) * len(spatial)), tuple(range(-len(spatial), 0))
     inside, beyond = np.ones(spatial), 0.0
     pads = pool_pads(spatial, attrs)
-    if attrs.get("include_pad"):  # the declared padding counts, what ceil mode adds beyond it does not
+    if attrs.get("include_pad"):  # the declared padding counts; what ceil mode adds does not
         inside = np.pad(inside, attrs["pad"], constant_values=1.0)
         pads = [(0, after - declared[1]) for (_, after), declared in zip(pads, attrs["pad"], strict=True)]
         beyond = 0.0 if attrs.get("ceil") else 1.0
@@ -245,7 +245,7 @@ def _reduce(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _is_plain_mean(attrs: Attrs) -> bool:
-    """Whether an average pooling divides by the number of positions that are really there."""
+    """Whether an average pooling divides by the number of real positions, without padding."""
     counts_padding = attrs.get("include_pad") and any(pad != (0, 0) for pad in attrs["pad"])
     return not attrs.get("divisor") and not counts_padding
 
@@ -259,7 +259,7 @@ def _norm(meaning: Callable[..., Array] | None = None) -> Function:
 
 
 def _movement(meaning: Callable[..., Array] | None = None, **facts: Any) -> Function:
-    """Elements that change places, or are left out or repeated: linear, and constants stay."""
+    """Elements are moved, left out or repeated: linear, and constants are kept."""
     return Function(meaning, linear=True, keeps_constants=True, extent=Extent.OTHER, **facts)
 
 
@@ -336,7 +336,7 @@ NOT_OPTIONS = {"fn", "align", "rank"}  # attributes of `pointwise` itself
 
 
 class PointwiseAttrs(TypedDict):
-    """`fn` is the function; `rank` the number of axes of the result, where no operand says it. The rest are its options."""
+    """`fn` is the function; `rank` is the number of axes of the result, if no operand determines it. The rest are its options."""
 
     fn: str
     align: NotRequired[Alignment]
@@ -383,7 +383,7 @@ def pointwise_meaning(attrs: PointwiseAttrs, *operands: Array | None) -> Array:
 
 
 class AlongAttrs(TypedDict):
-    """`fn` acts over `axes`, which it drops where `drop`. The rest are its options."""
+    """`fn` acts over `axes`, and drops them if `drop`. The rest are its options."""
 
     fn: str
     axes: tuple[int, ...]
@@ -431,7 +431,7 @@ def along_meaning(attrs: AlongAttrs, x: Array, *parameters: Array | None) -> Arr
 
 def _function(functions: Mapping[str, Function], name: str) -> Callable[..., Array]:
     meaning = functions[name].meaning
-    assert meaning is not None, name  # callers ask first whether there is one
+    assert meaning is not None, name  # callers check first whether there is one
     return meaning
 
 

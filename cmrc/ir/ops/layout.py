@@ -68,7 +68,11 @@ class TransposeAttrs(TypedDict):
 def transpose_shape(node: Node, shapes: Shapes) -> str:
     attrs = attributes(node, TransposeAttrs)
     assert shapes[0] is not None
-    return "" if node.output.shape == tuple(shapes[0][p] for p in attrs["perm"]) else "the result is not so permuted"
+    return (
+        ""
+        if node.output.shape == tuple(shapes[0][p] for p in attrs["perm"])
+        else "the result does not have that permutation of axes"
+    )
 
 
 def transpose_meaning(attrs: TransposeAttrs, x: Array) -> Array:

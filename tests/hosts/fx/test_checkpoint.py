@@ -110,7 +110,7 @@ def test_other_widths_in_every_layer_come_with_a_loader(llama: Path, tmp_path: P
     (message,) = saved(lowered, tmp_path / "small")
     assert message == (
         "config.json cannot express the new widths: model.layers.0.mlp.gate_proj.weight is [20, 16] now. from_pretrained will "
-        "refuse the folder; load it with modeling_cmrc.py, which lies in it. Keep as many units in every layer to avoid this"
+        "refuse the folder; load it with modeling_cmrc.py, which is in it. Keep the same number of units in every layer to avoid this"
     )
     spec = importlib.util.spec_from_file_location("beside_the_weights", tmp_path / "small/modeling_cmrc.py")
     assert spec is not None

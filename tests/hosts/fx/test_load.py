@@ -93,7 +93,7 @@ def test_widths_that_differ_by_layer_are_warned_of() -> None:
         lowered.load_into(model)
     assert str(caught[0].message) == (
         "no attribute of BertConfig can express the new widths: encoder.layer.0.intermediate.dense.weight is [30, 24] now. "
-        "from_pretrained will refuse what save_pretrained writes. Keep as many units in every layer, or store the module "
+        "from_pretrained will refuse what save_pretrained writes. Keep the same number of units in every layer, or store the module "
         "itself (torch.save), lowered.module, or ONNX by lowered.save"
     )
     assert getattr(model.model.config, attribute) == 32

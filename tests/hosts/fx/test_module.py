@@ -495,7 +495,7 @@ def test_a_plan_is_lowered_on_the_module_it_was_made_for(model: nn.Module) -> No
 
 def test_an_input_changed_in_place_is_refused() -> None:
     model = net(lambda m, x: m.fc2(x.view(-1, 6).relu_() + x), fc2=nn.Linear(6, 4))
-    with pytest.raises(cmrc.CmrcError, match="changes a value in place that others share"):
+    with pytest.raises(cmrc.CmrcError, match="changes in place a value whose memory others share"):
         cmrc.trace(model, (torch.randn(2, 6),))
 
 
@@ -546,9 +546,9 @@ def test_inputs_by_name() -> None:
     assert all(
         np.array_equal(a, b) for a, b in zip(program.run({"x": x, "shift": shift}, ["relu"]), wanted, strict=False)
     )
-    with pytest.raises(HostError, match=r"the model takes the inputs x, shift; given are x\n"):
+    with pytest.raises(HostError, match=r"the model takes the inputs x, shift \(given: x\)"):
         program.run({"x": x})
-    with pytest.raises(HostError, match="the model takes the inputs x, shift; given are 3 in order"):
+    with pytest.raises(HostError, match=r"the model takes the inputs x, shift \(given: 3 in order\)"):
         program.run((x, shift, x))
 
 

@@ -108,12 +108,14 @@ def test_a_batch_that_the_file_does_not_take_is_refused(tmp_path: Path) -> None:
     assert bench([path], batch=2, sessions=1, rounds=1).samples == 2
     with pytest.raises(InputError) as caught:
         bench([path], batch=3)
-    assert str(caught.value) == f"input: {path} takes 2 samples at a time, not 3\n  fix: run it with batch=2"
+    assert (
+        str(caught.value) == f"input: {path} takes 2 samples at a time, but the batch has 3\n  fix: run it with batch=2"
+    )
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_fallback() -> None:
     with pytest.raises(
-        HostError, match="cannot run on CUDAExecutionProvider here: this build of onnxruntime is without it"
+        HostError, match="cannot run on CUDAExecutionProvider here: this build of onnxruntime does not contain it"
     ):
         bench([DIGITS], provider="cuda")
 

@@ -488,7 +488,7 @@ def test_both_sides_of_a_skip_norm_at_zero_leave_it(opset: int) -> None:
 def test_part_of_a_head_is_gathered_behind_the_attention() -> None:
     case = CASES["Attention, 3-D"]
     _, reason = stopped(case, ("a", [0, 1, 2]))
-    assert "the units are not whole positions of any axis of ['N', 5, 4, 16]" in reason
+    assert "the units do not fill whole positions of any axis of ['N', 5, 4, 16]" in reason
 
 
 def test_a_key_value_head_in_a_cache_that_is_returned_stays() -> None:
@@ -561,10 +561,10 @@ def test_a_fused_convolution_comes_apart_where_a_plane_is_added(activation: str,
 
 FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
     # the reason, the node, its parameters
-    "batch": ("it transposes its batch", "a = com.microsoft.FusedMatMul<transBatchA=1>(q, k)", {}),
+    "batch": ("it transposes the batch", "a = com.microsoft.FusedMatMul<transBatchA=1>(q, k)", {}),
     "constant left": ("its left operand is a constant", "a = com.microsoft.FusedMatMul(w, q)", {"w": random(5, 5)}),
     "three axes": (
-        "its constant operand is not a matrix that is known to fit", "a = com.microsoft.FusedMatMul(q, w)",
+        "its constant operand is not a matrix of a size that is known to match", "a = com.microsoft.FusedMatMul(q, w)",
         {"w": random(2, WIDTH, 4)},
     ),
     "activation": ("its activation is 'Gelu'", 'a = com.microsoft.FusedGemm<activation="Gelu">(z, w)', {"w": random(5, 4)}),
@@ -573,23 +573,23 @@ FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
         {"w": random(5, 4)},
     ),
     "mean of a skip norm": (
-        "its further outputs are read", "n, a = com.microsoft.SkipLayerNormalization(q, k, w)", {"w": random(WIDTH)},
+        "its other outputs are read too", "n, a = com.microsoft.SkipLayerNormalization(q, k, w)", {"w": random(WIDTH)},
     ),
     "scores": (
-        "it shows or caps its scores, or counts keys by a length",
+        "it outputs or caps its scores, or has lengths of its keys as an input",
         "a = Attention<q_num_heads=4, kv_num_heads=4, softcap=1.0>(q, k, v)", {},
     ),
     "odd heads": (
-        "the number or the size of its heads is not known", "a = Attention<q_num_heads=3, kv_num_heads=4>(q, k, v)", {},
+        "the number of its heads or their size is not known", "a = Attention<q_num_heads=3, kv_num_heads=4>(q, k, v)", {},
     ),
     "uneven heads": (
-        "the number or the size of its heads is not known", "a = Attention<q_num_heads=2, kv_num_heads=4>(q, k, v)", {},
+        "the number of its heads or their size is not known", "a = Attention<q_num_heads=2, kv_num_heads=4>(q, k, v)", {},
     ),
     "packed into one": (
-        "it packs its queries, keys and values into one input", "a = com.microsoft.MultiHeadAttention<num_heads=4>(q)", {},
+        "its queries, keys and values are packed into one input", "a = com.microsoft.MultiHeadAttention<num_heads=4>(q)", {},
     ),
     "cache": (
-        "it keeps a cache, or shows its scores",
+        "it has a cache, or outputs its scores",
         "a, b, c = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)\nd = Relu(b)", {},
     ),
     "lengths": (
@@ -597,11 +597,11 @@ FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
         "a = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v, , w)", {"w": np.array([3, 4, 0, 0], dtype=np.int32)},
     ),
     "rotary inside": (
-        "it keeps a cache, or turns by positions", "a = com.microsoft.Attention<num_heads=4, do_rotary=1>(q, w)",
+        "it has a cache, or rotary positions", "a = com.microsoft.Attention<num_heads=4, do_rotary=1>(q, w)",
         {"w": random(WIDTH, 3 * WIDTH)},
     ),
     "weight": (
-        "its weight is not known to fit", "a = com.microsoft.Attention<num_heads=4>(q, w)", {"w": random(3, 3 * WIDTH)},
+        "its weight is not known to match", "a = com.microsoft.Attention<num_heads=4>(q, w)", {"w": random(3, 3 * WIDTH)},
     ),
     "bias at run time": (
         "its bias is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, w, z)",
@@ -609,21 +609,21 @@ FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
     ),
     "weight at run time": ("its weight is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, k)", {}),
     "sizes": (
-        "the number or the size of its heads is not known",
+        "the number of its heads or their size is not known",
         "a = com.microsoft.Attention<num_heads=4, qkv_hidden_sizes=[1,2,3]>(q, w)", {"w": random(WIDTH, 3 * WIDTH)},
     ),
     "scores of grouped queries": (
-        "it shows its scores",
+        "it outputs its scores",
         "a, b, c, d = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=4>(q, k, v, , , l, w)\ne = Relu(d)",
         {"w": np.array(5, dtype=np.int32)},
     ),
     "packed grouped queries": (
-        "the number or the size of its heads is not known",
+        "the number of its heads or their size is not known",
         "a = com.microsoft.GroupQueryAttention<num_heads=5, kv_num_heads=4>(q, , , , , l, w)",
         {"w": np.array(5, dtype=np.int32)},
     ),
     "rotary heads": (
-        "the number or the size of its heads is not known", "a = RotaryEmbedding<num_heads=3>(q, c, s)",
+        "the number of its heads or their size is not known", "a = RotaryEmbedding<num_heads=3>(q, c, s)",
         {"c": random(2, 5, 8), "s": random(2, 5, 8)},
     ),
 }  # fmt: skip
@@ -686,9 +686,9 @@ def test_a_product_with_a_matrix_is_a_linear_map(equation: str) -> None:
     ("equation", "reason"),
     [
         ("btd,bsd->bts", ""),
-        ("btd,bsd->ts", "it is no product of two operands that contracts one letter"),
-        ("btd,bsd->btsd", "it is no product of two operands that contracts one letter"),
-        ("btd,bsd", "it has not two operands, or does not name its result"),
+        ("btd,bsd->ts", "it is not a product of two operands that contracts one letter"),
+        ("btd,bsd->btsd", "it is not a product of two operands that contracts one letter"),
+        ("btd,bsd", "it does not have two operands, or does not name its result"),
     ],
 )
 def test_what_an_einsum_must_be(equation: str, reason: str) -> None:

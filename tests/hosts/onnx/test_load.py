@@ -67,11 +67,11 @@ CASES: dict[str, tuple[Change, str]] = {
     ),
     "too many outputs": (
         lambda m: m.graph.node[1].output.append("z"),
-        f"trace: %y (Relu): it has 2 outputs, and the op does not{CHECK}",
+        f"trace: %y (Relu): it has 2 outputs, which the op does not allow{CHECK}",
     ),
     "no type of numbers": (
         lambda m: set_weight(m, data_type=0),
-        f"trace: %w (initializer): its type of numbers is not given{CHECK}",
+        f"trace: %w (initializer): its data type is not given{CHECK}",
     ),
     "ir version": (
         lambda m: setattr(m, "ir_version", 999),
@@ -83,39 +83,39 @@ CASES: dict[str, tuple[Change, str]] = {
     ),
     "input of a node": (
         lambda m: m.graph.node[1].input.__setitem__(0, "nothing"),
-        f"trace: %y (Relu): it reads 'nothing', which no node, input or initializer gives{CHECK}",
+        f"trace: %y (Relu): it reads 'nothing', but no node, input or initializer has that name{CHECK}",
     ),
     "output of the model": (
         lambda m: setattr(m.graph.output[0], "name", "nothing"),
-        f"trace: %nothing (output): no node, input or initializer gives it{CHECK}",
+        f"trace: %nothing (output): no node, input or initializer has that name{CHECK}",
     ),
     "attribute of another type": (
         lambda m: set_attribute(m, "group", 1.5),
-        f"trace: %h (Conv): its attribute 'group' is of type FLOAT, the op has INT{CHECK}",
+        f"trace: %h (Conv): its attribute 'group' is of type FLOAT, but the op has INT{CHECK}",
     ),
     "attribute that is a list": (
         lambda m: set_attribute(m, "auto_pad", [1, 2]),
-        f"trace: %h (Conv): its attribute 'auto_pad' is of type INTS, the op has STRING{CHECK}",
+        f"trace: %h (Conv): its attribute 'auto_pad' is of type INTS, but the op has STRING{CHECK}",
     ),
     "too few inputs": (
         lambda m: m.graph.node[0].input.pop() and None,
-        f"trace: %h (Conv): it has 1 inputs, the op takes 2 to 3{CHECK}",
+        f"trace: %h (Conv): it has 1 inputs, but the op takes 2 to 3{CHECK}",
     ),
     "short data": (
         lambda m: set_weight(m, raw_data=m.graph.initializer[0].raw_data[:10]),
-        f"trace: %w (initializer): it has 10 bytes of data, its shape [4, 3, 3, 3] needs 432{CHECK}",
+        f"trace: %w (initializer): it has 10 bytes of data, but its shape [4, 3, 3, 3] needs 432{CHECK}",
     ),
     "long data": (
         lambda m: set_weight(m, raw_data=m.graph.initializer[0].raw_data + b"1234"),
-        f"trace: %w (initializer): it has 436 bytes of data, its shape [4, 3, 3, 3] needs 432{CHECK}",
+        f"trace: %w (initializer): it has 436 bytes of data, but its shape [4, 3, 3, 3] needs 432{CHECK}",
     ),
     "huge": (
         lambda m: set_weight(m, dims=[2**40, 2**40, 3, 3]),
-        f"trace: %w (initializer): it has 432 bytes of data, its shape [{2**40}, {2**40}, 3, 3] needs {36 * 2**80}{CHECK}",
+        f"trace: %w (initializer): it has 432 bytes of data, but its shape [{2**40}, {2**40}, 3, 3] needs {36 * 2**80}{CHECK}",
     ),
     "huge, in a list": (
         lambda m: set_weight(m, dims=[2**40, 3, 3, 3], raw_data=None, float_data=[1.0]),
-        f"trace: %w (initializer): its data do not fit its shape [{2**40}, 3, 3, 3]{CHECK}",
+        f"trace: %w (initializer): its data do not match its shape [{2**40}, 3, 3, 3]{CHECK}",
     ),
     "negative size": (
         lambda m: set_weight(m, dims=[-4, 3, 3, 3]),
@@ -202,7 +202,7 @@ def test_data_outside_the_folder_of_the_model(
     location = {"parent": "../secret", "absolute": str(secret), "link": "link"}[kind]
     path = relocated(folder, location=location)
     monkeypatch.chdir(folder)
-    reason = f"its external data file {location} lies outside the folder of the model"
+    reason = f"its external data file {location} is outside the model's folder"
     assert message(Path("big.onnx") if relative else path) == f"trace: %w1 (initializer): {reason}{BESIDE}"
 
 
@@ -224,7 +224,7 @@ def test_links_and_folders_inside_the_folder_of_the_model(tmp_path: Path, monkey
 def test_data_that_do_not_fit(tmp_path: Path) -> None:
     data, large = tmp_path / "big.onnx.data", 50 * 80 * 4
     assert message(relocated(tmp_path, length="4")) == (
-        f"trace: %w1 (initializer): it has 4 bytes of external data, its shape [50, 80] needs {large}{BESIDE}"
+        f"trace: %w1 (initializer): it has 4 bytes of external data, but its shape [50, 80] needs {large}{BESIDE}"
     )
     assert message(relocated(tmp_path, offset="-4")) in (
         f"trace: cannot read {tmp_path / 'big.onnx'}: External data offset must be non-negative, got -4 for tensor 'w1'\n"
@@ -239,7 +239,7 @@ def test_data_that_do_not_fit(tmp_path: Path) -> None:
     path = relocated(tmp_path)
     os.link(data, tmp_path / "another")
     assert message(path) == (
-        f"trace: %w1 (initializer): its external data file {data} has several hard links, which onnx does not read{BESIDE}"
+        f"trace: %w1 (initializer): its external data file {data} has several hard links, and onnx does not read such files{BESIDE}"
     )
 
 

@@ -88,7 +88,7 @@ def test_one_number_fills_an_input_of_several_axes() -> None:
 @pytest.mark.parametrize(
     ("assume", "problem"),
     [
-        ({"speed": 3}, "the model has no input 'speed' that could be assumed"),
+        ({"speed": 3}, "the model has no input 'speed' whose value could be assumed"),
         ({"rate": "fast"}, "the input 'rate' is int64, and 'fast' is not"),
         ({"rate": [1, 2]}, "the input 'rate' has 0 axes"),
     ],
@@ -118,7 +118,7 @@ def test_an_old_opset_is_converted_and_said() -> None:
     inputs = [VECTOR, *(helper.make_tensor_value_info(n, TensorProto.FLOAT, WEIGHTS[n].shape) for n in ("w1", "w2"))]
     graph = helper.make_graph(nodes, "main", inputs, [RESULT], initializers("w1", "w2"))
     old = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=3)
-    with pytest.warns(UserWarning, match="the model has opset 7: onnx.version_converter has made it 17"):
+    with pytest.warns(UserWarning, match="the model has opset 7: onnx.version_converter converted it to 17"):
         program = cmrc.trace(old)
     lowered = cmrc.lower(program, cmrc.Plan(program).do("a", units=[0, 3], constant=[0.4, 0.9]))
     assert lowered.check((random(4, 6),)).error <= EXACT_F32

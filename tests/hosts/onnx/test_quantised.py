@@ -125,7 +125,7 @@ def test_another_constant_becomes_a_plane_under_padding(tmp_path: Path) -> None:
 def test_what_a_constant_under_padding_costs_is_said(constant: Any, tmp_path: Path) -> None:
     program = cmrc.trace(pictures(PADDED, tmp_path))
     report_text = str(cmrc.lower(program, cmrc.Plan(program).do("a", units=[0, 3], constant=constant)).report)
-    leaves = "it leaves the integers for that: only constants that are quantised to 0 are free here"
+    leaves = "that needs more than integers: here, only constants that are quantised to 0 can be folded"
     assert (leaves in report_text) == bool(np.any(constant))
 
 
@@ -189,7 +189,7 @@ def test_affine_maps_are_refused(tmp_path: Path) -> None:
     program = cmrc.trace(words(tmp_path))
     site = next(s for s in program.sites("a"))
     assert site.folding is not None
-    assert "it is not affine" in site.folding.affine.reason
+    assert "it is not an affine function" in site.folding.affine.reason
     behind = cmrc.Plan(program).do("a_DequantizeLinear_Output", units=[1], affine=cmrc.Affine([2], [[0.5]], [0.1]))
     with pytest.raises(cmrc.CmrcError, match="lower the float model, then quantise"):
         cmrc.lower(program, behind)

@@ -85,7 +85,7 @@ def test_unknown_rank_makes_readers_opaque() -> None:
     graph = OnnxHost.from_model(proto).graph
     verify_graph(graph)
     assert [node.op for node in graph.nodes] == ["opaque", "opaque"]
-    assert graph.nodes[0].marks.why == "it reads a value whose number of axes is not known"
+    assert graph.nodes[0].marks.why == "it reads a value of unknown rank"
 
 
 def test_constants_in_every_form_are_tensors() -> None:

@@ -84,7 +84,7 @@ def test_overwriting_the_model_that_is_being_read_is_safe(tmp_path: Path) -> Non
     with pytest.raises(FileError) as error:
         lowered.save(path, {})
     assert str(error.value) == (
-        f"file: cannot write {path}: the model was loaded from it, and would be lost\n"
+        f"file: cannot write {path}: the model was loaded from it, and would be overwritten\n"
         "  fix: write to another file, or overwrite it with overwrite=True"
     )
     lowered.save(path, {}, overwrite=True)
@@ -189,7 +189,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     with pytest.raises(FileError) as error:
         big.save(link, {})
     assert str(error.value) == (
-        f"file: cannot write {link}: it is a link into another folder, and the model has its weights in a file beside it\n"
+        f"file: cannot write {link}: it is a link into another folder, and the model stores its weights in a file beside it\n"
         f"  fix: write to {real}"
     )
     assert names(real.parent) == ["m.onnx"]

@@ -223,7 +223,7 @@ def test_an_input_that_is_an_output_keeps_its_name() -> None:
     with pytest.raises(HostError) as error:
         cmrc.lower(program, plan, residue="keep")
     assert str(error.value) == (
-        "host: %x (input): it is an input of the model and an output: replaced, the output would need a name of its own\n"
+        "host: %x (input): it is both an input and an output of the model: a replaced output would need another name\n"
         "  fix: leave that site out, or choose another"
     )
 

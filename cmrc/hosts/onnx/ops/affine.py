@@ -46,7 +46,7 @@ def read_einsum(view: View) -> list[Step] | Step:
     mine, theirs = ([c for c in side if c not in shared] for side in (left, right))
     plain = all(len(set(part)) == len(part) for part in (left, right, result))
     if not plain or len(over) != 1 or set(result) != {*batch, *mine, *theirs}:
-        raise LeftWhole("it is no product of two operands that contracts one letter")
+        raise LeftWhole("it is not a product of two operands that contracts one letter")
     pairs = [(view.shape(0)[left.index(c)], view.shape(1)[right.index(c)]) for c in shared]
     if any(1 in pair and pair[0] != pair[1] for pair in pairs):
         raise LeftWhole("a letter of size 1 is broadcast to another size")
@@ -59,7 +59,7 @@ def read_einsum(view: View) -> list[Step] | Step:
         raise LeftWhole("a letter has different sizes in its operands")
     sizes |= others
     if not mine or not theirs or (len(mine) > 1 and len(theirs) > 1):
-        raise LeftWhole("both operands have several letters of their own, or one has none")
+        raise LeftWhole("both operands have several letters that the other does not have, or one has none")
     for first in (0, 1):  # which of them the product begins with: a constant is read as it stands
         own = (mine, theirs)[first], (theirs, mine)[first]
         begins = [*own[0][:-1], *batch, own[0][-1], *over]
@@ -68,7 +68,7 @@ def read_einsum(view: View) -> list[Step] | Step:
         if all(not known[i] or letters[i][0] == letters[i][1] for i in (0, 1)):
             break
     else:
-        raise LeftWhole("its constant operand would have to be turned")
+        raise LeftWhole("its constant operand would have to be transposed")
     steps: list[Step] = []
     slots: dict[int, Slot] = {0: 0, 1: 1}
     for i in (0, 1):
@@ -86,11 +86,11 @@ def _letters(view: View) -> tuple[list[str], list[str], list[str]]:
     inputs, arrow, result = str(view.attr("equation", "")).replace(" ", "").partition("->")
     sides = inputs.split(",")
     if not arrow or len(sides) != 2 or len(view.operands) != 2:
-        raise LeftWhole("it has not two operands, or does not name its result")
+        raise LeftWhole("it does not have two operands, or does not name its result")
     more = [len(view.shape(i)) - len(side.replace("...", "")) for i, side in enumerate(sides)]
     written = [_written_out(side, n) for side, n in zip(sides, more, strict=True)]
     if any(len(side) != len(view.shape(i)) for i, side in enumerate(written)):
-        raise LeftWhole("its letters are not the axes of its operands")
+        raise LeftWhole("its letters do not match the axes of its operands")
     return written[0], written[1], _written_out(result, max(more))
 
 
@@ -145,7 +145,7 @@ def _linear(view: View, slots: tuple[int, ...], attrs: dict[str, Any]) -> Step:
     shape = view.fitted(slots[0], axis, weight.shape[attrs["w_in"]])
     if not shape or shape[axis] != weight.shape[attrs["w_in"]]:
         raise LeftWhole(
-            f"its weight takes {weight.shape[attrs['w_in']]} units, the size of its input is not known to fit"
+            f"its weight takes {weight.shape[attrs['w_in']]} units, but the size of its input is not known to match"
         )
     return Step("linear", slots, attrs, (*shape[:axis], weight.shape[attrs["w_out"]], *shape[axis + 1 :]))
 
@@ -172,7 +172,7 @@ def _conv(view: View, given: Tensor | None, *, transposed: bool) -> Step:
         ins, outs = weight.shape[0], weight.shape[1] * groups
     shape = view.fitted(0, 1, ins)
     if len(shape) != rank + 2 or shape[1] != ins:
-        raise LeftWhole(f"its weight takes {ins} channels and the size of its input is not known to fit")
+        raise LeftWhole(f"its weight takes {ins} channels, but the size of its input is not known to match")
     attrs: dict[str, Any] = {
         "axis": 1,
         "groups": groups,

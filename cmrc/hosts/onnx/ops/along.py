@@ -70,10 +70,10 @@ def read_softmax(view: View, fn: str) -> Step:
 def read_resize(view: View) -> Step:
     shape = view.shape()
     if view.attr("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise LeftWhole("it crops by a region that it reads")
+        raise LeftWhole("it crops by a region that is computed at run time")
     parameters = [value for value in view.node.inputs[1:] if value is not None]
     if any(value.is_graph_input() and not value.is_initializer() for value in parameters):
-        raise LeftWhole("its scales or sizes are an input of the model")
+        raise LeftWhole("its scales or sizes are computed at run time")
     scales, sizes = _scales(view), view.contents[3] if len(view.contents) > 3 and view.opset >= 11 else None
     if scales is not None:
         axes = tuple(i for i, scale in enumerate(scales) if scale != 1.0)

@@ -16,7 +16,7 @@ from cmrc.hosts.onnx.ops.affine import TAKES_BIAS
 from cmrc.hosts.onnx.ops.row import LeftWhole, Slot, Step, View
 from cmrc.ir.graph import Dim, Marks, Shape, take
 
-UNKNOWN_HEADS = "the number or the size of its heads is not known"
+UNKNOWN_HEADS = "the number of its heads or their size is not known"
 
 
 def _split(slot: Slot, shape: Shape, heads: int, key: str, output: int = 0) -> list[Step]:
@@ -58,10 +58,10 @@ def _sizes_fit(q: Shape, k: Shape, v: Shape) -> None:
 def read_attention(view: View) -> Step | list[Step]:
     """Queries, keys and values with an axis of heads, or [N, T, heads · D] with the number of heads as attributes."""
     if any(view.used[3:]) or view.attr("softcap", 0.0) or view.operand(6) is not None:
-        raise LeftWhole("it shows or caps its scores, or counts keys by a length")
+        raise LeftWhole("it outputs or caps its scores, or has lengths of its keys as an input")
     q, k, v = (view.shape(i) for i in range(3))
     if not len(q) == len(k) == len(v):
-        raise LeftWhole("of its queries, keys and values some have an axis of heads and some have not")
+        raise LeftWhole("only some of its queries, keys and values have an axis of heads")
     causal = bool(view.attr("is_causal", 0))
     cached = view.operand(4) is not None
     if len(q) == 4 and not cached and not any(view.used[1:]):
@@ -78,7 +78,7 @@ def read_attention(view: View) -> Step | list[Step]:
         slots = ["q", "k", "v"]
         q, k, v = (steps[i].shape for i in (1, 3, 5))
     elif not cached:
-        raise LeftWhole("its further outputs are read")
+        raise LeftWhole("its other outputs are read too")
     if cached:
         for i, key in ((1, "k"), (2, "v")):
             joined = _joined(view, i + 3, str(slots[i]), (k, v)[i - 1], i)
@@ -95,11 +95,11 @@ def read_attention(view: View) -> Step | list[Step]:
 def read_multi_head_attention(view: View) -> list[Step]:
     """onnxruntime's: a bias for all three projections, a mask of keys, scores to add."""
     if any(view.operand(slot) is not None for slot in range(6, 10)) or any(view.used[1:]):
-        raise LeftWhole("it keeps a cache, or shows its scores")
+        raise LeftWhole("it has a cache, or outputs its scores")
     heads = view.attr("num_heads", 0)
     shapes = [view.shape(i) for i in range(3)] if view.operand(1) is not None and view.operand(2) is not None else []
     if [len(s) for s in shapes] != [3, 3, 3]:
-        raise LeftWhole("it packs its queries, keys and values into one input")
+        raise LeftWhole("its queries, keys and values are packed into one input")
     steps: list[Step] = []
     slots: list[Slot] = [0, 1, 2]
     if view.operand(3) is not None:
@@ -120,11 +120,11 @@ def read_multi_head_attention(view: View) -> list[Step]:
 def read_packed_attention(view: View) -> list[Step]:
     """onnxruntime's: the projections of queries, keys and values inside, one matrix."""
     if view.attr("do_rotary", 0) or any(view.operand(slot) is not None for slot in (4, 6)) or any(view.used[1:]):
-        raise LeftWhole("it keeps a cache, or turns by positions")
+        raise LeftWhole("it has a cache, or rotary positions")
     weight, heads = view.tensor(1, "weight"), view.attr("num_heads", 0)
     shape = view.fitted(0, 2, weight.shape[0])
     if len(shape) != 3 or shape[2] != weight.shape[0]:
-        raise LeftWhole("its weight is not known to fit")
+        raise LeftWhole("its weight is not known to match")
     if view.operand(2) is not None:
         view.tensor(2, "bias")
     total = weight.shape[1]
@@ -165,7 +165,7 @@ def _attended(view: View, q: Shape, k: Shape, v: Shape, *, padding: int, scores:
 def read_grouped_attention(view: View) -> list[Step]:
     """onnxruntime's GroupQueryAttention: a cache, rotary positions, grouped queries; its positions follow from lengths."""
     if any(view.used[3:]):
-        raise LeftWhole("it shows its scores")
+        raise LeftWhole("it outputs its scores")
     heads, served = view.attr("num_heads", 0), view.attr("kv_num_heads", 0)
     shape = view.shape()
     steps: list[Step] = []

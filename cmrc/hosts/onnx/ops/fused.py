@@ -36,7 +36,7 @@ def read_bias_gelu(view: View, fn: str) -> Step | list[Step]:
     if view.operand(1) is None:
         return Step("pointwise", (0,), {"fn": fn}, shape)
     if broadcast(shape, view.shape(1)) != list(shape):  # onnxruntime runs such a model with no samples
-        raise LeftWhole("its bias has another size than its input")
+        raise LeftWhole("its bias does not have the size of its input")
     return [
         Step("pointwise", (0, 1), {"fn": "add"}, shape, key="sum"),
         Step("pointwise", ("sum",), {"fn": fn}, shape),
@@ -46,7 +46,7 @@ def read_bias_gelu(view: View, fn: str) -> Step | list[Step]:
 def read_skip_norm(view: View, fn: str, bias: int) -> list[Step]:
     """norm(x + bias + skip), which also gives the sum."""
     if any(view.used[1:3]):
-        raise LeftWhole("its further outputs are read")
+        raise LeftWhole("its other outputs are read too")
     shape, parameters = view.shape(), tuple(range(2, bias))
     for slot in parameters:
         if view.operand(slot) is not None:
@@ -95,7 +95,7 @@ def read_fused_gemm(view: View) -> list[Step]:
 def read_fused_matmul(view: View) -> Step | list[Step]:
     """alpha · A B, either of them transposed before."""
     if view.attr("transBatchA", 0) or view.attr("transBatchB", 0):
-        raise LeftWhole("it transposes its batch")
+        raise LeftWhole("it transposes the batch")
     alpha, turned = float(view.attr("alpha", 1.0)), [bool(view.attr(name, 0)) for name in ("transA", "transB")]
     left, right = view.shape(0), view.shape(1)
     if not isinstance(view.operand(0), str):
@@ -109,7 +109,7 @@ def read_fused_matmul(view: View) -> Step | list[Step]:
         if not turned[0] and left and len(right) == 2 and isinstance(right[int(turned[1])], int):
             left = view.fitted(0, len(left) - 1, int(right[int(turned[1])]))
         if len(right) != 2 or not left or left[-1] != right[int(turned[1])]:
-            raise LeftWhole("its constant operand is not a matrix that is known to fit")
+            raise LeftWhole("its constant operand is not a matrix of a size that is known to match")
         w_in, w_out = (1, 0) if turned[1] else (0, 1)
         attrs = {"axis": len(left) - 1, "w_in": w_in, "w_out": w_out, "alpha": alpha}
         return [*steps, Step("linear", tuple(slots), attrs, (*left[:-1], right[w_out]))]

@@ -21,12 +21,12 @@ def read_gather(view: View) -> Step:
     shape = view.shape(0)
     if not isinstance(data, str) and (isinstance(index, str) or len(view.shape(1)) > 1):
         if len(shape) < 2 or axis != 0:
-            raise LeftWhole("it picks from a constant that is not a table of rows")
+            raise LeftWhole("it indexes a constant that is not a table of rows")
         return Step("embedding", (1, 0), {}, view.out([*view.shape(1), *shape[1:]]))
     positions = view.constant(1, "index")
     size = shape[axis]
     if positions is None or positions.ndim > 1:
-        raise LeftWhole("its index has several axes")
+        raise LeftWhole("its index has more than one axis")
     if positions.ndim == 0:
         at = int(positions) + (size if int(positions) < 0 and isinstance(size, int) else 0)
         attrs = {"fn": "pick", "axes": (axis,), "index": at, "drop": True}
@@ -56,11 +56,11 @@ def read_gather_nd(view: View) -> Step | list[Step]:
     """Rows of a table, by index tuples of one number: how torch exports table[ids]. Or fixed positions of the first axes."""
     shape, ids = view.shape(0), view.shape(1)
     if view.attr("batch_dims", 0) or not ids or not isinstance(ids[-1], int) or ids[-1] >= len(shape):
-        raise LeftWhole("it picks single numbers, or by other positions for every sample")
+        raise LeftWhole("it indexes single numbers, or different positions for every sample")
     if isinstance(view.operand(0), str):
         return _picked_positions(view, shape[: ids[-1]], shape[ids[-1] :])
     if not isinstance(view.operand(1), str) or ids[-1] != 1:
-        raise LeftWhole("it picks from a constant by several axes at once, or by a constant index")
+        raise LeftWhole("it indexes a constant along several axes at once, or by a constant")
     return Step("embedding", (1, 0), {"tuples": True}, view.out([*ids[:-1], *shape[1:]]))
 
 
@@ -69,7 +69,7 @@ def _picked_positions(view: View, first: Shape, rest: Shape) -> list[Step]:
     places = view.tensor(1, "index").shape[:-1]
     joined = times(first)
     if joined is None:
-        raise LeftWhole("it picks from axes whose sizes are not known")
+        raise LeftWhole("it indexes axes whose sizes are not known")
     return [
         Step("reshape", (0,), {}, (joined, *rest), key="joined"),
         Step("along", ("joined",), {"fn": "gather", "axes": (0,)}, (math.prod(places), *rest), key="picked"),
@@ -88,7 +88,7 @@ def read_gather_elements(view: View) -> Step:
 def read_tile(view: View) -> Step:
     shape, repeats = view.shape(), view.contents[1]
     if repeats is None:
-        raise LeftWhole("how often it repeats is computed in a way that is not followed")
+        raise LeftWhole("its number of repeats is computed in a way that cmrc does not follow")
     axes = tuple(d for d, n in enumerate(repeats) if n != 1)
     if not all(isinstance(shape[d], int) for d in axes):
         raise LeftWhole("it repeats an axis whose size is known only at run time")

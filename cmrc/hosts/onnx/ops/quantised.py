@@ -83,7 +83,7 @@ def read_q_linear_matmul(view: View) -> list[Step]:
     weight = _weight(view, 3, 1)
     shape = view.shape()
     if len(weight.numbers.shape) != 2 or not shape or shape[-1] != weight.numbers.shape[0]:
-        raise LeftWhole("its second operand is not a matrix that is known to fit")
+        raise LeftWhole("its second operand is not a matrix of a size that is known to match")
     out = (*shape[:-1], weight.numbers.shape[1])
     attrs = {"axis": len(shape) - 1, "w_in": 0, "w_out": 1}
     linear = Step("linear", ("x", 3), attrs, out, tensors={3: weight.tensor()}, key="sum")
@@ -111,13 +111,11 @@ def _closed(view: View, shape: Shape, *slots: int) -> Step:
 
 
 def leave_dynamic(view: View) -> Step:
-    raise LeftWhole(
-        f"its scale follows from the range of all units together, so that no unit can go alone; {FLOAT_ROAD}"
-    )
+    raise LeftWhole(f"its scale follows from the range of all units, so no unit can be removed alone; {FLOAT_ROAD}")
 
 
 def leave_integers(view: View) -> Step:
-    raise LeftWhole(f"it computes with integers whose scale follows from all units together; {FLOAT_ROAD}")
+    raise LeftWhole(f"it computes with integers whose scale follows from the range of all units; {FLOAT_ROAD}")
 
 
 # ---------------------------------------------------------------- weights in blocks
@@ -129,7 +127,7 @@ def read_matmul_n_bits(view: View) -> Step:
     ins, outs = view.attr("K", 0), view.attr("N", 0)
     if bits not in (4, 8) or view.operand(4) is not None:
         raise LeftWhole(
-            f"its weights have {bits} bits" if bits not in (4, 8) else "its blocks are in an order of their own"
+            f"its weights have {bits} bits" if bits not in (4, 8) else "its blocks have an order of their own"
         )
     packed, scales = view.tensor(1, "weight"), view.tensor(2, "scale")
     blocks = -(-ins // block)
@@ -139,7 +137,7 @@ def read_matmul_n_bits(view: View) -> Step:
     weight = Quantised(numbers, scale, zero, 1, block)
     shape = view.fitted(0, len(view.shape()) - 1, ins)
     if not shape or shape[-1] != ins:
-        raise LeftWhole(f"its weight takes {ins} units, the size of its input is not known to fit")
+        raise LeftWhole(f"its weight takes {ins} units, but the size of its input is not known to match")
     attrs = {"axis": len(shape) - 1, "w_in": 1, "w_out": 0}
     slots, bias = (0, 1), view.operand(5)
     if bias is not None:

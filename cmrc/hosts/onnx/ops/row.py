@@ -95,7 +95,7 @@ class View:
     def shape(self, slot: int = 0) -> Shape:
         shape = self.shapes[slot] if slot < len(self.shapes) else None
         if shape is None:
-            raise LeftWhole("it reads a value whose number of axes is not known")
+            raise LeftWhole("it reads a value of unknown rank")
         return shape
 
     def fitted(self, slot: int, axis: int, size: int) -> Shape:
@@ -133,7 +133,7 @@ class View:
 
     def first_output_only(self) -> None:
         if any(self.used[1:]):
-            raise LeftWhole("its further outputs are read")
+            raise LeftWhole("its other outputs are read too")
 
     def out(self, computed: Sequence[Dim | None]) -> Shape:
         """The shape of the result: as computed, and as inferred where that is less vague."""
