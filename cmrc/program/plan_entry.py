@@ -86,7 +86,7 @@ def _units_with(packed: Any, values: Array, axis: int, what: str) -> tuple[tuple
     return _positions(runs, "units"), values
 
 
-def _positions(runs: Runs, what: str) -> tuple[int, ...]:
+def _positions(runs: Positions, what: str) -> tuple[int, ...]:
     positions = runs.expanded()
     if not positions:
         raise ValueError(f"it names no {what}")
@@ -99,8 +99,8 @@ def _positions(runs: Runs, what: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Runs of positions: each from a `first` up to the `end` beside it, which is not included. Arrays, since a plan has thousands."""
+class Positions:
+    """Positions of an axis as runs: each from a `first` up to the `end` beside it, which is not included. Arrays, since a plan has thousands."""
 
     first: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
@@ -137,10 +137,10 @@ def count_positions(packed: Any) -> int:
     return _runs(packed).count()
 
 
-def _runs(packed: Any) -> Runs:
+def _runs(packed: Any) -> Positions:
     if isinstance(packed, list) and all(type(i) is int and 0 <= i < LAST for i in packed):
         numbers = np.array(packed, dtype=np.int64)
-        return Runs(numbers, numbers + 1)
+        return Positions(numbers, numbers + 1)
     if not isinstance(packed, str):
         raise ValueError(f"{reprlib.repr(packed)} are not positions of an axis, such as '0:3,7' or [0, 1, 2, 7]")
     if RANGES.fullmatch(packed):
@@ -156,7 +156,7 @@ def _is_empty(part: str) -> bool:
     return bool(runs.first >= runs.end)
 
 
-def _parsed(text: str) -> Runs:
+def _parsed(text: str) -> Positions:
     """What a text that matches `RANGES` says. json reads the numbers, several times as fast as a loop over the parts."""
     numbers = np.array(json.loads(f"[{text.replace(':', ',')}]"), dtype=np.int64)
     separators = np.frombuffer(text.translate(WITHOUT_DIGITS).encode(), np.uint8)
@@ -164,7 +164,7 @@ def _parsed(text: str) -> Runs:
     with_end = separators == ord(":")
     is_first[1:] = ~with_end
     ends[:-1][with_end] = numbers[1:][with_end]
-    return Runs(numbers[is_first], ends[is_first])
+    return Positions(numbers[is_first], ends[is_first])
 
 
 # ---------------------------------------------------------------- arrays

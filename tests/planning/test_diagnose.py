@@ -251,4 +251,4 @@ def test_where_curvature_is_not_known_the_reason_stands_in_its_place(monkeypatch
     findings = examine(program, [(x[:60], y[:60]), (x[60:], y[60:])], make_recipe(loss="kl"), sites="acts.0", count=2)
     assert [f.what for f in findings] == ["curvature", "sensitivity"]
     assert findings[0].value is None
-    assert findings[0].advice == "not known here: there are no gradients here. Judge plans by `cmrc verify`."
+    assert findings[0].advice == "not known here: there are no gradients here. Judge plans by cmrc verify."
