@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from benchmarks import pruners
@@ -21,6 +22,7 @@ from benchmarks.reductions import (
     CONVNETS,
     METHODS,
     OURS,
+    RESNETS,
     SWAPS,
     Case,
     beside_the_best,
@@ -47,7 +49,7 @@ NETWORKS: dict[str, tuple[str, Callable[[int], Case]]] = {
 }
 DEPGRAPH = (0.253, 0.065, 0.020)  # the paper's accuracies at these parts, and those of the same parts by CMR-Logit:
 DEPGRAPH_BESIDE = (0.670, 0.534, 0.284)
-SEEDS = 5
+SEEDS = 5  # which take turns with the checkpoints
 # IIA and KL (where it is given) at keep 0.75, 0.5, 0.25. The paper's ResNet-56 is for CIFAR-100.
 PAPER: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {
     "ConvNet": {
@@ -121,14 +123,19 @@ def depgraph(model: ResNet, images: Images) -> list[dict[str, Any]]:
     return rows
 
 
-def cut_network(quick: bool) -> list[dict[str, Any]]:
+def cut_networks(quick: bool) -> list[dict[str, Any]]:
+    """The rows of `depgraph`, means over the checkpoints."""
     if quick:
         torch.manual_seed(0)
         return depgraph(ResNet(blocks=1).eval(), large_digits())
-    training = TRAININGS["resnet56"]
-    model = training.model()
-    assert isinstance(model, ResNet)
-    return depgraph(model, training.data)
+    networks = []
+    for training in (TRAININGS[f"resnet56-{number}"] for number in range(RESNETS)):
+        model = training.model()
+        assert isinstance(model, ResNet)
+        networks.append(depgraph(model, training.data))
+    return [
+        {name: float(np.mean([row[name] for row in same])) for name in same[0]} for same in zip(*networks, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------- the page
@@ -266,9 +273,13 @@ def main() -> None:
     for row in results["rows"]:
         numbers = ", ".join(f"{number} {row['ours'][number][0]:.3f}" for number in ("accuracy", "iia", "kl"))
         print(name, row["part"], row["method"], numbers, row["paper"] or "")
-    more: dict[str, Any] = {"networks": {name: results}, "claims": judged({name: results}), "checkpoints": CONVNETS}
+    more: dict[str, Any] = {
+        "networks": {name: results},
+        "claims": judged({name: results}),
+        "checkpoints": {"convnet": CONVNETS, "resnet56": RESNETS, "untrained": 1}[options.network],
+    }
     if name == "ResNet-56":
-        more["depgraph"] = resumed("depgraph", lambda: cut_network(options.quick))
+        more["depgraph"] = resumed("depgraph", lambda: cut_networks(options.quick))
     write_record(options.json, f"abstraction, {options.network}", [], options, **more)
     resumed.forget()
 

@@ -26,6 +26,7 @@ from benchmarks.reductions import (
     BATCH,
     CONVNETS,
     METHODS,
+    RESNETS,
     SWAPS,
     Case,
     convnet,
@@ -49,7 +50,7 @@ INNER = {
     **{name: METHODS[name] for name in ("CMR-Logit", "VBP", "magnitude", "random", "CMR-Const", "joint, affine")},
     "joint, task": {"preset": "joint-task"},
 }
-DRAWS = 10  # of the factors, shared by the checkpoints
+DRAWS = 10  # of the factors at least, shared by the checkpoints
 # mean and deviation of the Jaccard overlap, by network and factor
 PAPER = {
     "ConvNet": {
@@ -143,7 +144,7 @@ def network(name: str, seed: int, samples: int) -> tuple[nn.Module, np.ndarray]:
     if name == "random weights":
         rng = np.random.default_rng(seed)
         return randomise(Classifier()), rng.normal(size=(samples, 3, 32, 32)).astype(np.float32)
-    training = TRAININGS[f"convnet-{seed}" if name == "ConvNet" else "resnet56"]
+    training = TRAININGS[f"{'convnet' if name == 'ConvNet' else 'resnet56'}-{seed}"]
     return training.model(), cifar10().train[np.random.default_rng(seed).permutation(50_000)[:samples]]
 
 
@@ -318,12 +319,16 @@ def main() -> None:
     options = arguments(__doc__.splitlines()[0], "invariance.json")
     use_threads(options.threads)
     quick, resumed = options.quick, Resumed(options.json)
-    checkpoints = {"ConvNet": (convnet, CONVNETS), "ResNet-56": (resnet56, 1), "untrained ResNet-20": (untrained, 1)}
+    checkpoints = {
+        "ConvNet": (convnet, CONVNETS),
+        "ResNet-56": (resnet56, RESNETS),
+        "untrained ResNet-20": (untrained, 1),
+    }
     networks, accuracies = {}, {}
     for name, (make, seeds) in checkpoints.items():
         rows: list[Mapping[str, Any]] = []
         for seed in progress(range(1 if quick else seeds), name):
-            asked = (small if quick else make, seed, 2 if quick else DRAWS // seeds, 200 if quick else SWAPS)
+            asked = (small if quick else make, seed, 2 if quick else -(-DRAWS // seeds), 200 if quick else SWAPS)
             rows += resumed(f"{name} {seed}", lambda asked=asked: interface(*asked))
         networks[name] = summary(rows, name)
         accuracies[name] = float(np.mean([row["accuracy"] for row in rows]))

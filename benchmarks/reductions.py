@@ -28,7 +28,7 @@ BATCH = torch.export.Dim("batch", min=2, max=65536)
 NEED = ("scatter", "range", "curvature", "coupling", "rows")
 POOL = 10_000  # training pictures that seeds draw their calibration data from
 SWAPS = 2000
-CONVNETS = 5  # trained checkpoints; seeds take turns
+CONVNETS, RESNETS = 5, 1  # trained checkpoints; seeds take turns
 METHODS: dict[str, dict[str, Any]] = {  # as the paper names them; ours follow
     "CMR-Logit": {"preset": "cmr-logit"},
     "VBP": {"preset": "vbp"},
@@ -149,8 +149,8 @@ def convnet(seed: int, samples: int = 2000) -> Case:
 
 
 def resnet56(seed: int, samples: int = 2000) -> Case:
-    """The last channels of a ResNet-56 on CIFAR-10, one checkpoint for all seeds."""
-    return _last_channels("resnet56", seed, samples)
+    """The last channels of a ResNet-56 on CIFAR-10."""
+    return _last_channels(f"resnet56-{seed % RESNETS}", seed, samples)
 
 
 def untrained(seed: int, samples: int = 2000) -> Case:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cmrc.errors import CertifyError
 from cmrc.verification.bounds import refuted
-from cmrc.verification.certificates import NAMES, best_markov, best_tail, from_d2, ladder, smallest
+from cmrc.verification.certificates import NAMES, best_markov, best_tail, by_margin, from_d2, ladder, smallest
 from cmrc.verification.draws import Scope
 from cmrc.verification.evidence import Evidence, Readout, compare
 from cmrc.verification.targets import Decision, Standing, Target, decide, forecast, require_enough
@@ -61,6 +61,24 @@ def test_the_best_epsilon_is_found(seed: int, d2: float) -> None:
     assert value >= max(0.0, *grid) - 1e-9
     if value > 0:
         assert np.isclose(value, 1 - np.mean(margins <= 2 * epsilon) - d2 / epsilon**2)
+
+
+@pytest.mark.parametrize("flipped", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("gamma", [0.5, 3.0])
+def test_a_margin_everywhere_bounds_how_many_answers_differ(gamma: float, flipped: float) -> None:
+    """Margins of γ at least. The shortest step that changes an answer is γ/√2 long, so at most twice as many are charged."""
+    rng = np.random.default_rng(0)
+    z = np.zeros((1000, 1, 3))
+    z[:, 0, 0] = gamma + rng.exponential(0.1, size=1000) * (rng.random(1000) < 0.5)
+    other = z.copy()
+    gone = rng.permutation(1000)[: round(flipped * 1000)]
+    middle = z[gone, 0, 0] / 2
+    other[gone, 0, 0], other[gone, 0, 1] = middle - 1e-6, middle + 1e-6
+    seen = compare(Readout("classes", 2), z, other, None, np.full(1000, 0.5))
+    d2 = float(seen.squared.mean())
+    assert float(seen.agree.mean()) == 1 - flipped
+    assert 1 - 2.5 * flipped <= by_margin(gamma, d2) <= 1 - 2 * flipped + 1e-4
+    assert by_margin(0.0, d2) == 0.0
 
 
 def test_a_regression_is_on_the_same_ladder() -> None:
