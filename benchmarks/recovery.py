@@ -207,10 +207,8 @@ def body(record: Record) -> str:
         row = record[way]
         cells = (f"{row['before'][key]:.4f} / {row['after'][key]:.4f}" for key in record["whole"])
         rows.append((row["method"], f"{row['macs'] / record['macs']:.3f}", *cells))
-    missing = "" if "peer" in record else "The peer is not measured yet.\n"
-    return "\n".join(
-        (f"{record['name']}: {record['subject']}.\n", table(head, rows), missing, claims(record["claims"]))
-    )
+    parts = [f"{record['name']}: {record['subject']}.\n", table(head, rows), claims(record["claims"])]
+    return "\n".join(parts if "peer" in record else [*parts, "The peer is not measured yet.\n"])
 
 
 TITLES = {
