@@ -62,11 +62,9 @@ def page_in_flags(account: Mapping[str, Any]) -> dict[str, Any]:
 
 def reason_in_flags(text: str) -> str:
     """The same for a reason, but only at its start: later it may quote the user's names."""
-    begin = "there is no " if text.startswith("there is no ") else ""
-    rest = text.removeprefix(begin)
-    if both := _BOTH.match(rest):
-        return f"{FLAGS[both[1]]} and {FLAGS[both[2]]}{rest[both.end() :]}"
-    return begin + _KEYWORD.sub(_flag, rest, count=1) if _KEYWORD.match(rest) else text
+    if both := _BOTH.match(text):
+        return f"{FLAGS[both[1]]} and {FLAGS[both[2]]}{text[both.end() :]}"
+    return _KEYWORD.sub(_flag, text, count=1) if _KEYWORD.match(text) else text
 
 
 def _flag(match: re.Match[str]) -> str:

@@ -95,9 +95,9 @@ def _at(program: Program, parts: list[Any], recipe: Recipe, site: Site, count: i
 def _coupling(site: str, ratio: float) -> Finding:
     good = ratio <= ADDS_UP
     advice = (
-        "Units hardly interact: single scores may be added up."
+        "Units hardly interact: scores of single units may be added."
         if good
-        else "Units interact: choose them together (preset joint) rather than by single scores."
+        else "Units interact: select them together (preset joint) instead of by single scores."
     )
     return Finding(site, "coupling", ratio, good, advice)
 
@@ -105,7 +105,7 @@ def _coupling(site: str, ratio: float) -> Finding:
 def _predictions(site: str, measured: diagnose.Predictions) -> Finding:
     good = measured.correlation >= PREDICTS
     advice = (
-        "The scores rank units as clamping them does."
+        "The scores rank units like clamping does."
         if good
         else "The scores rank units unlike clamping does: judge plans by cmrc verify, not by predicted risk."
     )
@@ -138,9 +138,9 @@ def _sensitivity(site: str, parts: Sequence[diagnose.Sensitivity]) -> Finding:
     half = parts[-2]
     good = half.jaccard >= STEADY
     advice = (
-        f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough."
+        f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough data."
         if good
-        else f"Half of the data ({half.samples} samples) would keep other units: calibrate on more."
+        else f"Half of the data ({half.samples} samples) would keep other units: calibrate on more data."
     )
     points = tuple((float(part.samples), part.jaccard) for part in parts)
     return Finding(site, "sensitivity", half.jaccard, good, advice, points)

@@ -94,7 +94,7 @@ def require_reach(curves: Sequence[Curve], budget: Budget, costs: Costs) -> floa
     least = costs.measure([int(curve.choices().max()) for curve in curves])
     if least > allowed:
         raise OutOfReachError(
-            f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all that may go it is {least:,.6g}",
+            f"the budget of {allowed:,.6g} {budget.of} cannot be met: with all units removed that may be removed, it is {least:,.6g}",
             least=least / whole,
             fix="allow more, lower `minimum`, or give more sites",
         )

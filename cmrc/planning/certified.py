@@ -58,14 +58,14 @@ def certified(program: Program, stats: Stats, make: Callable[[int | float], Plan
     if asked.held_out is None:
         raise CertifyError("there are no held-out data to certify on", fix="give held_out=, disjoint from data")
     if not asked.keeps or sorted(asked.keeps, reverse=True) != list(asked.keeps):
-        raise CertifyError("the shares to keep do not go from large to small", fix="give keeps= in falling order")
+        raise CertifyError("the shares to keep are not in falling order", fix="give keeps= from large to small")
     target = Target.parse(asked.target)
     parts = list(batches(asked.held_out, program.host.inputs))
     probe = Stats({})
     for part in parts:
         probe.see(digest_of_batch(part.arrays()))
     if probe.digest == stats.digest:
-        raise CertifyError("the held-out data are those of the calibration", fix="keep some data apart for held_out=")
+        raise CertifyError("the held-out data are the calibration data", fix="keep some data apart for held_out=")
     data = HeldOut.of(parts, program.host.inputs, asked.reading.get("counted"))
     require_enough(target, asked.delta, len(data), Scope.POPULATION)
     plans: dict[int | float, Plan] = {}
@@ -92,7 +92,7 @@ def certified(program: Program, stats: Stats, make: Callable[[int | float], Plan
     if search.chosen is None:
         raise CertifyError(
             f"{target} is not certified with {keeps[0]} of the units kept: {search.decisions[0]}",
-            fix="ask for less, keep more, or use a stronger preset",
+            fix="ask for less, keep more, or use a better preset",
         )
     plan = plans[keeps[search.chosen]]
     certificate: dict[str, Any] = {
@@ -182,7 +182,7 @@ def require_plain(recipe: Recipe, checkpoint: str | Path | None) -> None:
     """What cannot be combined with certify."""
     if recipe.budget is not None:
         raise RecipeError(
-            "certify and budget both decide how many units stay",
+            "both certify and budget decide how many units stay",
             fix="leave out the budget: certify tries one share of the units after the other",
         )
     if checkpoint is not None:

@@ -273,7 +273,9 @@ def choose_parents(
         assert weight is not None
         strength = strength * (np.linalg.norm(weight, axis=0) * deviation)[keep]
     elif rule != "pearson":
-        raise ObjectiveError(f"there is no rule {rule!r} for parents", fix="use pearson, output-pearson, random or all")
+        raise ObjectiveError(
+            f"the rule {rule!r} for parents is not known", fix="use pearson, output-pearson, random or all"
+        )
     order = np.argsort(-strength, axis=1, kind="stable")[:, :count]
     return np.sort(keep[order], axis=1)
 

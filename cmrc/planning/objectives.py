@@ -145,7 +145,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 def score(objective: str, context: Context) -> Scores:
     if objective not in OBJECTIVES:
-        raise ObjectiveError(f"there is no objective {objective!r}", fix=f"use one of {', '.join(OBJECTIVES)}")
+        raise ObjectiveError(f"objective {objective!r} is not known", fix=f"use one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[objective](context)
 
 

@@ -451,7 +451,7 @@ class _Planning:
         """The statistics of sites, in the form of the model that `host` runs."""
         if self.data is None:
             raise StatsError(
-                "there is no data to calibrate on",
+                "there are no data to calibrate on",
                 fix="give data=, or stats= and neither a schedule nor recompute",
             )
         stats = calibrate(

@@ -19,7 +19,7 @@ def plot_scores(plan: Plan, path: str | Path) -> None:
     except ImportError as error:
         raise PlanError("matplotlib is not installed", fix="pip install 'cmrc[plot]'") from error
     if not plan.scores:
-        raise PlanError("the plan holds no scores to plot", at=plan.source, fix="make it with cmrc.plan")
+        raise PlanError("the plan has no scores to plot", at=plan.source, fix="make it with cmrc.plan")
     across = min(3, len(plan.scores))
     down = math.ceil(len(plan.scores) / across)
     figure = Figure(figsize=(4.2 * across, 3.0 * down), layout="constrained")

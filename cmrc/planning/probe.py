@@ -121,7 +121,7 @@ class LossProbe:
     def _measured(self, plans: Sequence[Plan], race: bool) -> list[float]:
         if self.data is None:
             raise StatsError(
-                "a budget is shared out by what each site's cut does to the output, and there is no data to measure it on",
+                "a budget is shared by what the cut at each site does to the output, but there are no data to measure it on",
                 fix="give data= beside the statistics (some batches suffice), or keep= instead of a budget",
             )
         self.sites |= {e.value: self.program.site_of(e.value, e.axis) for plan in plans for e in plan.entries}

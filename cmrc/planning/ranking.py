@@ -115,7 +115,7 @@ def _require_single(site: Site, stats: SiteStats, recipe: Recipe, place: Element
         )
     if place is None:
         raise ObjectiveError(
-            "the elements of its units never lie side by side, so that no affine map can be put there",
+            "the elements of its units are never side by side in one axis, so no affine map can be inserted there",
             node=site.name,
             fix="use replace: mean or optimal",
         )

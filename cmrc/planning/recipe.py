@@ -162,7 +162,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.preset not in (AUTO, *PRESETS):
-            raise RecipeError(f"there is no preset {self.preset!r}", fix=f"use {ALLOWED['preset']}")
+            raise RecipeError(f"the preset {self.preset!r} is not known", fix=f"use {ALLOWED['preset']}")
         if self.budget is not None and self.keep is not None:
             raise RecipeError(
                 "keep and budget are both given, and each decides how many units stay",

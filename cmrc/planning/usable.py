@@ -20,13 +20,13 @@ def require_usable(stats: SiteStats, site: Site) -> None:
     columns = stats.columns
     if site.axis >= len(site.shape) or not isinstance(site.shape[site.axis], int):
         raise StatsError(
-            f"the statistics are of axis {site.axis}, and the site of shape {list(site.shape)} has no units there",
+            f"the statistics are of axis {site.axis}, but the site of shape {list(site.shape)} has no units there",
             node=site.name,
             fix="calibrate this model again",
         )
     if (columns.units, columns.axis) != (site.units, site.axis):
         raise StatsError(
-            f"the statistics are of {columns.units} units on axis {columns.axis}, "
+            f"the statistics are of {columns.units} units on axis {columns.axis}, but "
             f"the site has {site.units} on axis {site.axis}",
             node=site.name,
             fix="calibrate this model again",
@@ -46,7 +46,7 @@ def moments_of_data(site: Site) -> Iterator[None]:
         yield
     except np.linalg.LinAlgError as error:
         raise StatsError(
-            "the covariance in the statistics is not one that data can have: it is not positive definite",
+            "the covariance in the statistics is impossible for data: it is not positive definite",
             node=site.name,
             fix="calibrate again, or raise the ridge in the recipe",
         ) from error
@@ -62,7 +62,7 @@ def sites_of(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site
     else:
         chosen = choose(program, recipe.sites)
     if not chosen:
-        raise SiteError("no site of this model folds", fix="`cmrc inspect` says what stops each of them")
+        raise SiteError("no site of this model folds", fix="`cmrc inspect` shows what stops each of them")
     sites = [site for site in chosen if site.value not in protected]
     if not sites:
         raise RecipeError("every site is protected", fix="name sites that may change")

@@ -88,9 +88,9 @@ def recover(
     longer equal to the original with its units replaced, and `check` says so.
     """
     if loss not in LOSSES:
-        raise InputError(f"there is no loss={loss!r}", fix=f"use one of {', '.join(LOSSES)}")
+        raise InputError(f"loss={loss!r} is not known", fix=f"use one of {', '.join(LOSSES)}")
     if train not in ("all", "folded"):
-        raise InputError(f"there is no train={train!r}", fix="use all or folded")
+        raise InputError(f"train={train!r} is not known", fix="use all or folded")
     if minutes <= 0 or (steps is not None and steps <= 0):
         raise InputError("there is no time to recover in", fix="give minutes= or steps= above 0")
     run = RecoveryRun.start(

@@ -29,7 +29,7 @@ def read_account(path: Path) -> Account:
     except (OSError, ValueError) as error:
         raise FileError(f"cannot read {file}: {error}", fix="run `cmrc reduce` again") from error
     if not isinstance(document, dict) or not {"frontier", "chosen", "graph", "table"} <= set(document):
-        raise FileError(f"{file} is not the account of a reduction", fix="name the work folder that `cmrc reduce` made")
+        raise FileError(f"{file} is not the record of a reduction", fix="name the work folder that `cmrc reduce` made")
     return document
 
 

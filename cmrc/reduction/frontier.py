@@ -44,7 +44,7 @@ def wanted_shares(shares: Sequence[float], goals: Goals) -> list[float]:
         return [goals.keep]
     if not shares or not all(0 < share < 1 for share in shares):
         raise RecipeError(
-            "the sizes are not parts of the model", fix="give numbers between 0 and 1: frontier=0.8,0.6,0.4"
+            "the sizes are not fractions of the model", fix="give numbers between 0 and 1: frontier=0.8,0.6,0.4"
         )
     named = [part for part in (goals.macs, goals.pick, goals.size) if part is not None and part < 1]
     return sorted({round(float(share), 3) for share in (*shares, *named)}, reverse=True)
@@ -125,11 +125,11 @@ class Frontier:
             spread = np.linspace(1.0, floor, FEWEST + 1)[1:]
             within = sorted({*within, *(round(float(share), 3) for share in spread)}, reverse=True)
         self.remarks.append(
-            f"less than {floor:g} of the {WORDS[self.of]} is out of reach: that is what stays with all units gone that may go"
+            f"less than {floor:g} of the {WORDS[self.of]} is out of reach: that much remains when all units that may be removed are removed"
         )
         if not within:
             raise RecipeError(
-                "the units that can be replaced save nothing", fix="`cmrc inspect` says what stops the others"
+                "the units that can be replaced save nothing", fix="`cmrc inspect` shows what stops the others"
             )
         return within
 
@@ -263,7 +263,7 @@ class Frontier:
             plan = Plan(self.subject.program, rest, made=plan.made, scores=plan.scores)
             plan.save(path)
         raise ResidueError(
-            "the plan does not fold without something that stays at run time",
+            "the plan does not fold completely: something would stay at run time",
             fix="leave out sites with protect=, or plan and lower by hand with residue=keep",
         )
 

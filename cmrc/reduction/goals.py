@@ -122,7 +122,7 @@ class Goals:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise RecipeError(
-                    f"{name}={value} is not a part of the original", fix=f"give a number up to 1: {name}=0.6"
+                    f"{name}={value} is not a fraction of the original", fix=f"give a number up to 1: {name}=0.6"
                 )
         for name, least in (("speedup", 1.0), ("latency", 0.0)):
             value = getattr(self, name)
@@ -160,13 +160,13 @@ class Goals:
         if needed is None:
             raise CertifyError(
                 "agreement=1 cannot be certified by any number of samples",
-                fix="ask for less: agreement=0.99; or take what is measured: measured=True",
+                fix="ask for less: agreement=0.99; or accept the measured agreement: measured=True",
             )
         if count < needed:
             reach = self.delta ** (1 / max(count, 1))
             raise CertifyError(
-                f"agreement={self.agreement:g} needs at least {needed} held-out samples to be certified, there are {count}",
-                fix=f"give more data, ask for agreement={math.floor(reach * 1000) / 1000:g}, or take what is measured: measured=True",
+                f"agreement={self.agreement:g} needs at least {needed} held-out samples to be certified, but there are {count}",
+                fix=f"give more data, ask for agreement={math.floor(reach * 1000) / 1000:g}, or accept the measured agreement: measured=True",
             )
 
     def judge_cost(self, m: Measures, whole: Whole) -> list[Judgement]:

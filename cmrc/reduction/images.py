@@ -48,7 +48,7 @@ class Pictures:
     def __post_init__(self) -> None:
         if self.normalise not in (None, *get_args(Normalise)):
             raise InputError(
-                f"there is no normalise={self.normalise!r}", fix=f"use one of {', '.join(get_args(Normalise))}"
+                f"normalise={self.normalise!r} is not known", fix=f"use one of {', '.join(get_args(Normalise))}"
             )
 
 
@@ -115,7 +115,7 @@ def picture_reader(path: Path, inputs: Sequence[Value], asked: Pictures) -> Pict
     if len(inputs) != 1 or not wanted:
         shapes = ", ".join(f"{value.name} {list(value.shape)}" for value in inputs)
         raise InputError(
-            f"pictures are for a model with one input of four axes; this one takes {shapes}",
+            f"pictures need a model with one input of four axes; this one takes {shapes}",
             at=str(path),
             fix="give arrays (.npz), or a loader: script.py:loader",
         )
@@ -140,16 +140,16 @@ def picture_reader(path: Path, inputs: Sequence[Value], asked: Pictures) -> Pict
     remarks = []
     if asked.normalise is None and floating:
         remarks.append(
-            f"pictures are normalised as {normalise!r}, a guess by the model's shape: say normalise= if not so"
+            f"pictures are normalised as {normalise!r}, guessed from the model's shape: give normalise= if that is wrong"
         )
     if asked.height is None and not all(isinstance(n, int) for n in (height, width)):
-        remarks.append(f"pictures are resized to {SIDE} x {SIDE}: say side= for another size")
+        remarks.append(f"pictures are resized to {SIDE} x {SIDE}: give side= for another size")
     files = tuple(_files(path))
     folders = sorted({file.parent for file in files})
     labels = None
     if len(folders) > 1:
         labels = np.array([folders.index(file.parent) for file in files])
-        remarks.append(f"the {len(folders)} folders are taken as classes 0 to {len(folders) - 1}, by name")
+        remarks.append(f"the {len(folders)} folders are used as classes 0 to {len(folders) - 1}, by name")
     what = f"{len(files)} pictures in {path.name}, {sides[0]} x {sides[1]}, {normalise}"
     return PictureReader(
         files, labels, value.name, value.dtype, sides[0], sides[1], channels, first, normalise, what, tuple(remarks)
@@ -164,5 +164,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError("Pillow is not installed, which reads pictures", fix="pip install 'cmrc[images]'") from error
+        raise InputError("Pillow, which reads pictures, is not installed", fix="pip install 'cmrc[images]'") from error
     return Image

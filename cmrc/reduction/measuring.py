@@ -58,7 +58,7 @@ class Judge:
         tolerance: float | None = None,
     ) -> None:
         if reads not in (None, *READ_AS):
-            raise VerifyError(f"outputs cannot be read as {reads!r}", fix=f"say reads= one of {', '.join(READ_AS)}")
+            raise VerifyError(f"outputs cannot be read as {reads!r}", fix=f"give reads= one of {', '.join(READ_AS)}")
         self.program, self.metric, self.delta, self.rows = program, metric, delta, rows
         everything = rows.all()
         self.labels = everything.pop("labels", None)
@@ -113,11 +113,11 @@ class Judge:
     def _output(self, asked: str | int | None) -> int:
         names = self.program.graph.outputs
         if isinstance(asked, str) and asked not in names:
-            raise VerifyError(f"the model has no output {asked!r}", fix=f"say answer= one of {', '.join(names)}")
+            raise VerifyError(f"the model has no output {asked!r}", fix=f"give answer= one of {', '.join(names)}")
         if asked is not None:
             return names.index(asked) if isinstance(asked, str) else asked
         if len(names) > 1:
-            self.remarks.append(f"of {len(names)} outputs {names[0]!r} is judged: say answer= for another")
+            self.remarks.append(f"of {len(names)} outputs {names[0]!r} is judged: give answer= for another")
         return 0
 
     def _counted(self) -> Array | None:
@@ -242,11 +242,11 @@ class Judge:
         except Exception as error:  # the function is the user's own
             raise InputError(
                 f"the metric failed: {type(error).__name__}: {error}",
-                fix="it takes the outputs, and the labels as a second argument, and returns one number or one per row",
+                fix="it gets the outputs and, as a second argument, the labels; it returns one number, or one per row",
             ) from error
         if score.shape not in ((), (len(self),)) or not np.isfinite(score).all():
             raise InputError(
-                f"the metric gave an array of shape {list(score.shape)}, or numbers that are not finite",
+                f"the metric returned an array of shape {list(score.shape)}, or numbers that are not finite",
                 fix="return one number, or one per row",
             )
         return score.reshape(-1)

@@ -120,9 +120,9 @@ def reduce(
         measured=measured, delta=delta,
     ).or_default()  # fmt: skip
     if not timed and (goals.speedup is not None or goals.latency is not None):
-        raise RecipeError("a goal of speed needs timing", fix="leave out timed=False")
+        raise RecipeError("a speed goal needs timing", fix="leave out timed=False")
     if recover is not None and recover <= 0:
-        raise RecipeError(f"recover={recover:g} is no time to train in", fix="give minutes: recover=5")
+        raise RecipeError(f"recover={recover:g} is not enough time to train", fix="give minutes: recover=5")
     wanted = wanted_shares(frontier, goals)
     judge_by: Metric | None = load_function(metric) if isinstance(metric, str) else metric
     tokenizer, reads = _of_folder(model, tokenizer, reads)
@@ -232,7 +232,7 @@ class _Run:
         )
         if self.goals.drop is not None and judge.truth is None and self.judging.metric is None:
             raise RecipeError(
-                f"drop={self.goals.drop:g} has nothing to be measured by: there are no labels that name classes, and no metric",
+                f"drop={self.goals.drop:g} cannot be measured: there are no labels that name classes, and no metric",
                 fix="put an array `labels` beside the inputs, or classes into folders, or give metric=script.py:function",
             )
         if judge.anchors is not None:
@@ -245,7 +245,7 @@ class _Run:
         work = WorkFolder.open(folder, asked, self.of)
         if work.emptied:
             self.remarks.append(
-                "the work folder held another model, data or recipe, or is of another version of cmrc: everything was done anew"
+                "the work folder held another model, data or recipe, or is from another version of cmrc: everything was done again"
             )
         stats = self._statistics(work, recipe, folding)
         self.remarks += judge.remarks
@@ -307,7 +307,7 @@ class _Run:
         if not folding:
             raise RecipeError(
                 f"none of the {len(known)} sites of this model can be replaced and folded away",
-                fix="`cmrc inspect` says what stops each of them, and which must be replaced together",
+                fix="`cmrc inspect` shows what stops each of them, and which must be replaced together",
             )
         return folding, declined
 

@@ -172,7 +172,7 @@ class Reduction:
         end = self.sizes[-1 if cost else 0]
         value = same[-1 if cost else 0].value
         why = (
-            "that is with all units gone that may go"
+            "that is with all units removed that may be removed"
             if cost and self.is_least
             else f"units that can be replaced reach {_percent(self.reach.share_of_macs)} of the multiply-adds; try smaller sizes, "
             f"frontier={end.share * 2 / 3:.2g},{end.share / 3:.2g}"
@@ -267,7 +267,7 @@ class Reduction:
             )
         if self.goals.of_cost and not self.goals.of_quality and self.measures.quality.agreement.value < ALIKE:
             said.append(
-                f"no quality was asked for: the small model answers otherwise on {_percent(1 - self.measures.quality.agreement.value)} "
+                f"no quality was asked for: the small model gives other answers on {_percent(1 - self.measures.quality.agreement.value)} "
                 "of the held-out samples; a goal of agreement= or drop= beside the others prevents that"
             )
         stored = [size.measures.parameters for size in self.sizes]

@@ -111,7 +111,7 @@ def sound_reader(path: Path, inputs: Sequence[Value], asked: Sounds) -> SoundRea
     labels = None
     if len(folders) > 1:
         labels = np.array([folders.index(window.file.parent) for window in windows])
-        remarks.append(f"the {len(folders)} folders are taken as classes 0 to {len(folders) - 1}, by name")
+        remarks.append(f"the {len(folders)} folders are used as classes 0 to {len(folders) - 1}, by name")
     what = f"{len(windows)} windows of {len(files)} audio files in {path.name}, {length / rate:.3g} s at {rate} Hz"
     return SoundReader(tuple(windows), labels, value, length, rate, what, tuple(remarks))
 

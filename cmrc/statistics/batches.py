@@ -66,7 +66,7 @@ def batches(data: Any, names: Sequence[str], *, size: int = SIZE, shard: tuple[i
         if (count - 1) % shard[1] == shard[0]:
             yield _batch(item, names)
     if not count:
-        raise StatsError("there is no data to calibrate on", fix=FORMS)
+        raise StatsError("there are no data to calibrate on", fix=FORMS)
 
 
 def fixed_batch(inputs: Sequence[Value]) -> int | None:
@@ -97,7 +97,7 @@ class WholePieces:
                 yield piece
         if not some:
             raise StatsError(
-                f"the model takes {self.size} samples at a time, and no file has so many",
+                f"the model takes {self.size} samples at a time, but no file has that many",
                 fix=f"give at least {self.size} samples, or export the model with a dynamic batch",
             )
 
@@ -165,7 +165,7 @@ def _batch(item: Any, names: Sequence[str]) -> Batch:
     parts = [native(part) for part in item] if isinstance(item, (tuple, list)) else [native(item)]
     if len(parts) not in (len(names), len(names) + 1) or not all(hasattr(part, "shape") for part in parts):
         raise StatsError(
-            f"a batch has {len(parts)} parts, the model takes {len(names)}: {', '.join(names)}",
+            f"a batch has {len(parts)} parts, but the model takes {len(names)}: {', '.join(names)}",
             fix="give the inputs in order, then the labels if there are any",
         )
     labels = as_array(parts[-1]) if len(parts) > len(names) else None

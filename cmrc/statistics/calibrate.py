@@ -124,10 +124,10 @@ def calibrate(
 def _require_known_needs(need: str | Iterable[str], curvature: str) -> frozenset[str]:
     needs = frozenset([need] if isinstance(need, str) else need) | {"moments"}
     if curvature not in CURVATURES:
-        raise StatsError(f"there is no curvature={curvature!r}", fix=f"use one of {', '.join(CURVATURES)}")
+        raise StatsError(f"curvature={curvature!r} is not known", fix=f"use one of {', '.join(CURVATURES)}")
     unknown = sorted(needs - set(NEEDS))
     if unknown:
-        raise StatsError(f"there is no need={unknown[0]!r}", fix=f"use any of {', '.join(NEEDS)}")
+        raise StatsError(f"need={unknown[0]!r} is not known", fix=f"use any of {', '.join(NEEDS)}")
     return needs
 
 
@@ -207,10 +207,10 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     for site in named.values():
         if site.recurrence is not None:
             raise SiteError(
-                "its recurrence reads it at every step, so statistics do not say what a replacement changes",
+                "its recurrence reads it at every step, so statistics do not show what a replacement changes",
                 node=site.name,
                 op=site.op,
-                fix="give its units and constants yourself: plan.do(...); leave it out here",
+                fix="leave this site out, and choose its units and constants by hand",
             )
     return sorted(named.values(), key=lambda site: order[site.value])
 

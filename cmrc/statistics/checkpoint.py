@@ -60,7 +60,7 @@ class Checkpoint:
         progress = header.progress
         if progress is None:
             raise StatsError(
-                "is a finished file of statistics, not a checkpoint", at=str(self.path), fix="give another path"
+                "is a complete file of statistics, not a checkpoint", at=str(self.path), fix="give another path"
             )
         if progress.asked != self.asked:
             raise StatsError(

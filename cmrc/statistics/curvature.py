@@ -49,7 +49,7 @@ def derivatives(
 ) -> list[Derivatives]:
     """The derivatives at every site for a batch: in closed form where that is possible, else by torch."""
     if options.loss not in LOSSES:
-        raise StatsError(f"there is no loss={options.loss!r}", fix=f"use one of {', '.join(LOSSES)}")
+        raise StatsError(f"loss={options.loss!r} is not known", fix=f"use one of {', '.join(LOSSES)}")
     if options.loss in LABELLED and batch.labels is None:
         raise StatsError(
             f"the loss {options.loss!r} needs labels, and the data have none",
@@ -90,7 +90,7 @@ def _require_classes(labels: Array, classes: int | str) -> None:
         wrong += labels[labels >= classes].tolist()
     if wrong:
         raise StatsError(
-            f"there is a label {wrong[0]}, and the model has {classes} classes",
+            f"there is a label {wrong[0]}, but the model has {classes} classes",
             fix=f"count classes from 0; {NO_LABEL} marks a position without a label",
         )
 

@@ -221,7 +221,7 @@ def incoming(program: Sites, columns: Columns) -> Array:
     raise ObjectiveError(
         "no affine op before it makes its units one by one",
         node=columns.name,
-        fix='use an objective other than "magnitude", or the site behind a linear or conv op',
+        fix='use an objective other than "magnitude", or a site after a linear or conv op',
     )
 
 

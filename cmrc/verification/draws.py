@@ -39,7 +39,7 @@ class Scope(StrEnum):
         try:
             return cls(text)
         except ValueError:
-            raise VerifyError(f"a statement cannot be about {text!r}", fix="say population or fixed") from None
+            raise VerifyError(f"a statement cannot be about {text!r}", fix="use population or fixed") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ def pair_hard(rng: np.random.Generator, easy: Array, swaps: int, stress: float) 
     _require(swaps, rows)
     if not stress >= 1:
         raise VerifyError(
-            f"stress is {stress:g}", fix="give how many times more rarely easy inputs are drawn, such as 4"
+            f"stress is {stress:g}", fix="give by what factor easy inputs are drawn less often, such as 4"
         )
     order = rng.permutation(rows)
     half = rows // 2
@@ -103,7 +103,7 @@ def pair_hard(rng: np.random.Generator, easy: Array, swaps: int, stress: float) 
     enters = rng.random(half) < np.where(easy[bases], 1 / stress, 1.0)
     bases, sources = bases[enters], sources[enters]
     if not len(bases):
-        raise VerifyError("no input is left to be a base", fix="give more held-out data, or less stress")
+        raise VerifyError("no input is left to serve as a base", fix="give more held-out data, or less stress")
     pairs = min(len(bases), swaps)
     unit, _ = _spread(pairs, swaps)
     importance = np.where(easy[bases[unit]], 1.0, 1 / stress)
@@ -138,7 +138,7 @@ def _require(swaps: int, rows: int, *, least: int = 2) -> None:
     if swaps < 1:
         raise VerifyError(f"{swaps} swaps", fix="ask for at least one swap")
     if rows < least:
-        raise VerifyError(f"{rows} held-out input(s) make no pair", fix="give more held-out data")
+        raise VerifyError(f"{rows} held-out input(s) are not enough for a pair", fix="give more held-out data")
 
 
 # ---------------------------------------------------------------- masks

@@ -114,11 +114,11 @@ class Readout:
     def of(cls, shape: tuple[int, ...], kind: str | None, axis: int, tolerance: float | None) -> Readout:
         """The reading asked for, else the one that the output's shape allows."""
         if kind not in (None, "classes", "binary", "values"):
-            raise VerifyError(f"outputs cannot be read as {kind!r}", fix="say classes, binary or values")
+            raise VerifyError(f"outputs cannot be read as {kind!r}", fix="use classes, binary or values")
         if kind == "values" or (kind is None and tolerance is not None):
             if tolerance is None or not tolerance > 0:
                 raise VerifyError(
-                    "agreement of values has no meaning without a tolerance",
+                    "agreement of values needs a tolerance",
                     fix="give tolerance=, in units of the output",
                 )
             return cls("values", axis, float(tolerance))

@@ -99,7 +99,7 @@ class Interpreter:
             if len(index) not in (1, rows):
                 raise InterventionError(
                     f"there are {rows} rows of interventions and {len(index)} of inputs",
-                    fix="give base, sources and masks equally many rows, or a single one for all",
+                    fix="give base, sources and masks the same number of rows, or one row for all",
                 )
         spread = [np.broadcast_to(index, rows) for index in indices]
         sources = iter(spread[1:])
@@ -115,7 +115,7 @@ class Interpreter:
             return name
         sites = self.program.find(name)
         if len(sites) != 1:
-            raise SiteError(f"{name!r} means {len(sites)} sites", fix="one intervention is for one site: name it")
+            raise SiteError(f"{name!r} means {len(sites)} sites", fix="an intervention is at one site: name it")
         return sites[0]
 
     def site_of(self, step: Step) -> Site:
@@ -214,10 +214,14 @@ class HeldInputs:
     def _ready(self, step: Step, count: int) -> Ready:
         site = self.interpreter.site_of(step)
         if site.value not in self.pieces.cut.levels:
-            raise SiteError("what is held was not cut there", node=site.name, op=site.op, fix="hold it for this site")
+            raise SiteError(
+                "the held values were not cut there", node=site.name, op=site.op, fix="hold them for this site"
+            )
         row, batch = self._row[site.value], self.pieces.rows[site.value]
         if site.axis == batch:
-            raise InterventionError("its units lie along the batch", node=site.name, op=site.op, fix="name an axis")
+            raise InterventionError(
+                "its units are along the batch axis", node=site.name, op=site.op, fix="name an axis"
+            )
         axis = site.axis + (self._rank[site.value] == len(row) or site.axis < batch)
         place = Place(site, axis, row, count)
         if isinstance(step, Do):
@@ -288,7 +292,7 @@ class HeldInputs:
             front = array.reshape(count, size // count, *array.shape[1:])
         else:
             raise InterventionError(
-                f"has shape {list(array.shape)} for {count} inputs: its rows are not those of the batch",
+                f"has shape {list(array.shape)} for {count} inputs: its rows do not match the batch",
                 node=self.interpreter.program.title(name),
                 fix="name another site, or trace the model for a batch of 1",
             )

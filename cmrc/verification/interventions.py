@@ -86,7 +86,7 @@ class Place:
             return np.ones((1,) * (len(self.row) + 1), dtype=bool)
         array = np.asarray(mask)
         if array.dtype != bool and not np.isin(array, (0, 1)).all():
-            raise self.error("the mask holds other numbers than 0 and 1", fix="give a boolean mask")
+            raise self.error("the mask has numbers other than 0 and 1", fix="give a boolean mask")
         array = array.astype(bool, copy=False)
         if group > 1:
             array = np.repeat(array, group, axis=-1)

@@ -28,7 +28,7 @@ class Pieces:
             where = {"node": program.title(name), "op": node.kind if node else "input"}
             if name in program.hidden_states:
                 problem = "its recurrence reads it at every step, so the model cannot be cut there"
-                raise SiteError(problem, **where, fix="verify at a site behind it")
+                raise SiteError(problem, **where, fix="verify at a site after it")
             if name in graph_cut.free:
                 raise SiteError("does not depend on the inputs of the model", **where, fix="name another site")
             if name in graph_cut.dead:

@@ -249,7 +249,7 @@ def better(
     """
     require_level(delta)
     if by not in ("iia", "range", "samplewise", "kl", "d2"):
-        raise VerifyError(f"plans cannot be compared by {by!r}", fix="say iia, range, samplewise, kl or d2")
+        raise VerifyError(f"plans cannot be compared by {by!r}", fix="use iia, range, samplewise, kl or d2")
     target = Target(by, 0.5 * clip, clip) if by in ("kl", "d2") else Target(by, 0.5)
     one = Verifier(program, first, data, plan=plans[0], **reading)
     two = Verifier(program, second, one.data, plan=plans[1], **{k: v for k, v in reading.items() if k != "counted"})

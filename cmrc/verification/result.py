@@ -89,12 +89,12 @@ class Power:
         said = []
         if not self.above_ignored:
             said.append(
-                "swaps at these sites prove nothing: on the swaps that the controls repeat, a model that ignores them has IIA "
+                "swaps at these sites prove nothing: on the swaps that the controls repeat, a model that ignores swaps has IIA "
                 f"{self.ignored:.4f}, this one {self.iia:.4f}"
             )
         if not self.above_random:
             said.append(
-                "the selection is not shown to matter: on the same swaps units retained at random have IIA "
+                "the selection is not shown to matter: on the same swaps, units retained at random have IIA "
                 f"{self.random:.4f}, these {self.iia:.4f}"
             )
         return tuple(said)
@@ -201,7 +201,7 @@ class Verification:
         if self.setting != other.setting:
             differ = [key for key in self.setting if self.setting[key] != other.setting.get(key)]
             raise VerifyError(
-                f"the two were not made on the same swaps: {', '.join(differ)} differ", fix="verify both alike"
+                f"the two were not verified on the same swaps: {', '.join(differ)} differ", fix="verify both alike"
             )
         pairs = []
         for name in ("agree", "kl"):
@@ -252,8 +252,8 @@ class Verification:
         elif self.swapped is None:
             least = lower_mean(self.plain.values("agreement"), self.delta, binary=self.plain.evidence.binary)
             lines = [
-                f"Without swaps both models answer alike on at least {least:.4f} of {about}, with probability {level} "
-                f"(estimate {self.plain.agreement.value:.4f}; {inputs} inputs). Nothing is said about interventions."
+                f"Without swaps, both models give the same answer on at least {least:.4f} of {about}, with probability {level} "
+                f"(estimate {self.plain.agreement.value:.4f}; {inputs} inputs). This says nothing about interventions."
             ]
         else:
             e = self.evidence

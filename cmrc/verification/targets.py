@@ -265,6 +265,6 @@ def require_enough(target: Target, delta: float, inputs: int, scope: Scope) -> N
     least = each * target.needed(delta)
     if inputs < least:
         raise CertifyError(
-            f"{target} at level {1 - delta:g} needs at least {least} held-out inputs, even if all agree; there are {inputs}",
+            f"{target} at level {1 - delta:g} needs at least {least} held-out inputs, even if all agree, but there are {inputs}",
             fix="give more held-out data, ask for less, or allow a larger delta",
         )

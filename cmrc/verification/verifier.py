@@ -70,14 +70,14 @@ def variables(program: Program, plan: Plan, site: str | Sequence[str] | None = N
         keep = tuple(u for u in range(known.units) if u not in gone)
         if not keep:
             raise VerifyError(
-                "the plan leaves no unit here to intervene on",
+                "the plan retains no unit here on which to intervene",
                 node=known.name,
                 op=known.op,
                 fix="name other sites: site=",
             )
         chosen.append(Variables(known.name, value, axis, known.units, keep))
     if len({v.value for v in chosen}) != len(chosen):
-        raise VerifyError("a value is intervened on along two axes", fix="name the sites to verify: site=")
+        raise VerifyError("there are interventions on one value along two axes", fix="name the sites to verify: site=")
     if not chosen:
         raise VerifyError("the plan replaces nothing", fix="give a plan with at least one do, or name sites: site=")
     return chosen
@@ -299,7 +299,7 @@ def _plan_of(reduced: Lowered | Program | Plan, plan: Plan | None) -> Plan:
         return reduced
     known = plan if plan is not None else reduced.plan
     if known is None:
-        raise VerifyError("the plan that the model was lowered by is not known", fix="give it: plan=")
+        raise VerifyError("the plan by which the model was lowered is not known", fix="give it: plan=")
     return known
 
 
@@ -317,7 +317,7 @@ def _is_whole(small: Program, v: Variables) -> bool:
 
 
 def _require_another(program: Program, reduced: Program) -> None:
-    """The original agrees with itself under every swap of units that stay: that says nothing of the plan."""
+    """The original agrees with itself under every swap of units that stay: that says nothing about the plan."""
     if reduced.fingerprint == program.fingerprint:
         raise VerifyError("the reduced model is the original itself", fix="give the model that was lowered by the plan")
 
@@ -331,4 +331,4 @@ def _output(program: Program, output: str | int | None) -> int:
     if isinstance(output, int) and 0 <= output < len(names):
         return output
     reason = f"the model has {len(names)} outputs" if output is None else f"the model has no output {output!r}"
-    raise VerifyError(reason, fix=f"say which to compare, output= one of {', '.join(names)}")
+    raise VerifyError(reason, fix=f"choose which to compare: output= one of {', '.join(names)}")

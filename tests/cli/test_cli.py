@@ -348,7 +348,7 @@ def test_a_model_of_a_fixed_batch_is_calibrated_and_planned_in_batches_of_it(fol
     assert cli("check", "fixed.onnx", "small.onnx", "fixed.json", "--data", "images.npy").exit_code == 0
     np.save("images.npy", np.zeros((2, 1, 8, 8), np.float32))
     assert cli(*call).stderr == (
-        "stats: the model takes 3 samples at a time, and no file has so many\n"
+        "stats: the model takes 3 samples at a time, but no file has that many\n"
         "  fix: give at least 3 samples, or export the model with a dynamic batch\n"
     )
 
@@ -555,7 +555,7 @@ def test_verify_says_which_of_two_is_better(held_out: Path) -> None:
 def test_verify_without_swaps(held_out: Path) -> None:
     shown = cli("verify", "model.onnx", "gentle.onnx", "gentle.json", "--data", "held-out.npz", "--swaps", "0")
     assert shown.exit_code == 0, shown.output
-    assert "Nothing is said about interventions." in shown.stdout
+    assert "This says nothing about interventions." in shown.stdout
 
 
 def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
@@ -574,7 +574,7 @@ def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
         (("gentle.onnx", "gentle.json", "--until", "kl>=1"), "the target 'kl>=1' is not understood"),
         (
             ("gentle.onnx", "gentle.json", "--until", "iia>=0.999"),
-            "iia>=0.999 at level 0.95 needs at least 6364 held-out inputs, even if all agree; there are 360",
+            "iia>=0.999 at level 0.95 needs at least 6364 held-out inputs, even if all agree, but there are 360",
         ),
         (("gentle.onnx", "gentle.json", "--better", "iia"), "--better compares two lowered models"),
         (("gentle.onnx", "gentle.json", "--p", "2"), "swaps at rate 2.0"),
@@ -602,14 +602,14 @@ def test_calibrate_resumes_from_a_checkpoint(folder: Path) -> None:
     assert not Path("so-far.safetensors").exists()
     shown = cli(*call, "stats.safetensors")
     assert shown.exit_code == 2
-    assert "is a finished file of statistics, not a checkpoint" in shown.stderr
+    assert "is a complete file of statistics, not a checkpoint" in shown.stderr
 
 
 def test_a_need_that_does_not_exist_is_named_by_its_flag(folder: Path) -> None:
     np.save("images.npy", np.zeros((2, 1, 8, 8), np.float32))
     shown = cli("calibrate", "model.onnx", "--data", "images.npy", "-o", "x.safetensors", "--need", "sums")
     assert shown.exit_code == 2
-    assert shown.stderr.startswith("stats: there is no --need sums\n  fix: use any of ")
+    assert shown.stderr.startswith("stats: --need sums is not known\n  fix: use any of ")
 
 
 @pytest.mark.parametrize(

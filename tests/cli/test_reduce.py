@@ -83,7 +83,7 @@ def test_without_data_it_is_never_ready(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--size", "2"), "recipe: --size 2.0 is not a part of the original\n  fix: give a number up to 1: --size 0.6\n"),
+        (("--size", "2"), "recipe: --size 2.0 is not a fraction of the original\n  fix: give a number up to 1: --size 0.6\n"),
         (("--speedup", "0.5"), "recipe: --speedup 0.5 is not above 1\n  fix: give a larger number: --speedup\n"),
         (("--latency", "fast"), "recipe: --latency fast is not a time\n  fix: write --latency 5ms\n"),
         (
@@ -92,7 +92,7 @@ def test_without_data_it_is_never_ready(folder: Path) -> None:
         ),
         (
             ("--frontier", "1.5"),
-            "recipe: the sizes are not parts of the model\n  fix: give numbers between 0 and 1: --frontier 0.8,0.6,0.4\n",
+            "recipe: the sizes are not fractions of the model\n  fix: give numbers between 0 and 1: --frontier 0.8,0.6,0.4\n",
         ),
         (
             ("--held-out", "0"),
@@ -100,12 +100,12 @@ def test_without_data_it_is_never_ready(folder: Path) -> None:
         ),
         (
             ("--agreement", "0.999"),
-            "certify: --agreement 0.999 needs at least 2995 held-out samples to be certified, there are 150\n"
-            "  fix: give more data, ask for --agreement 0.98, or take what is measured: --measured\n",
+            "certify: --agreement 0.999 needs at least 2995 held-out samples to be certified, but there are 150\n"
+            "  fix: give more data, ask for --agreement 0.98, or accept the measured agreement: --measured\n",
         ),
         (
             ("--speedup", "2"),
-            "recipe: a goal of speed needs timing\n  fix: leave out --no-timed\n",
+            "recipe: a speed goal needs timing\n  fix: leave out --no-timed\n",
         ),
         (
             ("--answer", "probabilities"),

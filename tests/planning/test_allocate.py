@@ -75,7 +75,7 @@ def test_what_cannot_be_reached_is_found_before_any_loss_is_measured(monkeypatch
     stats = cmrc.calibrate(program, [x], need=["scatter"])
     monkeypatch.setattr(LossProbe, "of_sites", lambda *_: pytest.fail("a loss was measured"))
     amounts = [{"budget": {"of": "macs", "amount": amount}} for amount in (0.8, 0.001)]
-    with pytest.raises(OutOfReachError, match="cannot be met: with all that may go it is"):
+    with pytest.raises(OutOfReachError, match="cannot be met: with all units removed that may be removed, it is"):
         next(plan_sizes(program, stats, amounts, data=[x]))
 
 

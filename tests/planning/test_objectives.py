@@ -97,7 +97,7 @@ def test_scores_are_what_they_say_on_a_network() -> None:
         clamped = cmrc.Plan(program).do("acts.1", units=[j], constant=a[:, j].mean())
         moved = program.clamped(clamped).run([x])[0]
         assert abs(((moved - z) ** 2).sum(1).mean() - score("logit", context).score[j]) < EXACT_F64
-    with pytest.raises(ObjectiveError, match="there is no objective 'hope'"):
+    with pytest.raises(ObjectiveError, match="objective 'hope' is not known"):
         score("hope", context)
     with pytest.raises(ObjectiveError, match="the objective 'taylor' scores units one by one, not together"):
         gram("taylor", context)
@@ -367,7 +367,7 @@ def test_weighted_least_squares_solve_the_normal_equations(rule: str) -> None:
         correlation = np.abs(np.corrcoef(a.T))[2, [0, 1, 4, 5, 6]]
         best = {(0, 1, 4, 5, 6)[i] for i in np.argsort(-correlation)[:3]}
         assert best == {k for k, w in zip(fit.parents, fit.weight[0], strict=True) if w != 0}
-    with pytest.raises(ObjectiveError, match="there is no rule 'best' for parents"):
+    with pytest.raises(ObjectiveError, match="the rule 'best' for parents is not known"):
         replace.wls(stats, [2, 3], parents=3, rule="best")
 
 

@@ -111,7 +111,7 @@ def test_a_budget_is_met_and_spent_where_it_hurts_least(of: str, preset: str, pr
     counts = {entry.site: len(entry.units) for entry in plan.entries}
     absolute = cmrc.plan(program, data=[(x, y)], preset=preset, budget={"of": of, "amount": int(0.6 * before)})
     assert {entry.site: len(entry.units) for entry in absolute.entries} == counts
-    with pytest.raises(RecipeError, match="cannot be met: with all that may go it is"):
+    with pytest.raises(RecipeError, match="cannot be met: with all units removed that may be removed, it is"):
         cmrc.plan(program, data=[(x, y)], preset=preset, budget={"of": of, "amount": 0.01})
 
 
@@ -327,9 +327,9 @@ def test_joint_selection_with_affine_folds_distorts_least(program: cmrc.Program)
 def test_what_is_missing_is_said(program: cmrc.Program) -> None:
     x, _ = data(10, 5)
     stats = cmrc.calibrate(program, [x])
-    with pytest.raises(StatsError, match="there is no data to calibrate on"):
+    with pytest.raises(StatsError, match="there are no data to calibrate on"):
         cmrc.plan(program, preset="vbp")
-    with pytest.raises(StatsError, match="there is no data to calibrate on"):
+    with pytest.raises(StatsError, match="there are no data to calibrate on"):
         cmrc.plan(program, stats, preset="vbp", schedule=[0.75])
     with pytest.raises(StatsError, match="the statistics have no scatter"):
         cmrc.plan(program, stats, preset="joint")
@@ -443,7 +443,7 @@ def test_a_plot_needs_scores(folder: Path) -> None:
     from cmrc.planning.plots import plot_scores
 
     program = mlp(WIDE)
-    with pytest.raises(cmrc.CmrcError, match="the plan holds no scores to plot"):
+    with pytest.raises(cmrc.CmrcError, match="the plan has no scores to plot"):
         plot_scores(cmrc.Plan(program), "scores.png")
     x, _ = data(20, 5)
     with pytest.raises(cmrc.CmrcError, match="there is no folder"):
@@ -518,8 +518,8 @@ def test_the_certificate_of_the_calibration_says_where_the_search_starts() -> No
     ("options", "reason"),
     [
         ({}, "there are no held-out data to certify on"),
-        ({"held_out": "train"}, "the held-out data are those of the calibration"),
-        ({"held_out": "test", "keeps": [0.5, 0.9]}, "the shares to keep do not go from large to small"),
+        ({"held_out": "train"}, "the held-out data are the calibration data"),
+        ({"held_out": "test", "keeps": [0.5, 0.9]}, "the shares to keep are not in falling order"),
         ({"held_out": "test"}, "iia>=0.99 at level 0.95 needs at least 632 held-out inputs"),
         (
             {"held_out": "test", "keeps": [1], "certify": "iia>=0.98"},

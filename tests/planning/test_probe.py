@@ -227,7 +227,7 @@ def test_a_budget_needs_data() -> None:
     with pytest.raises(StatsError) as caught:
         cmrc.plan(program, stats, preset="joint", sites=SITES, budget={"of": "macs", "amount": 0.8})
     assert str(caught.value) == (
-        "stats: a budget is shared out by what each site's cut does to the output, and there is no data to measure it on\n"
+        "stats: a budget is shared by what the cut at each site does to the output, but there are no data to measure it on\n"
         "  fix: give data= beside the statistics (some batches suffice), or keep= instead of a budget"
     )
     plan = cmrc.plan(

@@ -185,8 +185,8 @@ def test_minutes_are_those_of_the_clock() -> None:
 def test_mistakes_are_named() -> None:
     program, lowered, x = prepared("fx")
     for options, problem in [
-        ({"loss": "mse"}, "there is no loss='mse'"),
-        ({"train": "some"}, "there is no train='some'"),
+        ({"loss": "mse"}, "loss='mse' is not known"),
+        ({"train": "some"}, "train='some' is not known"),
         ({"minutes": 0}, "there is no time to recover in"),
     ]:
         with pytest.raises(InputError, match=problem):

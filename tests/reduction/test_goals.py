@@ -74,7 +74,7 @@ def test_without_times_no_goal_of_speed_is_met() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"size": 1.5}, "recipe: size=1.5 is not a part of the original\n  fix: give a number up to 1: size=0.6"),
+        ({"size": 1.5}, "recipe: size=1.5 is not a fraction of the original\n  fix: give a number up to 1: size=0.6"),
         ({"speedup": 0.9}, "recipe: speedup=0.9 is not above 1\n  fix: give a larger number: speedup="),
         ({"latency": 0.0}, "recipe: latency=0.0 is not above 0\n  fix: give a larger number: latency="),
         ({"drop": -0.1}, "recipe: drop=-0.1 is not a loss of the metric\n  fix: give a number from 0 on: drop=0.01"),
@@ -96,10 +96,10 @@ def test_too_few_samples_to_certify_are_said_before_the_work() -> None:
     with pytest.raises(CertifyError) as caught:
         Goals(agreement=0.99).require_enough(298)
     assert str(caught.value) == (
-        "certify: agreement=0.99 needs at least 299 held-out samples to be certified, there are 298\n"
-        "  fix: give more data, ask for agreement=0.989, or take what is measured: measured=True"
+        "certify: agreement=0.99 needs at least 299 held-out samples to be certified, but there are 298\n"
+        "  fix: give more data, ask for agreement=0.989, or accept the measured agreement: measured=True"
     )
-    with pytest.raises(CertifyError, match="agreement=1 cannot be certified"):
+    with pytest.raises(CertifyError, match="agreement=1 cannot be certified by any number of samples"):
         Goals(agreement=1.0).require_enough(10**9)
 
 

@@ -102,7 +102,9 @@ def test_a_goal_of_size_is_met_by_the_file_and_shares_the_calibration(tmp_path: 
     none = cmrc.reduce(MODEL, TRAIN, work=work, size=0.01, **{**QUICK, "frontier": [0.6]})
     least = none.measures.bytes / MODEL.stat().st_size
     assert none.verdict.startswith("not ready: size 0.01 is out of reach: the smallest size tried, ")
-    assert none.verdict.endswith(f" of the bytes, has {least:.3f} of the file; that is with all units gone that may go")
+    assert none.verdict.endswith(
+        f" of the bytes, has {least:.3f} of the file; that is with all units removed that may be removed"
+    )
 
 
 def test_sizes_that_could_not_be_chosen_are_not_tried() -> None:
@@ -123,7 +125,7 @@ def test_a_work_folder_of_other_data_is_begun_anew(tmp_path: Path) -> None:
     cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.8]})
     other = cmrc.reduce(MODEL, TRAIN, work=tmp_path / "w", **{**QUICK, "frontier": [0.8], "samples": 500})
     assert (
-        "the work folder held another model, data or recipe, or is of another version of cmrc: everything was done anew"
+        "the work folder held another model, data or recipe, or is from another version of cmrc: everything was done again"
         in other.remarks
     )
     assert (tmp_path / "w" / "mine.txt").read_text() == "stays"
@@ -185,7 +187,7 @@ def test_a_metric_of_the_user_and_its_drop() -> None:
     assert quality.drop.value == pytest.approx(quality.metric[0] - quality.metric[1])
     with pytest.raises(InputError, match="the metric failed: ZeroDivisionError"):
         cmrc.reduce(MODEL, TRAIN, metric=lambda outputs: 1 / 0, drop=0.01, **QUICK)
-    with pytest.raises(InputError, match=r"the metric gave an array of shape \[3\]"):
+    with pytest.raises(InputError, match=r"the metric returned an array of shape \[3\]"):
         cmrc.reduce(MODEL, TRAIN, metric=lambda outputs: [1, 2, 3], drop=0.01, **QUICK)
 
 
@@ -195,7 +197,7 @@ def test_a_drop_that_nothing_can_measure_is_refused_before_the_work(tmp_path: Pa
     with pytest.raises(RecipeError) as caught:
         cmrc.reduce(MODEL, tmp_path / "x.npy", drop=0.01, **{**QUICK, "held_out": 0.25})
     assert str(caught.value) == (
-        "recipe: drop=0.01 has nothing to be measured by: there are no labels that name classes, and no metric\n"
+        "recipe: drop=0.01 cannot be measured: there are no labels that name classes, and no metric\n"
         "  fix: put an array `labels` beside the inputs, or classes into folders, or give metric=script.py:function"
     )
 
@@ -226,7 +228,7 @@ def test_times_are_beside_the_original(tmp_path: Path) -> None:
     assert speed.provider == "CPUExecutionProvider"
     assert speed.speedup.low <= speed.speedup.value <= speed.speedup.high
     assert result.whole.milliseconds is not None
-    with pytest.raises(RecipeError, match="a goal of speed needs timing"):
+    with pytest.raises(RecipeError, match="a speed goal needs timing"):
         cmrc.reduce(MODEL, TRAIN, speedup=1.1, **QUICK)
 
 
@@ -277,7 +279,7 @@ def test_sizes_that_cannot_be_reached_are_replaced_by_some_that_can(tmp_path: Pa
     (remark,) = [remark for remark in result.remarks if "is out of reach" in remark]
     floor = float(remark.split()[2])
     assert remark == (
-        f"less than {floor:g} of the multiply-adds is out of reach: that is what stays with all units gone that may go"
+        f"less than {floor:g} of the multiply-adds is out of reach: that much remains when all units that may be removed are removed"
     )
     assert [size.share for size in result.sizes][-1] == floor
     assert len(result.sizes) > 2
@@ -318,7 +320,7 @@ def test_a_file_that_grows_and_a_fast_model_that_answers_otherwise_are_said(redu
     assert grown.summary()[2][3].endswith(", larger")
     said = "\n".join(grown.notes())
     assert "the file is larger than the original by 3,000 bytes: what folding adds to the graph" in said
-    assert "no quality was asked for: the small model answers otherwise on 20.0 % of the held-out samples" in said
+    assert "no quality was asked for: the small model gives other answers on 20.0 % of the held-out samples" in said
     assert "larger" not in reduction.verdict
     assert "no quality was asked for" not in "\n".join(reduction.notes())
 

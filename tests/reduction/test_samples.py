@@ -174,7 +174,7 @@ def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
     colour = (Value("image", ("batch", 3, 4, 4), "float32"),)
     samples = read_samples(folder, colour)
     assert samples.remarks == (
-        "pictures are normalised as 'imagenet', a guess by the model's shape: say normalise= if not so",
+        "pictures are normalised as 'imagenet', guessed from the model's shape: give normalise= if that is wrong",
     )
     rows = everything(samples)["image"]
     assert (rows.shape, rows.dtype) == ((2, 3, 4, 4), np.float32)
@@ -188,7 +188,7 @@ def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
     samples = read_samples(folder, last, Reading(pictures=Pictures.of(None, 6)))
     assert everything(samples)["image"].shape == (2, 6, 6, 3)
     assert everything(samples)["image"].dtype == np.uint8
-    with pytest.raises(InputError, match="there is no normalise='gamma'"):
+    with pytest.raises(InputError, match="normalise='gamma' is not known"):
         Pictures("gamma")  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ def test_folders_are_classes(tmp_path: Path) -> None:
 
 def test_pictures_for_a_model_that_takes_none(tmp_path: Path) -> None:
     folder = folder_of_pictures(tmp_path, "a.png")
-    with pytest.raises(InputError, match="pictures are for a model with one input of four axes"):
+    with pytest.raises(InputError, match="pictures need a model with one input of four axes"):
         read_samples(folder, TOKENS)
     with pytest.raises(InputError, match="has no axis of 1 or 3 colours"):
         read_samples(folder, (Value("image", ("n", 7, 4, 4), "float32"),))

@@ -54,7 +54,7 @@ def test_short_files_are_repeated_and_guesses_are_said(tmp_path: Path) -> None:
     assert samples.remarks == (
         "audio is read at 16,000 samples a second, a guess: say rate= if the model takes another",
         "2 of 2 files are shorter than 1 s, and are repeated to fill it",
-        "the 2 folders are taken as classes 0 to 1, by name",
+        "the 2 folders are used as classes 0 to 1, by name",
     )
     last = read_samples(tmp_path, (Value("audio", ("n", "time", 1), "float32"),))
     assert last.take(np.arange(1))["audio"].shape == (1, 64000, 1)

@@ -207,10 +207,10 @@ def test_data_come_in_many_forms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        ([], "there is no data to calibrate on"),
+        ([], "there are no data to calibrate on"),
         (7, "cannot calibrate on data of type int"),
         (np.zeros((3, 5)), "the data are one batch, not an iterable of batches"),
-        ([(np.zeros((3, 5)),) * 3], "a batch has 3 parts, the model takes 1: x"),
+        ([(np.zeros((3, 5)),) * 3], "a batch has 3 parts, but the model takes 1: x"),
         ([{"y": np.zeros(3)}], "a batch has no 'x'"),
     ],
 )
@@ -283,13 +283,13 @@ def test_data_on_which_the_model_is_not_finite_are_refused_where_they_are() -> N
 
 def test_what_is_asked_is_checked() -> None:
     x, _ = data(4, 5)
-    with pytest.raises(StatsError, match="there is no need='means'"):
+    with pytest.raises(StatsError, match="need='means' is not known"):
         cmrc.calibrate(mlp(), [x], need="means")
-    with pytest.raises(StatsError, match="there is no curvature='all'"):
+    with pytest.raises(StatsError, match="curvature='all' is not known"):
         cmrc.calibrate(mlp(), [x], curvature="all")
     with pytest.raises(StatsError, match="the loss 'cross-entropy' needs labels, and the data have none"):
         cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature")
-    with pytest.raises(StatsError, match="there is no loss='hinge'"):
+    with pytest.raises(StatsError, match="loss='hinge' is not known"):
         cmrc.calibrate(mlp(), [x], sites="acts.1", need="curvature", loss="hinge")
     with pytest.raises(StatsError, match="the statistics have no scatter"):
         _ = cmrc.calibrate(mlp(), [x], sites="acts.1")["acts.1"].covariance

@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_run_is_refused(options: dict[str, Any], reason:
 def test_statistics_are_no_checkpoint_and_a_checkpoint_is_no_statistics(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     calibrated(parts()).save(path)
-    with pytest.raises(StatsError, match="is a finished file of statistics, not a checkpoint"):
+    with pytest.raises(StatsError, match="is a complete file of statistics, not a checkpoint"):
         calibrated(parts(), path)
     path.unlink()
     with pytest.raises(Killed):

@@ -138,8 +138,8 @@ def test_labels_must_fit_the_logits() -> None:
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        (np.array([0, 4, 1]), "there is a label 4, and the model has 4 classes"),
-        (np.array([0, -1, 1]), "there is a label -1, and the model has 4 classes"),
+        (np.array([0, 4, 1]), "there is a label 4, but the model has 4 classes"),
+        (np.array([0, -1, 1]), "there is a label -1, but the model has 4 classes"),
         (np.array([0.0, 1.0, 2.0]), "the labels are of type float64, not whole numbers"),
     ],
 )

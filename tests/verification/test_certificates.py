@@ -218,7 +218,7 @@ def test_what_cannot_be_shown_is_said_beforehand() -> None:
     with pytest.raises(CertifyError) as caught:
         require_enough(Target.parse("iia>=0.99"), 0.05, 600, Scope.POPULATION)
     assert str(caught.value) == (
-        "certify: iia>=0.99 at level 0.95 needs at least 632 held-out inputs, even if all agree; there are 600\n"
+        "certify: iia>=0.99 at level 0.95 needs at least 632 held-out inputs, even if all agree, but there are 600\n"
         "  fix: give more held-out data, ask for less, or allow a larger delta"
     )
     require_enough(Target.parse("agreement>=0.99"), 0.05, 316, Scope.POPULATION)

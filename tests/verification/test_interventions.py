@@ -279,7 +279,7 @@ def broken() -> dict[str, tuple[str, str, object]]:
         "unknown": ("acts", "no site is called 'acts'", ones),
         "mask-of-other-units": ("act", "the mask has shape [4, 7]", ones[:, :7]),
         "mask-of-other-rows": ("act", "there are 5 rows of interventions and 4 of inputs", np.ones((5, 8), dtype=bool)),
-        "mask-of-numbers": ("act", "the mask holds other numbers than 0 and 1", ones * 0.5),
+        "mask-of-numbers": ("act", "the mask has numbers other than 0 and 1", ones * 0.5),
         "mask-by-odd-positions": ("act", "the mask has shape [4, 3, 8]", np.ones((4, 3, 8), dtype=bool)),
         "several": ("act*", "'act*' means 2 sites", ones),
     }
@@ -334,7 +334,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         interpreter.interchange((draw(4, 1),), (draw(3, 2),), "act", np.ones((4, 8), dtype=bool))
     with pytest.raises(InterventionError, match="base and source differ in shape"):
         interpreter.interchange((draw(4, 1),), (torch.zeros(4, 7),), "act", np.ones((4, 8), dtype=bool))
-    with pytest.raises(InterventionError, match="its units lie along the batch"):
+    with pytest.raises(InterventionError, match="its units are along the batch axis"):
         interpreter.intervene((draw(4, 1),), Do("act", "gelu", 0, (0,), np.zeros(1)))
     with pytest.raises(InterventionError, match="the array of values has shape"):
         interpreter.patch((draw(4, 1),), "act", np.zeros((4, 3)))
@@ -349,7 +349,7 @@ def test_what_is_held_serves_any_number_of_interventions() -> None:
         base, source, mask = rng.integers(10, size=20), rng.integers(10, size=20), rng.random((20, 8)) < 0.5
         output = inputs_kept.intervene(base, [cmrc.Swap("act", source, mask)])[0]
         assert distance(output, interpreter.interchange((x[base],), (x[source],), "act", mask)[0]) <= EXACT_F32
-    with pytest.raises(SiteError, match="what is held was not cut there"):
+    with pytest.raises(SiteError, match="the held values were not cut there"):
         inputs_kept.intervene(base, [cmrc.Swap("act2", source, mask)])
     with pytest.raises(SiteError, match="no site is called 'acts'"):
         interpreter.hold((x,), ["acts"])

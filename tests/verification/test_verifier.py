@@ -225,7 +225,7 @@ def test_plans_are_compared_on_the_same_swaps() -> None:
     assert np.isclose(gap.iia.value, good.iia.value - bad.iia.value)
     assert good.minus(good).iia_p == 1.0
     assert str(gap).startswith("ΔIIA 0.")
-    with pytest.raises(VerifyError, match="the two were not made on the same swaps: seed differ"):
+    with pytest.raises(VerifyError, match="the two were not verified on the same swaps: seed differ"):
         good.minus(cmrc.verify(program, plan, data(), swaps=500, seed=1, controls=False))
 
 
@@ -259,7 +259,7 @@ def test_a_target_that_the_data_cannot_show_is_refused_before_the_work(monkeypat
     with pytest.raises(CertifyError) as caught:
         cmrc.verify(program, one_unit(program), data(60), until="iia>=0.95")
     assert caught.value.reason == (
-        "iia>=0.95 at level 0.95 needs at least 124 held-out inputs, even if all agree; there are 60"
+        "iia>=0.95 at level 0.95 needs at least 124 held-out inputs, even if all agree, but there are 60"
     )
 
 
@@ -281,7 +281,7 @@ def test_targets_that_need_no_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CertifyError, match=r"iia>=0\.5 needs swaps"):
         cmrc.verify(program, plan, [x], swaps=0, until="iia>=0.5")
     cheap = cmrc.verify(program, plan, [x], swaps=0)
-    assert "Nothing is said about interventions." in str(cheap)
+    assert "This says nothing about interventions." in str(cheap)
     assert "iia" not in cheap.to_json()
     with pytest.raises(VerifyError, match="nothing was swapped"):
         _ = cheap.iia
@@ -501,7 +501,7 @@ def test_a_regression_agrees_within_a_tolerance() -> None:
 REFUSED = {
     "no-classes": (1, {}, "an output of shape [1, 1] has no classes to compare"),
     "many-logits": (3, {"reads": "binary"}, "an output of shape [1, 3] has more than one logit"),
-    "no-tolerance": (3, {"reads": "values"}, "agreement of values has no meaning without a tolerance"),
+    "no-tolerance": (3, {"reads": "values"}, "agreement of values needs a tolerance"),
     "odd-reading": (3, {"reads": "ranks"}, "outputs cannot be read as 'ranks'"),
     "odd-axis": (3, {"class_axis": 0}, "axis 0 of an output of shape [1, 3] holds no classes"),
     "odd-output": (3, {"output": "logits"}, "the model has no output 'logits'"),
@@ -539,7 +539,7 @@ def test_one_of_several_outputs_must_be_named() -> None:
 def test_sites_that_cannot_be_verified_are_refused() -> None:
     program = outputs_of(3)
     everything = cmrc.Plan(program).do("act", units="all", constant=0.2)
-    with pytest.raises(VerifyError, match="the plan leaves no unit here to intervene on"):
+    with pytest.raises(VerifyError, match="the plan retains no unit here on which to intervene"):
         cmrc.verify(program, everything, [INPUT])
     with pytest.raises(VerifyError, match="the plan replaces nothing"):
         cmrc.verify(program, cmrc.Plan(program), [INPUT])
@@ -548,7 +548,7 @@ def test_sites_that_cannot_be_verified_are_refused() -> None:
     with pytest.raises(VerifyError) as caught:
         cmrc.verify(program, lowered, [INPUT], site="first")
     assert caught.value.reason == "the reduced model has 4 units here, the plan retains 8 of 8"
-    with pytest.raises(VerifyError, match="the plan that the model was lowered by is not known"):
+    with pytest.raises(VerifyError, match="the plan by which the model was lowered is not known"):
         cmrc.verify(program, cmrc.Program(lowered.host), [INPUT])
     with pytest.raises(VerifyError, match="the reduced model is the original itself"):
         cmrc.verify(program, program, [INPUT], plan=half)
