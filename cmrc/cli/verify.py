@@ -37,62 +37,81 @@ def verify_command(
     reduced: Annotated[
         list[Path],
         typer.Argument(
-            help="LOWERED PLAN, and more such pairs to compare. A '-' for LOWERED uses the original with the plan's units clamped."
+            metavar="LOWERED PLAN",
+            help="A lowered model and its plan, and more such pairs to compare. A '-' for LOWERED uses the original with the plan's units clamped.",
         ),
     ],
     data: Annotated[
-        Path, typer.Option(help="Held-out data: a folder or file of .npy or .npz, `labels` beside inputs.")
+        Path,
+        typer.Option(metavar="DATA", help="Held-out data: a folder or file of .npy or .npz, `labels` beside inputs."),
     ],
     site: Annotated[
-        list[str] | None, typer.Option(help="Swap at these sites only. Default: all sites of the plan.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Swap at these sites only.", show_default="all sites of the plan"),
     ] = None,
     swaps: Annotated[
         int,
         typer.Option(
-            help="Number of interventions; with --until, the largest number. 0 compares without swaps, which is fast."
+            metavar="NUMBER",
+            help="Number of interventions; with --until, the largest number. 0 compares without swaps, which is fast.",
         ),
     ] = 2000,
     p: Annotated[
         list[float] | None,
-        typer.Option(help="The probability that a unit is swapped; several values take turns. Default: 0.5"),
+        typer.Option(
+            metavar="PART",
+            help="The probability that a unit is swapped; several values take turns.",
+            show_default="0.5",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the swaps.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Seed of the swaps.")] = 0,
     until: Annotated[
         str,
         typer.Option(
+            metavar="TARGET",
             help="Stop once this target is decided: 'iia>=0.95', 'agreement>=0.99', 'accuracy>=0.9', 'drop<=0.01', 'kl<=0.1', "
-            "'d2<=5'. Exit code 0 only if it holds."
+            "'d2<=5'. Exit code 0 only if it holds.",
         ),
     ] = "",
     better_by: Annotated[
-        str, typer.Option("--better", help="Only decide which of two models is better, by iia or kl, and stop then.")
+        str,
+        typer.Option(
+            "--better", metavar="iia|kl", help="Only decide which of two models is better, by iia or kl, and stop then."
+        ),
     ] = "",
     about: Annotated[
         str,
         typer.Option(
-            help="What the bounds cover: the population that the inputs come from, or these fixed inputs only."
+            metavar="population|fixed",
+            help="What the bounds cover: the population that the inputs come from, or these fixed inputs only.",
         ),
     ] = "population",
     distinct: Annotated[bool, typer.Option(help="With --about fixed: never pair an input with itself.")] = False,
     stress: Annotated[
         float | None,
-        typer.Option(help="Draw easy inputs this many times less often, and weight them by the same factor."),
+        typer.Option(
+            metavar="TIMES", help="Draw easy inputs this many times less often, and weight them by the same factor."
+        ),
     ] = None,
     delta: Annotated[
-        float, typer.Option(help="The probability with which a certificate or the target may be wrong.")
+        float, typer.Option(metavar="PART", help="The probability with which a certificate or the target may be wrong.")
     ] = 0.05,
     controls: Annotated[
         bool, typer.Option(help="Also show the scores of a model that ignores swaps and of a random plan.")
     ] = True,
-    output: Annotated[str | None, typer.Option(help="Which output to compare, if there are several.")] = None,
-    reads: Annotated[str | None, typer.Option(help="How to compare: classes, binary or values.")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="How far values of a regression may differ and still agree.")
+    output: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which output to compare, if there are several.")
     ] = None,
-    class_axis: Annotated[int, typer.Option(help="The axis of the classes.")] = -1,
-    counted: Annotated[str | None, typer.Option(help="The array in the data that marks which tokens count.")] = None,
+    reads: Annotated[str | None, typer.Option(metavar="HOW", help="How to compare: classes, binary or values.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="How far values of a regression may differ and still agree.")
+    ] = None,
+    class_axis: Annotated[int, typer.Option(metavar="AXIS", help="The axis of the classes.")] = -1,
+    counted: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The array in the data that marks which tokens count.")
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Plot IIA and KL of all plans against the number of units kept.")
+        Path | None, typer.Option(metavar="FILE", help="Plot IIA and KL of all plans against the number of units kept.")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

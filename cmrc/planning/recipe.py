@@ -11,6 +11,7 @@ A preset names an objective, a selection rule and a kind of replacement (paper t
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +163,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.preset not in (AUTO, *PRESETS):
-            raise RecipeError(f"the preset {self.preset!r} is not known", fix=f"use {ALLOWED['preset']}")
+            near = difflib.get_close_matches(self.preset, (AUTO, *PRESETS), 1)
+            fix = f"did you mean {near[0]!r}?" if near else f"use {ALLOWED['preset']}"
+            raise RecipeError(f"the preset {self.preset!r} is not known", fix=fix)
         if self.budget is not None and self.keep is not None:
             raise RecipeError(
                 "keep and budget are both given, and each decides how many units stay",

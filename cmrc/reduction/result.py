@@ -180,7 +180,7 @@ class Reduction:
             else f"{'try larger sizes, frontier=0.98,0.95, or' if end.share < LARGE else 'give'} more data, or ask for less"
         )
         which = "smallest" if cost else "largest"
-        return f"{judgement.goal} is out of reach: the {which} size tried, {end.share:g} of the {WORDS[self.of]}, has {value}; {why}"
+        return f"{judgement.goal} is out of reach: {value} at the {which} size tried, {end.share:g} of the {WORDS[self.of]}; {why}"
 
     # ------------------------------------------------------------ for people
 

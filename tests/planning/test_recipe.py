@@ -42,6 +42,7 @@ def test_every_key_says_what_it_may_be() -> None:
 REFUSED = {
     "kept: 0.5": ("'kept' is not a key of a recipe", "did you mean 'keep'?"),
     "3: 0.5": ("3 is not a key of a recipe", "see docs/planning.md for the keys of a recipe"),
+    "preset: jiont": ("the preset 'jiont' is not known", "did you mean 'joint'?"),
     "preset: best": ("the preset 'best' is not known", f"use auto, or one of {', '.join(PRESETS)}"),
     "objective: hope": (
         "objective is 'hope'",

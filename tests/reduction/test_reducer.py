@@ -101,9 +101,9 @@ def test_a_goal_of_size_is_met_by_the_file_and_shares_the_calibration(tmp_path: 
     assert small.ready
     none = cmrc.reduce(MODEL, TRAIN, work=work, size=0.01, **{**QUICK, "frontier": [0.6]})
     least = none.measures.bytes / MODEL.stat().st_size
-    assert none.verdict.startswith("not ready: size 0.01 is out of reach: the smallest size tried, ")
-    assert none.verdict.endswith(
-        f" of the bytes, has {least:.3f} of the file; that is with all units removed that may be removed"
+    assert none.verdict == (
+        f"not ready: size 0.01 is out of reach: {least:.3f} of the file at the smallest size tried, {none.size.share:g} of the bytes; "
+        "that is with all units removed that may be removed"
     )
 
 
