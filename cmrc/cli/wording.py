@@ -57,7 +57,8 @@ def in_flags(text: str) -> str:
 def page_in_flags(account: Mapping[str, Any]) -> dict[str, Any]:
     """What a page shows, for somebody who typed a command."""
     notes, problems = (list(map(in_flags, account[key])) for key in ("notes", "problems"))
-    return {**account, "verdict": in_flags(account["verdict"]), "notes": notes, "problems": problems}
+    words, verdict = (in_flags(account[key]) for key in ("words", "verdict"))
+    return {**account, "words": words, "verdict": verdict, "notes": notes, "problems": problems}
 
 
 def reason_in_flags(text: str) -> str:

@@ -22,6 +22,9 @@ LEAST = 1e-12  # on a logarithmic axis
 GREY = "#888888"  # seen on light and on dark
 LABELLED = 24  # nodes of a graph that are few enough to stand with their names
 DOT = "clamp(pow(width / 80, 2), 14, 70)"  # of a node: smaller where the window is narrow
+ENDING = (
+    "length(datum.label) > 19 ? '…' + slice(datum.label, -18) : datum.label"  # names of layers differ at their ends
+)
 NARROW = 16  # pixels of a bar, and of the row of a graph
 
 
@@ -95,7 +98,7 @@ def widths_chart(a: Account) -> dict[str, Any]:
         values.append({"layer": site, "what": "kept", "units": after, "of": before})
         values.append({"layer": site, "what": "removed", "units": before - after, "of": before})
     return _chart(values, height=10 * len(values) + 20, mark="bar", encoding={
-        "y": {"field": "layer", "type": "nominal", "sort": None, "title": None},
+        "y": {"field": "layer", "type": "nominal", "sort": None, "title": None, "axis": {"labelExpr": ENDING}},
         "x": {"field": "units", "type": "quantitative", "stack": True, "title": "units"},
         "color": {"field": "what", "type": "nominal", "title": None,
                   "scale": {"domain": ["kept", "removed"], "range": [COLOURS[1], COLOURS[4]]}},
@@ -114,7 +117,8 @@ def risk_chart(a: Account) -> dict[str, Any] | None:
         "x": {"field": "step", "type": "quantitative", "title": "units removed, in the order of the selection"},
         "y": {"field": "added", "type": "quantitative", "scale": {"type": "log"}, "title": "risk that the removal adds",
               "axis": {"format": ".0e", "tickCount": 8}},
-        "color": {"field": "layer", "type": "nominal", "legend": {"symbolLimit": 12, "orient": "bottom", "columns": 3}, "sort": None},
+        "color": {"field": "layer", "type": "nominal", "sort": None,
+                  "legend": {"symbolLimit": 12, "orient": "bottom", "columns": 3, "labelExpr": ENDING}},
         "shape": {"field": "unit", "type": "nominal", "title": None, "legend": {"orient": "top", "symbolFillColor": GREY},
                   "scale": {"domain": ["removed", "kept"], "range": ["circle", "triangle-up"]}},
         "size": {"condition": {"test": "datum.unit == 'removed'", "value": 34}, "value": 14},

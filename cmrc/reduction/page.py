@@ -217,7 +217,7 @@ def _section(section: Section) -> str:
     if section.chart is not None:
         parts.append(f'<div class="chart" id="{section.key}"></div>')
     elif section.table:
-        parts.append(_html_table(section.table))
+        parts.append(_html_table(section.table, section.key))
     if section.points:
         parts.append(f"<ul>{''.join(f'<li>{html.escape(point)}</li>' for point in section.points)}</ul>")
     return f"<section>{''.join(parts)}</section>"
@@ -230,14 +230,14 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, "|" + "---|" * len(rows[0]), *rest]
 
 
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
+def _html_table(rows: Sequence[Sequence[str]], key: str) -> str:
     head, *rest = rows
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(
         f"<tr{' class=chosen' if row[0] == '>' else ''}>{''.join(f'<td>{_breakable(cell)}</td>' for cell in row)}</tr>"
         for row in rest
     )
-    return f"<div class=wide><table>{f'<tr>{cells}</tr>' if any(head) else ''}{body}</table></div>"
+    return f"<div class='wide {key}'><table>{f'<tr>{cells}</tr>' if any(head) else ''}{body}</table></div>"
 
 
 LONGEST_NUMBER = 24  # characters, with its separators and its unit
@@ -264,6 +264,8 @@ STYLE = """
 @media print {
   :root { --ink: #000; --paper: #fff; --soft: #f4f4f4; --line: #ccc; --good: #1b7f5c; --bad: #b3361e; }
   section { break-inside: avoid; } h2 { break-after: avoid; } tr { break-inside: avoid; } .vega-bindings { display: none; }
+  .wide { overflow: visible; } .wide table { font-size: .8rem; } .wide td, .wide th { padding-right: .5rem; } .wide td:last-child { overflow-wrap: anywhere; min-width: 4rem; }
+  .wide td:not(:first-child):not(:last-child) { white-space: normal; } .wide td:first-child { max-width: 12rem; overflow-wrap: break-word; } .vega-embed svg { max-width: 100%; height: auto; }
   .badge, .card { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
@@ -282,6 +284,7 @@ input { font: inherit; max-width: 100%; } li { overflow-wrap: anywhere; } #graph
 @media (max-width: 600px) {
   table { font-size: .8rem; } td, th { padding-right: .45rem; } td:last-child { min-width: 5.5rem; }
   td:first-child { max-width: 8rem; overflow-wrap: break-word; }
+  .summary td:not(:first-child):not(:last-child) { white-space: normal; } .summary td:last-child { overflow-wrap: anywhere; }
   .wide { background: linear-gradient(90deg, #0000, var(--paper)) right / 2rem 100% no-repeat local,
                       linear-gradient(270deg, var(--line), #0000) right / .8rem 100% no-repeat scroll; } }
 """.strip()

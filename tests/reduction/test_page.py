@@ -14,6 +14,7 @@ import pytest
 from command import cli
 
 import cmrc
+from cmrc.cli.wording import page_in_flags
 from cmrc.errors import FileError
 from cmrc.planning.advice import Finding
 from cmrc.reduction import account, charts, page
@@ -286,3 +287,46 @@ def test_the_page_opens_in_a_browser(
         tab.wait_for_function(f"Math.abs({where} - {before}) > 2")
         browser.close()
     assert said == []
+
+
+@needs_vega
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: cmrc[browser]")
+def test_long_names_show_their_ends_and_fit_on_paper(facts: Account, tmp_path: Path) -> None:
+    """Exporters give all layers one long beginning; nobody can scroll a table that is printed."""
+    from playwright.sync_api import sync_playwright
+
+    prefix = "a_beginning_that_all_layers_share/" * 3
+    renamed = {
+        **facts,
+        "widths": {prefix + name: pair for name, pair in facts["widths"].items()},
+        "plan": [(prefix + row[0], *row[1:3], prefix + row[3]) for row in facts["plan"]],
+        "risks": [{**row, "layer": prefix + row["layer"]} for row in facts["risks"]],
+    }
+    page.write_page(page.page_of(renamed), renamed, tmp_path / "report.html")
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_context(viewport={"width": 1000, "height": 900}, offline=True).new_page()
+        tab.goto(f"file://{tmp_path / 'report.html'}")
+        tab.wait_for_function("document.documentElement.dataset.drawn === 'yes'", timeout=60_000)
+        for key in ("widths", "risk"):
+            labels = "\n".join(tab.locator(f"#{key} svg text").all_text_contents())
+            assert all(f"…{(prefix + name)[-18:]}\n" in f"{labels}\n" for name in facts["widths"]), labels
+        tab.set_viewport_size({"width": 660, "height": 900})  # A4 without its margins; pictures stay as they were drawn
+        beyond = "[...document.querySelectorAll('table, svg')].filter(e => e.getBoundingClientRect().right > 660).map(e => e.outerHTML.slice(0, 300))"
+        assert tab.evaluate(beyond), "everything fits without the rules for print: the test shows nothing"
+        tab.emulate_media(media="print")
+        assert tab.evaluate(beyond) == []
+        browser.close()
+
+
+def test_what_a_page_says_speaks_of_flags(facts: Account) -> None:
+    said = {
+        "words": "It is out of reach: try frontier=0.2,0.1.",
+        "verdict": "not ready: give data=",
+        "notes": ["give samples="],
+    }
+    shown = page_in_flags({**facts, **said, "problems": ["give metric="]})
+    assert [shown[key] for key in ("words", "verdict", "notes", "problems")] == [
+        "It is out of reach: try --frontier 0.2,0.1.", "not ready: give --data", ["give --samples"], ["give --metric"],
+    ]  # fmt: skip
