@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,12 @@ from torch import nn
 
 import cmrc
 from benchmarks import pruners, subjects
-from benchmarks.charts import OURS, PEER, PUBLISHED, digits
+from benchmarks.charts import OURS, PEER, PUBLISHED
+from benchmarks.curves_page import DEFAULT, LOSS, OWN, SECTIONS, judge_curves
 from benchmarks.latency import quiet_exporters
 from benchmarks.measure import STARTED, commit, console, parser, use_threads, write_record
 from benchmarks.pretrained import export, file_run, sizes_of_file, stand_in
 from benchmarks.pruners import sizes_of_module
-from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.selection import DEVELOPMENT, calibration
 from benchmarks.subjects import BATCH, Run, Subject, divergence, in_parts, torch_run
 from benchmarks.trained import STAND_INS, TRAININGS, Training, accuracy
@@ -40,18 +40,15 @@ from cmrc.planning.allocate import Costs
 from cmrc.planning.planner import plan_sizes
 from cmrc.planning.recipe import make_recipe
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+__all__ = ["SECTIONS"]
 
 SIZES = (0.9, 0.8, 0.7, 0.6, 0.5)
 SAMPLES = 2000  # training pictures to calibrate on
-LOSS = 0.01  # of agreement, that a user may lose
 FRONTIER = (0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8, 0.7, 0.6)  # sizes that `cmrc.reduce` tries for it
 FOUND = "cmrc reduce"
 PAIRS = 31  # runs in turns, of which the median ratio is the latency
 ONE_PASS = {"recompute": "never", "multiple_of": 1}
 UNIFORM = "cmrc, the same part of every layer"
-OWN = "cmrc, by its defaults"
 CORP = "ridge folding (CORP, GRAIL): norm, all retained parents"
 FLAP = "FLAP-like: fluctuation, means, adaptive"
 OBS = "SlimGPT-, OSSCAR-like: least squares, one pass"
@@ -97,16 +94,6 @@ SUBJECTS: dict[str, Callable[[bool], Subject]] = {
     "recogniser": lambda quick: stand_in("recogniser, in torch") if quick else subjects.recogniser(),
     "efficientnet": lambda quick: stand_in("efficientnet, in torch") if quick else subjects.efficientnet(800, 400),
     "smollm": lambda quick: stand_in("smollm") if quick else subjects.smollm(),
-}
-TITLES = {
-    "resnet": "ResNet-8 on CIFAR-10",
-    "vit": "ViT on CIFAR-10",
-    "digits": "the digits classifier of the examples",
-    "minilm": "MiniLM-L6",
-    "magika": "Magika",
-    "recogniser": "PP-OCRv4 rec",
-    "efficientnet": "EfficientNet-Lite0",
-    "smollm": "SmolLM2-135M",
 }
 
 
@@ -175,13 +162,13 @@ class Judge:
 
     def of_module(self, module: nn.Module, save: Callable[[Path], object]) -> dict[str, Any]:
         """Judged in torch, and timed as the file that `save` writes."""
-        told = {**sizes_of_module(module, self.subject.example), **self.subject.judge(torch_run(module))}
+        measures = {**sizes_of_module(module, self.subject.example), **self.subject.judge(torch_run(module))}
         if not self.subject.exported:
-            return told
+            return measures
         path = self.folder / "small.onnx"
         path.unlink(missing_ok=True)
         save(path)
-        return {**told, **self._latency(path)}
+        return {**measures, **self._latency(path)}
 
     def of_plan(self, plan: cmrc.Plan) -> dict[str, Any]:
         small = cmrc.lower(self.subject.program, cmrc.Plan(self.subject.program, plan.entries), growth="allow")
@@ -268,14 +255,14 @@ class Rows:
     def read(self) -> None:
         """What an earlier run left, if it judged the same network on the same data."""
         path, again = self.options.json, tuple(self.options.again or ())
-        held = json.loads(path.read_text()) if path.exists() else {}
-        whole = held.get("whole", {})
+        before = json.loads(path.read_text()) if path.exists() else {}
+        whole = before.get("whole", {})
         same = whole.keys() == self.whole.keys() and np.allclose([*whole.values()], [*self.whole.values()], atol=1e-6)
-        if held.get("subject") != self.subject.what or not same:
+        if before.get("subject") != self.subject.what or not same:
             return  # another network, or other data: the files of a machine change
-        self.seconds = held["wall_seconds"]
-        for kept, found in ((self.rows, "rows"), (self.defaults, "defaults"), (self.agreeing, "agreeing")):
-            kept += [row for row in held.get(found, ()) if not (again and row["method"].startswith(again))]
+        self.seconds = before["wall_seconds"]
+        for kept, name in ((self.rows, "rows"), (self.defaults, "defaults"), (self.agreeing, "agreeing")):
+            kept += [row for row in before.get(name, ()) if not (again and row["method"].startswith(again))]
 
     def add(self, rows: list[dict[str, Any]], key: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> None:
         """A row of what `make` measures, unless it is there or left out."""
@@ -286,21 +273,21 @@ class Rows:
             return
         begin = time.perf_counter()
         try:
-            told = make()
+            measures = make()
         except cmrc.CmrcError as error:
-            told = {"why": error.reason}
-        rows.append({**key, **told, "seconds": round(time.perf_counter() - begin, 1), "commit": commit()})
+            measures = {"why": error.reason}
+        rows.append({**key, **measures, "seconds": round(time.perf_counter() - begin, 1), "commit": commit()})
         console.print(rows[-1])
         self.write()
 
     def write(self) -> None:
-        found = {
+        record = {
             "name": self.subject.name, "subject": self.subject.what, "number": self.number, "whole": self.whole,
             "rows": self.rows, "defaults": self.defaults, "agreeing": self.agreeing,
             "claims": judge_curves(self.rows, self.defaults, self.number, self.whole[self.number]),
             "wall_seconds": round(self.seconds + time.perf_counter() - STARTED, 1),
         }  # fmt: skip
-        write_record(self.options.json, f"curves, {self.options.subject}", [], self.options, **found)
+        write_record(self.options.json, f"curves, {self.options.subject}", [], self.options, **record)
 
 
 def measure(rows: Rows, judge: Judge, sizes: Sequence[float], *, peers: bool) -> None:
@@ -327,10 +314,10 @@ def measure(rows: Rows, judge: Judge, sizes: Sequence[float], *, peers: bool) ->
                 for way, counts in (("", matched.uniform(size)), (", global", None)):
 
                     def cut(name: str = name, size: float = size, counts: list[int] | None = counts) -> dict[str, Any]:
-                        found = scores[name]()
-                        gone = matched.ranked(size, [own / own.mean() for own in found]) if counts is None else counts
+                        own = scores[name]()
+                        gone = matched.ranked(size, [one / one.mean() for one in own]) if counts is None else counts
                         return judge.of_pruned(
-                            pruners.cut_lowest(subject.model, subject.example, subject.writers, found, gone)
+                            pruners.cut_lowest(subject.model, subject.example, subject.writers, own, gone)
                         )
 
                     add(f"Torch-Pruning, {name}{way}", PEER, size, cut)
@@ -372,8 +359,8 @@ class _Defaults:
             sites = subject.sites if not subject.affine else recipe.sites
             stats = cmrc.calibrate(subject.sized, subject.batches, sites=sites, need=recipe.needs, **recipe.calibration)
             amounts = [{"budget": {"of": "macs", "amount": one}} for one in left]
-            made = plan_sizes(subject.sized, stats, amounts, data=subject.batches, **options)
-            self.plans |= dict(zip(left, made, strict=True))
+            plans = plan_sizes(subject.sized, stats, amounts, data=subject.batches, **options)
+            self.plans |= dict(zip(left, plans, strict=True))
         return self.plans[size]
 
 
@@ -398,7 +385,6 @@ def flap(subject: Subject, stats: cmrc.Stats, matched: Matched, size: float) -> 
 # ---------------------------------------------------------------- the defaults beside every preset
 
 
-DEFAULT = "without another word"
 PRESETS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
     "joint, one pass": {"preset": "joint"},
@@ -439,159 +425,27 @@ def agreeing(judge: Judge) -> dict[str, Any]:
     }
     if isinstance(subject.model, nn.Module):
         given |= {"args": subject.example, "dynamic_shapes": {name: {0: BATCH} for name in joined}}
-    found = cmrc.reduce(subject.model, joined, **given)
-    lowered = found.lowered
-    told = {"size": found.size.share, "own agreement": found.measures.quality.agreement.value}
+    reduced = cmrc.reduce(subject.model, joined, **given)
+    lowered = reduced.lowered
+    chosen = {"size": reduced.size.share, "own agreement": reduced.measures.quality.agreement.value}
     if isinstance(subject.model, nn.Module):
-        return {**told, **judge.of_module(lowered.module.eval(), lowered.save)}
-    path = judge.folder / "found.onnx"
+        return {**chosen, **judge.of_module(lowered.module.eval(), lowered.save)}
+    path = judge.folder / "reduced.onnx"
     lowered.save(path)
-    return {**told, **judge.of_file(path)}
-
-
-# ---------------------------------------------------------------- claims
-
-
-def judge_curves(rows: Sequence[Record], presets: Sequence[Record], number: str, floor: float) -> list[dict[str, Any]]:
-    """At each size, what ours loses over what the best library and the best published method lose: the worst ratio.
-
-    And what half of the units costs by default, over the best preset.
-    """
-    told = []
-    reached = [row for row in rows if number in row and not row.get("why")]
-    for kind, target in ((PEER, 1 / 3), (PUBLISHED, 1.0)):
-        ratios = []
-        for size in sorted({row["size"] for row in reached}):
-            here = [row for row in reached if row["size"] == size]
-            own = [row[number] - floor for row in here if row["method"] == OWN]
-            others = [row[number] - floor for row in here if row["kind"] == kind]
-            if own and others:
-                ratios.append(own[0] / max(min(others), 1e-12))
-        if ratios:
-            told.append(claim(f"{number} lost, ours over the best {kind}, worst size", max(ratios), "<=", target))
-    known = {row["preset"]: row[number] - floor for row in presets if number in row}
-    if len(known) > 1 and DEFAULT in known:
-        told.append(
-            claim("half of the units by default, over the best preset", known[DEFAULT] / min(known.values()), "<=", 1.1)
-        )
-    return told
-
-
-# ---------------------------------------------------------------- the page
-
-
-def agreement_of(record: Record) -> str | None:
-    """The number that counts how many answers are as before."""
-    names = ("agreement", "nearest sentence kept", "strings as before")
-    return next((name for name in names if name in record["whole"]), None)
-
-
-def smallest(record: Record, method: str) -> float | None:
-    """The part of the multiply-accumulates at which `LOSS` of the agreement is lost: between two measured sizes, on a straight line.
-
-    None if the method was not measured so far down.
-    """
-    key, whole = agreement_of(record), record["whole"]["macs"]
-    points = [(row["macs"] / whole, row[key]) for row in record["rows"] if row["method"] == method and key in row]
-    before = (1.0, 1.0)
-    for part, same in sorted(points, reverse=True):
-        if same < 1 - LOSS:
-            return before[0] - (before[0] - part) * (before[1] - (1 - LOSS)) / (before[1] - same)
-        before = (part, same)
-    return None
-
-
-def body(record: Record) -> str:
-    number, key = record["number"], agreement_of(record)
-    sizes = sorted({row["size"] for row in record["rows"]}, reverse=True)
-    methods = list(dict.fromkeys((row["method"], row["kind"]) for row in record["rows"]))
-    rows = []
-    for method, kind in methods:
-        by_size = {row["size"]: row for row in record["rows"] if row["method"] == method}
-        cells = []
-        for size in sizes:
-            row = by_size.get(size, {})
-            text = digits(row[number]) if number in row else row.get("why", "")
-            if number in row and key:
-                text += f" ({100 * row[key]:.1f} %)"
-            cells.append(text)
-        last = by_size.get(sizes[-1], {})
-        fast = f"{last['latency']:.2f}" if "latency" in last else ""
-        found = smallest(record, method) if key else None
-        rows.append((method, kind, *cells, fast, "" if found is None else f"{found:.3f}"))
-    head = ("method", "whose", *(f"{size:g}" for size in sizes), f"latency at {sizes[-1]:g}", "size with 1 % lost")
-    told = f"{number}" + (f" (and {key})" if key else "")
-    page = [f"{record['name']}: {record['subject']}. {told} at parts of the multiply-accumulates:\n", table(head, rows)]
-    presets = [row for row in record["defaults"] if number in row]
-    if presets:
-        best = min(row[number] for row in presets)
-        cells = [(row["preset"], digits(row[number]), f"{row[number] / best:.2f}") for row in presets]
-        page += [
-            "Half of the units of the same layers, by preset:\n",
-            table(("preset", number, "over the best"), cells),
-        ]
-    for row in record.get("agreeing", ()):
-        if number in row and key:
-            page.append(
-                f"`cmrc reduce --agreement {1 - LOSS:g} --measured` chooses {row['macs'] / record['whole']['macs']:.3f} of the multiply-accumulates, "
-                f"where a quarter of its own data agrees on {100 * row['own agreement']:.1f} %; of the data judged on here {100 * row[key]:.1f} % agree.\n"
-            )
-    return "\n".join((*page, claims(record["claims"])))
-
-
-def draw(record: Record, figure: Figure) -> None:
-    left, right = figure.subplots(1, 2, sharey=True)
-    whole, number = record["whole"], record["number"]
-    methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
-    for i, method in enumerate(methods):
-        rows = [row for row in record["rows"] if row["method"] == method and number in row]
-        style = {"marker": "o", "color": COLOURS[i % len(COLOURS)], "linestyle": "-" if i < len(COLOURS) else ":"}
-        lost = [max(row[number] - whole[number], 1e-5) for row in rows]
-        left.plot([row["macs"] / whole["macs"] for row in rows], lost, label=method, **style)
-        if all("latency" in row for row in rows):
-            right.plot([row["latency"] for row in rows], lost, **style)
-    left.set(xlabel="multiply-accumulates, of the whole network", ylabel=f"{number} lost", yscale="log")
-    right.set(xlabel="latency, of the whole network")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
-
-
-TEXT = """No fine-tuning. Ours gets a budget of multiply-accumulates and nothing else; it may cut every unit and head that folds. The others cut
-the layers that the other table of this network names. Sizes that are not shown were not measured yet. Latency is of one sample as an ONNX
-file under onnxruntime, in turns with the whole network, on a machine that did other work besides. The size with 1 % lost lies between two
-measured ones, on a straight line. Multiply-accumulates of the budget are counted by cmrc; torch's counter, which the figure goes by, differs by up to 3 %.
-The record names the commit of each row.
-"""
-NOTES = {
-    "resnet": """Loss is won here, and time is not: at one picture the small files take as long as the whole one, since onnxruntime's convolutions
-want channels in multiples of 8 (Torch-Pruning's uniform half has them by chance). Who needs time asks for it: `--speedup`, or `multiple_of: 8`.
-""",
-    "vit": """Attention is left to ours alone: the others cut the hidden units of the MLPs, as their tables do elsewhere. What onnxsim and each preset lose
-stands here once it is measured.
-""",
-    "digits": """The file that the worked example reduces, so that a minute gives every row. One picture takes about 12 microseconds, most of it outside the arithmetic, and
-widths that are no multiple of 8 cost more than they save: who needs time asks for it. At 0.5 the same part of every layer loses less than what is chosen by measured loss. On the
-calibration pictures, which the network was trained on, it loses twice as much.
-""",
-    "minilm": """The rows of ours, of onnxsim and of the presets are not measured yet: they go on with the command below.
-""",
-    "magika": """A single layer can be cut, and by constants alone, so that the methods differ in the order of its units only. No library here cuts it.
-""",
-}
-SECTIONS: tuple[Section, ...] = tuple(
-    Section(f"curves_{name}", f"Curves: {title}", TEXT + NOTES.get(name, ""), body, draw, (name,), (9.0, 4.6))
-    for name, title in TITLES.items()
-)
+    return {**chosen, **judge.of_file(path)}
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0], "curves_{subject}.json")
-    made.add_argument("subject", choices=list(SUBJECTS))
-    made.add_argument("--sizes", type=float, nargs="*", default=None, help="parts of the multiply-accumulates")
-    made.add_argument(
+    arguments = parser(__doc__.splitlines()[0], "curves_{subject}.json")
+    arguments.add_argument("subject", choices=list(SUBJECTS))
+    arguments.add_argument("--sizes", type=float, nargs="*", default=None, help="parts of the multiply-accumulates")
+    arguments.add_argument(
         "--again", nargs="*", default=None, help="measure rows once more whose method begins with one of these"
     )
-    made.add_argument("--without", nargs="*", default=None, help="leave rows out whose method begins with one of these")
-    options = made.parse_args()
+    arguments.add_argument(
+        "--without", nargs="*", default=None, help="leave rows out whose method begins with one of these"
+    )
+    options = arguments.parse_args()
     use_threads(options.threads)
     quiet_exporters()
     torch.manual_seed(0)

@@ -35,7 +35,6 @@ NAME_VAGUELY = {
     "cmrc/program/plan.py",
     "cmrc/program/plan_file.py",
     "cmrc/program/plan_schema.py",
-    "benchmarks/curves.py",
 }
 
 
