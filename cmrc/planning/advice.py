@@ -30,6 +30,7 @@ BLOCK = 32  # units of a block
 PARTS = (0.1, 0.25, 0.5)  # of the data, that the kept set is compared with; the last is judged
 # From where on a number is good news: ρ_off at most, rank correlation at least, crossings at most, overlap at least.
 ADDS_UP, PREDICTS, RARE, STEADY = 0.3, 0.9, 0.0, 0.9
+ALIKE = 3.0  # times as much as the cheapest: up to there, units cost about the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,12 @@ def _coupling(site: str, ratio: float) -> Finding:
 
 def _predictions(site: str, measured: diagnose.Predictions) -> Finding:
     good = measured.correlation >= PREDICTS
+    least, most = float(measured.measured.min()), float(measured.measured.max())
     advice = (
         "The scores rank units like clamping does."
         if good
+        else f"Units cost about the same (within a factor of {most / least:.1f}), so their order says little: how many go matters more than which."
+        if 0 < most <= ALIKE * least
         else "The scores rank units unlike clamping does: judge plans by cmrc verify, not by predicted risk."
     )
     points = tuple(zip(measured.predicted.tolist(), measured.measured.tolist(), strict=True))

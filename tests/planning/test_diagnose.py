@@ -228,6 +228,16 @@ def test_every_finding_has_a_number_and_a_sentence_of_advice() -> None:
     assert not by_name["acts.0", "kinks"].good
 
 
+@pytest.mark.parametrize(
+    ("measured", "start"),
+    [([1.0, 2.0, 3.0], "The scores rank"), ([2.0, 1.0, 2.5], "Units cost about the same (within a factor of 2.5)"),
+     ([9.0, 1.0, 3.0], "The scores rank units unlike"), ([1.0, -1.0, 1.0], "The scores rank units unlike")],
+)  # fmt: skip
+def test_units_that_cost_about_the_same_need_no_order(measured: list[float], start: str) -> None:
+    shown = diagnose.Predictions((0, 1, 2), np.array([1.0, 2.0, 3.0]), np.array(measured))
+    assert advice._predictions("a", shown).advice.startswith(start)
+
+
 def test_where_the_remainder_has_no_bound_the_advice_says_why() -> None:
     program, (x, y) = mlp(act=nn.GELU), data(60, 5)
     findings = examine(program, [(x, y)], make_recipe(loss="kl"), sites="acts.0", count=2)
