@@ -1,9 +1,10 @@
 """Whether the units that are kept depend on how the same function is written: the paper's table 2.
 
-python -m benchmarks.invariance [--quick] [--json OUT] [--threads N]
+python -m benchmarks.invariance trained       hidden units of ConvNets, last channels of a ResNet-56
+python -m benchmarks.invariance untrained     last channels of a ResNet-20 that has learned nothing
 
-interface     hidden units of ConvNets, last channels of a ResNet-56 and of an untrained ResNet-20: times s, the head's columns over s; half are kept
-inner layers  hidden layers of the whole networks, weights before and weights behind: every other layer, then all at once
+interface     those units times s, the head's columns over s; half are kept
+inner layers  hidden layers of the whole trained networks, weights before and weights behind: every other layer, then all at once
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 import cmrc
 from benchmarks import rescaling
 from benchmarks.data import cifar10
-from benchmarks.measure import Resumed, arguments, progress, use_threads, write_record
+from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.models import randomise
 from benchmarks.reductions import (
     BATCH,
@@ -195,6 +196,8 @@ def judged(networks: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> list
     for name, factors in networks.items():
         least = min(numbers["methods"]["CMR-Logit"]["jaccard"][0] for numbers in factors.values())
         checks.append(claim(f"{name}: Jaccard of CMR-Logit at the interface, least factor's mean", least, ">=", 1.0))
+    if not layers:
+        return checks
     for way, method in (("apart", "CMR-Logit"), ("together", "CMR-Const")):
         least = min(
             np.mean(overlaps(some, method)) for (_, moved, _), some in by_network(layers).items() if moved == way
@@ -238,6 +241,8 @@ def body(record: Record) -> str:
         "What that does to the reduced networks, CMR-Logit less VBP, and how far the rescaling moves the logits:\n",
     ]
     parts.append(table(("network", "scalings", "IIA", "KL", "largest change / largest logit"), gaps))
+    if not record["inner"]:
+        return "\n".join((*parts, claims(record["claims"])))
     layers = []
     for (name, way, factor), some in by_network(record["inner"]).items():
         cells = [f"{np.mean(overlaps(some, method)):.3f}" for method in INNER]
@@ -293,7 +298,7 @@ def draw(record: Record, figure: Figure) -> None:
 
 SECTIONS = (
     Section(
-        "invariance",
+        "invariance_trained",
         "What is kept when the same function is written otherwise (table 2)",
         """A positive factor on a ReLU unit and its inverse on what reads the unit change no output. The paper scores the 256 hidden units of
 five CIFAR-10 ConvNets and the 64 last channels of ResNet-56 networks for CIFAR-100, keeps half, and finds that CMR-Logit keeps the same
@@ -310,22 +315,36 @@ output it measures the distortion of the next layer's units, which have factors 
 """,
         body,
         draw,
+        arguments=("trained",),
         size=(8.0, 4.0),
     ),
+    Section(
+        "invariance_untrained",
+        "What is kept when the same function is written otherwise: a network that has learned nothing",
+        """The 64 last channels of a ResNet-20 with random weights, the control that the paper pools into its figure; ten draws for each range.
+What a method keeps of it depends on the factors as in a trained network: the overlap is a matter of the score, not of what was learned.
+""",
+        body,
+        draw,
+        arguments=("untrained",),
+        size=(4.6, 4.0),
+    ),
 )
+NETWORKS: dict[str, dict[str, tuple[Callable[[int], Case], int]]] = {  # and the number of their checkpoints
+    "trained": {"ConvNet": (convnet, CONVNETS), "ResNet-56": (resnet56, RESNETS)},
+    "untrained": {"untrained ResNet-20": (untrained, 1)},
+}
+INSIDE = {"trained": [*(("ConvNet", seed) for seed in range(CONVNETS)), ("ResNet-56", 0)], "untrained": []}
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0], "invariance.json")
+    asked_for = parser(__doc__, "invariance_{networks}.json")
+    asked_for.add_argument("networks", choices=sorted(NETWORKS))
+    options = asked_for.parse_args()
     use_threads(options.threads)
     quick, resumed = options.quick, Resumed(options.json)
-    checkpoints = {
-        "ConvNet": (convnet, CONVNETS),
-        "ResNet-56": (resnet56, RESNETS),
-        "untrained ResNet-20": (untrained, 1),
-    }
     networks, accuracies = {}, {}
-    for name, (make, seeds) in checkpoints.items():
+    for name, (make, seeds) in NETWORKS[options.networks].items():
         rows: list[Mapping[str, Any]] = []
         for seed in progress(range(1 if quick else seeds), name):
             asked = (small if quick else make, seed, 2 if quick else -(-DRAWS // seeds), 200 if quick else SWAPS)
@@ -334,7 +353,8 @@ def main() -> None:
         accuracies[name] = float(np.mean([row["accuracy"] for row in rows]))
         for factor, numbers in networks[name].items():
             print(name, factor, {m: round(f["jaccard"][0], 3) for m, f in numbers["methods"].items()}, numbers["gaps"])
-    whole = [("random weights", 0)] if quick else [*(("ConvNet", seed) for seed in range(CONVNETS)), ("ResNet-56", 0)]
+    inside = INSIDE[options.networks]
+    whole = [("random weights", 0)] if quick and inside else inside
     layers: list[Mapping[str, Any]] = []
     for name, seed in progress(whole, "inner layers"):
         for factor in FACTORS[2:]:
@@ -347,7 +367,7 @@ def main() -> None:
         print(*group, {method: round(float(np.mean(overlaps(some, method))), 4) for method in INNER})
     write_record(
         options.json,
-        "invariance",
+        f"invariance, {options.networks}",
         [],
         options,
         networks=networks,
