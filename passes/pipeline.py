@@ -139,6 +139,16 @@ def _pipeline(graph: Graph, since: Graph | None, watch: Callable[[str, Graph], N
     return Result(graph, log.actions, find_residue(graph, log, shared) if left else [], seconds, shared)
 
 
+def sink(graph: Graph, *, since: Graph | None = None) -> Graph:
+    """The do's moved into weights where they can be, and every value left whole: no select rises."""
+    log = Log(idle=idle_nodes(graph))
+    for rewrite in PIPELINE[:-1]:
+        if any(map(rewrite.moves, graph.nodes)):
+            graph, _ = rewrite.run(graph, log)
+    verify_graph(graph, since=since)
+    return graph
+
+
 def shared_by_readers(graph: Graph) -> list[Node]:
     """Selects of a value of which each reader reads another part, and which was computed without weights: the slopes of ALiBi, a
     table of positions, a mask. Computing less of it would save nothing, so each reader selects its part at run time."""

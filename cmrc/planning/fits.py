@@ -32,6 +32,7 @@ DRIFT_RIDGES = (
 )  # what held-out error chooses from; with the last nothing is corrected
 GRAM_RIDGE = 1e-2  # of G_SS, which is singular where there are fewer outputs than units
 FLOOR = 1e-4  # of the largest reach of a replaced unit: the least by which G_SS is damped
+PROBES = 64  # random directions that stand for more replaced units than this when the ridge of the drift is chosen
 CHUNK = 32  # units whose weighted systems are formed at a time
 VANISHING = 1e-290  # a curvature or reach below this is no more than rounding
 BLOWN_UP = 100.0  # times the largest value that a unit had: a fit beyond it is an artefact of too few or equal samples
@@ -157,17 +158,27 @@ def _makeup(stats: SiteStats, replaced: Array, keep: Array, gram: Array | None, 
     return solved(gram[np.ix_(replaced, keep)]), solved(output[:, replaced].T) if output is not None and lost else None
 
 
-def _drift(stats: SiteStats, replaced: Array, keep: Array, makeup: Makeup | None) -> tuple[Array, Array]:
-    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K) + P e (without M and P where there is no make-up)."""
+def _drift(
+    stats: SiteStats, replaced: Array, keep: Array, makeup: Makeup | None, onto: Array | None = None
+) -> tuple[Array, Array]:
+    """Cov(a'_K, d) and E[d] of d = a_S − a'_S + M (a_K − a'_K) + P e (without M and P where there is no make-up).
+
+    With `onto` Cov(a'_K, d) times this matrix, which is less work where it has few columns.
+    """
+
+    def times(matrix: Array) -> Array:
+        return matrix if onto is None else matrix @ onto
+
     moved = stats.arrays["cross"] / stats.count - stats.covariance
     apart = stats.arrays["origin"] - stats.mean
-    cross, mean = moved[np.ix_(keep, replaced)], apart[replaced]
+    cross, mean = times(moved[np.ix_(keep, replaced)]), apart[replaced]
     if makeup is None:
         return cross, mean
     m, p = makeup
-    cross, mean = cross + moved[np.ix_(keep, keep)] @ m.T, mean + m @ apart[keep]
+    cross, mean = cross + moved[np.ix_(keep, keep)] @ times(m.T), mean + m @ apart[keep]
     if p is not None:
-        cross, mean = cross + stats.arrays["lost_cross"][keep] / stats.count @ p.T, mean + p @ stats.arrays["lost"]
+        cross = cross + stats.arrays["lost_cross"][keep] / stats.count @ times(p.T)
+        mean = mean + p @ stats.arrays["lost"]
     return cross, mean
 
 
@@ -176,31 +187,39 @@ def _held_out(
 ) -> float:
     """The ridge of the drift's part with the least error on one half of the data of what was fitted on the other.
 
-    The error of a weight B is tr(G_SS (B C_KK Bᵀ − 2 B Cov(a_K, a_S + d))) and a constant, with moments of the other half.
-    Along the eigenvectors of the scaled C_KK a ridge is a factor, so one decomposition serves all of them.
+    The error of a weight B is tr(G_SS (B C_KK Bᵀ − 2 B Cov(a_K, a_S + d))) and a constant, with moments of the other half. A
+    trace tr(G_SS E) is the mean of rᵀ E r over random r with E[r rᵀ] = G_SS, so that a few of them stand for all replaced units.
     """
-    weigh = np.eye(len(replaced)) if gram is None else gram[np.ix_(replaced, replaced)]
+    onto = _probes(len(replaced), None if gram is None else gram[np.ix_(replaced, replaced)])
     parts = []
     for half in halves:
-        among, cross = half.covariance[np.ix_(keep, keep)], half.covariance[np.ix_(keep, replaced)]
-        parts.append((among, cross, _drift(half, replaced, keep, makeup)[0]))
+        among, cross = half.covariance[np.ix_(keep, keep)], half.covariance[np.ix_(keep, replaced)] @ onto
+        parts.append((among, cross, _drift(half, replaced, keep, makeup, onto)[0]))
     errors = np.zeros(len(DRIFT_RIDGES))
     for (among, cross, drift), (other, other_cross, other_drift) in (parts, parts[::-1]):
-        deviation = np.sqrt(np.maximum(among.diagonal(), 0.0))
-        deviation = np.where(deviation > 0, deviation, 1.0)
-        values, vectors = np.linalg.eigh(among / np.outer(deviation, deviation))
-        basis = vectors / deviation[:, None]
-        plain = solve_ridge(among, cross, ridge)  # fitted without the drift
-        aim = basis.T @ (other_cross + other_drift - other @ plain)
-        right = basis.T @ drift
-        weighed = right @ weigh
-        # tr of the products for a ridge whose factors are the vector f: fᵀ A f − 2 f·b
-        a, b = (basis.T @ other @ basis) * (weighed @ right.T), (aim * weighed).sum(1)
+        aim = other_cross + other_drift - other @ solve_ridge(among, cross, ridge)  # fitted without the drift
         for i, stiff in enumerate(DRIFT_RIDGES):
             if np.isfinite(stiff):
-                f = 1.0 / (np.maximum(values, 0.0) + max(stiff, ridge))
-                errors[i] += float(f @ a @ f - 2 * f @ b)
+                weight = solve_ridge(among, drift, max(stiff, ridge))
+                errors[i] += float((weight * (other @ weight - 2 * aim)).sum())
     return float(DRIFT_RIDGES[int(errors.argmin())])
+
+
+def _probes(count: int, weigh: Array | None) -> Array:
+    """R, with columns r for which Σ r rᵀ is the weight of the errors (1 where there is none): its root, or `PROBES` at random."""
+    if count > PROBES:
+        drawn = np.random.default_rng(0).normal(size=(count, PROBES)) / np.sqrt(PROBES)
+        return drawn if weigh is None else _triangle(weigh) @ drawn
+    return np.eye(count) if weigh is None else root_of(weigh)
+
+
+def _triangle(weigh: Array) -> Array:
+    """L with L Lᵀ the matrix, apart from a millionth of its diagonal."""
+    scale = np.sqrt(np.maximum(weigh.diagonal(), 0.0))
+    whole = np.where(scale > 0, scale, 1.0)
+    scaled = weigh / np.outer(whole, whole)
+    scaled[np.diag_indices(len(scaled))] += 1e-6
+    return np.asarray(scale[:, None] * np.linalg.cholesky(scaled))
 
 
 def swapped(among: Array, cross: Array, p: float) -> tuple[Array, Array]:

@@ -172,7 +172,8 @@ class SizePlanner:
 
     def _recipe(self, amount: Mapping[str, Any]) -> Recipe:
         recipe = make_recipe(None, **self.options, **amount)
-        return recipe.for_run(data=self.data is not None, sites=len(sites_of(self.program, recipe, self.stats)))
+        count = len(sites_of(self.program, recipe, self.stats))
+        return recipe.for_run(data=self.data is not None, sites=count, ranked_once=True)
 
     @cached_property
     def _first(self) -> _Planning:
@@ -250,7 +251,7 @@ class _Planning:
         """Whether every site can be ranked when the stream reaches it, which saves a pass over the data: where nothing is decided
         by several sites together, and all of them are refitted."""
         recipe = self.recipe
-        if recipe.recompute != "fits" or recipe.schedule or recipe.budget is not None or self.progress is not None:
+        if recipe.recompute == "never" or recipe.schedule or recipe.budget is not None or self.progress is not None:
             return False
         if self.data is None or recipe.needs & BY_DERIVATIVES:
             return False
@@ -276,7 +277,7 @@ class _Planning:
                 taps = stream.at(site.value, self.program.host)
                 gathered = recorded = self._calibrate([site], self.recipe.needs, taps=taps)
             else:
-                taps = self._taps_of_moved(site, stream, plain=True)
+                taps = self._taps_of_moved(site, stream, plain=self.recipe.recompute == "fits")
                 gathered = self._calibrate([site], self._needs(stream), taps=taps)
             moved, halves = _together(gathered[site.value], taps)
             try:
@@ -443,7 +444,8 @@ class _Planning:
         """The values of a site from the stream; derivatives need a run of the whole model."""
         if self._needs(stream) & BY_DERIVATIVES:
             return None
-        return stream.at(site.value, host or self._host() or self.program.host)
+        plan = self.result if len(self.result) else None
+        return stream.at(site.value, host or self._host() or self.program.host, plan)
 
     def _calibrate(
         self, sites: Sequence[Site], need: frozenset[str], *, taps: Taps | None = None, checkpoint: Path | None = None

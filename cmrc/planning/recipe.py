@@ -151,7 +151,7 @@ class Recipe:
     multiple_of: Number | dict[str, Number] | None = None  # 8 for channels of convolutions, 4 if below 128, 1 elsewhere
     schedule: list[Number | Share] = field(default_factory=list)  # what earlier steps keep; each is scored again
     # after the replacements upstream of a site: fit it again (affine maps towards the original), or score it again too;
-    # auto: fits with the preset auto, where there are data and several sites, else never
+    # auto: with the preset auto, data and several sites all, or fits where one ranking decides on several amounts; else never
     recompute: Literal["auto", "never", "fits", "all"] = "auto"
 
     seed: Seed = 0
@@ -196,12 +196,16 @@ class Recipe:
             preset = "cmr-logit" if not scatter else "joint" if affine else "reconstruction"
         return dataclasses.replace(self, preset=preset, replace="zero" if zero and not affine else self.replace)
 
-    def for_run(self, *, data: bool, sites: int) -> Recipe:
-        """With `recompute: auto` settled: by whether there are data that can be read again, and how many sites."""
+    def for_run(self, *, data: bool, sites: int, ranked_once: bool = False) -> Recipe:
+        """With `recompute: auto` settled: by whether there are data that can be read again, and how many sites.
+
+        Units are ranked after the replacements before them, unless a budget, a schedule or several sizes need the ranks before.
+        """
         if self.recompute != AUTO:
             return self
         fits = self.preset == AUTO and self._base == "joint" and data and sites > 1
-        return dataclasses.replace(self, recompute="fits" if fits else "never")
+        alone = self.budget is None and not self.schedule and not ranked_once
+        return dataclasses.replace(self, recompute=("all" if alone else "fits") if fits else "never")
 
     @property
     def calibration(self) -> dict[str, Any]:

@@ -6,6 +6,9 @@
 The graph is cut at the sites (`passes/interchange.py`), and what is live across a cut is held for every batch until the next
 one is reached. Batches whose values do not fit are not held: they run from the beginning for every site. Plans of several sizes
 share one `Original`, whose pieces do not run again on a batch that it knows.
+
+A replacement that is read by linear ops and convolutions alone is folded into their weights, so that a piece costs no more with it
+than without. The site's own value stays whole.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cmrc.hosts.protocols import Host
-from cmrc.ir.graph import Array
+from cmrc.ir.graph import Array, Do, Graph, fused_groups
 from cmrc.passes.interchange import cut
+from cmrc.passes.pipeline import put_dos, sink
+from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.statistics.batches import Batch
 from cmrc.statistics.calibrate import Taps
@@ -107,15 +112,39 @@ class Stream:
         """The numbers of the sites, upstream before downstream."""
         return sorted(range(len(self.sites)), key=lambda i: self.cut.levels[self.sites[i]])
 
-    def at(self, site: str, host: Host) -> Taps:
-        """The taps of a site, where `host` is the model with everything replaced that lies before it."""
+    def at(self, site: str, host: Host, plan: Plan | None = None) -> Taps:
+        """The taps of a site, where `host` is the model with everything replaced that lies before it: by `plan`, if it is given."""
         if site in self.cut.free:
             return Taps(self.program.host, host, [site])
         self.reached = level = self.cut.levels[site]
-        for part in self.parts[len(self.moving) : level + 1]:
-            anew = host is not self.program.host  # else nothing before it is replaced yet
-            self.moving.append(Part.make(host, part.inputs, part.outputs, part.beyond) if anew else part)
+        new, anew = (
+            range(len(self.moving), level + 1),
+            host is not self.program.host,
+        )  # else nothing before it is replaced yet
+        if anew and new and plan is not None:
+            host_of_pieces = self.program.host.build(self.folded(plan, new))
+        else:
+            host_of_pieces = host
+        for part in self.parts[new.start : new.stop]:
+            moving = Part.make(host_of_pieces, part.inputs, part.outputs, part.beyond) if anew else part
+            self.moving.append(moving)
         return _AtSite(self, site, host)
+
+    def folded(self, plan: Plan, levels: range) -> Graph:
+        """The model with what these pieces read of the replacements: in the weights of their readers, or clamped."""
+        graph, consumers = self.program.graph, self.program.consumers
+        pieces = [self.cut.pieces[level] for level in levels]
+        read = {name for piece in pieces for node in piece.nodes for name in node.values()}
+        entries = [entry for entry in plan.entries if entry.value in read]
+        fused = fused_groups(graph)
+        direct, others = list[Do](), list[Do]()
+        for entry in entries:
+            weighed = entry.value not in graph.outputs and all(
+                node.op in ("linear", "conv") and node.inputs[0] == entry.value and node.origin not in fused
+                for node in consumers[entry.value]
+            )
+            (direct if weighed else others).append(entry)
+        return put_dos(sink(put_dos(graph, direct), since=graph), others)
 
     def values(self, number: int, batch: Batch, level: int) -> LiveValues | None:
         """What is live behind the piece of a level, or None for a batch that does not fit."""

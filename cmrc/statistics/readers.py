@@ -116,7 +116,7 @@ def outgoing(program: Sites, columns: Columns) -> Array:
             node=columns.name,
             fix='choose a site before a linear or conv op, or an objective that needs no weights ("variance", "task")',
         )
-    return np.concatenate([reader.weight for reader in reading])
+    return reading[0].weight if len(reading) == 1 else np.concatenate([reader.weight for reader in reading])
 
 
 def beside(program: Sites, columns: Columns) -> Columns | None:
@@ -278,19 +278,21 @@ def _read(node: Node, reached: Mapping[str, _Reached], columns: Columns) -> Iter
         wide = np.moveaxis(matrix, attrs["w_in"], -1)[None] * attrs.get("alpha", 1.0)
     else:
         wide = _conv_columns(node, matrix)
-    wide = wide * scale[0]
+    if (scale[0] != 1).any():
+        wide = wide * scale[0]
     count = columns.units * columns.features // columns.slots
     # A unit may fill several inputs of the op (a flattened plane): each place has its own rows.
-    times = [np.flatnonzero(number[0] == j) for j in range(count)]
-    most = max((len(t) for t in times), default=0)
-    if not most:
+    mine = np.flatnonzero(number[0] >= 0)
+    mine = mine[np.argsort(number[0][mine], kind="stable")]
+    unit = number[0][mine].astype(np.int64)
+    filled = np.bincount(unit, minlength=count)
+    if not len(mine):
         return
-    rows = []
-    for place in range(most):
-        taken = np.array([t[place] if place < len(t) else -1 for t in times])
-        part = np.where(taken >= 0, wide[..., taken], 0.0)
-        rows.append(part.reshape(-1, count))
-    yield Reader(node, np.repeat(np.concatenate(rows), columns.slots, axis=1), source.exact)
+    taken = np.full((filled.max(), count), -1)
+    taken[np.arange(len(mine)) - (np.cumsum(filled) - filled)[unit], unit] = mine
+    rows = [np.where(place >= 0, wide[..., place], 0.0).reshape(-1, count) for place in taken]
+    matrix = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    yield Reader(node, matrix if columns.slots == 1 else np.repeat(matrix, columns.slots, axis=1), source.exact)
 
 
 def _conv_columns(node: Node, weight: Array) -> Array:

@@ -126,8 +126,13 @@ def test_without_a_word_each_site_gets_what_suits_it(program: cmrc.Program) -> N
     """Joint selection, fitted in order; constants where affine maps do not fold; single scores where no scatter is known."""
     x, y = data(150, 5)
     plain = cmrc.plan(program, data=[(x, y)], keep=0.5)
-    named = cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, recompute="fits")
+    named = cmrc.plan(program, data=[(x, y)], preset="joint", keep=0.5, recompute="all")
     assert written(plain) == written(named)
+    stepped, fitted = (
+        cmrc.plan(program, data=[(x, y)], preset=preset, keep=0.5, schedule=[0.75], recompute=recompute)
+        for preset, recompute in (("auto", "auto"), ("joint", "fits"))
+    )
+    assert written(stepped) == written(fitted)  # a schedule needs the ranks of all sites before
     assert plain.made["recipe"]["preset"] == "auto"
     assert [site["preset"] for site in plain.made["sites"].values()] == ["joint", "joint"]
     assert "preset" not in named.made["sites"]["acts.0"]

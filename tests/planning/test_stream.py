@@ -52,6 +52,28 @@ def test_values_are_those_of_runs_from_the_beginning(program: cmrc.Program, budg
         )
 
 
+def test_replacements_lie_in_the_weights_of_the_ops_that_read_them(program: cmrc.Program) -> None:
+    """The same values as with clamps, and no clamp runs where linear ops alone read the units."""
+    x, _ = data(60, 5)
+    sites = [program.find(name)[0] for name in SITES]
+    names, mapped = [site.value for site in sites], np.array([[1.0, 2.0], [0.5, -1.0]])
+    plan = cmrc.Plan(program)
+    for site in sites[:2]:
+        plan.do(site.name, units=[0, 2], affine=cmrc.Affine((1, 3), mapped, np.ones(2)))
+    clamped, stream = program.clamped(plan), Stream(Original(program, names))
+    direct = {e.value for e in plan.entries if {n.op for n in program.consumers[e.value]} <= {"linear", "conv"}}
+    assert names[0] in direct
+    nodes = stream.folded(plan, range(1, len(stream.cut.pieces))).nodes
+    assert {node.inputs[0] for node in nodes if node.op == "select" and not node.origin} == direct
+    assert {node.inputs[0] for node in nodes if node.op == "do"} == {e.value for e in plan.entries} - direct
+    taps = stream.at(names[2], clamped, plan)
+    for number, batch in enumerate(batches(parts(x), program.host.inputs)):
+        expected = Taps(program.host, clamped, [names[2]]).running(number, batch)[names[2]]
+        moved = taps.running(number, batch)[names[2]]
+        assert distance(moved, expected) < ACROSS_F32
+        assert distance(moved, taps.original(number, batch)[names[2]]) > 1e-3
+
+
 def test_every_piece_runs_once_for_a_batch(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = Counter[tuple[str, ...]]()
     outputs_of = cmrc.planning.stream._outputs_of
