@@ -35,6 +35,7 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
         "depth",
         "scaling",
         "llm_size",
+        "beyond_memory",
         "checkpoint_size",
     ),
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cmrc.planning import diagnose
     from cmrc.planning.planner import plan
     from cmrc.planning.recipe import Recipe
+    from cmrc.planning.spilled import calibrate_by_pieces
     from cmrc.program.check import Check
     from cmrc.program.groups import Group
     from cmrc.program.lower import Lowered, Recovery, lower
@@ -61,6 +62,7 @@ __all__ = [
     "bench",
     "better",
     "calibrate",
+    "calibrate_by_pieces",
     "diagnose",
     "interpret",
     "lower",
@@ -94,6 +96,7 @@ _HOMES = {
     "better": "cmrc.verification.protocol:better",
     "bench": "cmrc.hosts.onnx.bench:bench",
     "calibrate": "cmrc.statistics.calibrate:calibrate",
+    "calibrate_by_pieces": "cmrc.planning.spilled:calibrate_by_pieces",
     "diagnose": "cmrc.planning.diagnose",
     "interpret": "cmrc.verification.interpreter:interpret",
     "lower": "cmrc.program.lower:lower",

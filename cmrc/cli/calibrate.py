@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,8 @@ from cmrc.cli.options import (
 from cmrc.cli.outputs import require_output
 from cmrc.cli.recipe_options import loss_option, positions_option
 from cmrc.cli.terminal import progress, reported
+from cmrc.errors import StatsError
+from cmrc.planning.spilled import calibrate_by_pieces
 from cmrc.program.program import trace
 from cmrc.statistics import distributed
 from cmrc.statistics.batches import SIZE
@@ -63,6 +65,14 @@ def calibrate_command(
             help="Where to save intermediate results; after an interruption, the same command resumes from there.",
         ),
     ] = None,
+    pieces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For a model that does not fit into memory: run it piece by piece, with what is between two pieces in this folder; "
+            "after an interruption, the same command resumes from the last piece.",
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -74,11 +84,17 @@ def calibrate_command(
     """
     with reported(as_json), distributed.group():
         require_output(output, "a file of statistics", ".safetensors", reads=[model, data], force=force)
-        stats = calibrate(
-            trace(model), data, sites=sites or "*", need=need or (), positions=as_position(positions),
-            loss=loss, seed=seed, size=batch, shard=distributed.shard(), checkpoint=checkpoint,
-            watch=progress,
-        )  # fmt: skip
+        asked: dict[str, Any] = {"sites": sites or "*", "need": need or (), "positions": as_position(positions)}
+        asked |= {"size": batch, "watch": progress}
+        if pieces is not None:
+            if checkpoint is not None or distributed.shard()[1] > 1:
+                other = "--checkpoint" if checkpoint is not None else "torchrun"
+                raise StatsError(f"--pieces cannot be combined with {other}", fix=f"leave out {other} or --pieces")
+            stats = calibrate_by_pieces(trace(model), data, pieces, **asked)
+        else:
+            stats = calibrate(
+                trace(model), data, loss=loss, seed=seed, shard=distributed.shard(), checkpoint=checkpoint, **asked
+            )
         stats = distributed.all_merge(stats)
         if distributed.shard()[0]:
             return

@@ -167,7 +167,7 @@ def _drift(
     """
 
     def times(matrix: Array) -> Array:
-        return matrix if onto is None else matrix @ onto
+        return matrix if onto is None else np.asarray(matrix @ onto)
 
     moved = stats.arrays["cross"] / stats.count - stats.covariance
     apart = stats.arrays["origin"] - stats.mean
@@ -209,7 +209,7 @@ def _probes(count: int, weigh: Array | None) -> Array:
     """R, with columns r for which Σ r rᵀ is the weight of the errors (1 where there is none): its root, or `PROBES` at random."""
     if count > PROBES:
         drawn = np.random.default_rng(0).normal(size=(count, PROBES)) / np.sqrt(PROBES)
-        return drawn if weigh is None else _triangle(weigh) @ drawn
+        return np.asarray(drawn if weigh is None else _triangle(weigh) @ drawn)
     return np.eye(count) if weigh is None else root_of(weigh)
 
 
