@@ -111,8 +111,12 @@ class Subject:
 
     def _fitting_rows(self) -> int:
         """So many rows at a time that the values between the layers, which calibration looks at, fit into memory."""
-        sizes = [node.output.shape for node in self.sized.graph.nodes]
-        one = sum(4 * math.prod(n for n in shape[1:] if isinstance(n, int)) for shape in sizes)
+        known = self.sizes
+        shapes = [
+            [n if isinstance(n, int) else known.get(n, 1) for n in node.output.shape[1:]]
+            for node in self.sized.graph.nodes
+        ]
+        one = sum(4 * math.prod(shape) for shape in shapes)
         return int(min(SIZE, max(1, VALUES // max(one, 1))))
 
     @property

@@ -11,9 +11,10 @@ from tokens import make_tokenizer
 
 import cmrc
 from cmrc.reduction.measuring import Judge
-from cmrc.reduction.samples import Reading
+from cmrc.reduction.samples import Reading, first_rows
 from cmrc.reduction.subject import Subject, split_data
 from cmrc.reduction.texts import Texts
+from cmrc.statistics.batches import SIZE
 from cmrc.verification.interpreter import Interpreter
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: cmrc[text]")
@@ -94,6 +95,22 @@ def test_padding_that_is_not_run_changes_nothing(tmp_path: Path) -> None:
         np.testing.assert_allclose(trimmed, padded, atol=1e-5)
     lowered = cmrc.lower(program, cmrc.Plan(program))
     assert judge.run(lowered) is judge.run(lowered)  # run once
+
+
+def test_batches_of_long_texts_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of any length holds as many values as its texts have tokens: with them counted as one, a batch took gigabytes."""
+    folder, texts = make_folder(tmp_path / "bert", "BertModel"), write_texts(tmp_path / "a.txt")
+    monkeypatch.setattr("cmrc.reduction.subject.VALUES", 2**21)
+    program, batches = cmrc.trace(folder), []
+    for length in (8, 32):
+        rows = split_data(program, texts, 0.25, Reading(texts=Texts(folder, length)), batch=None)
+        subject = Subject(program, rows, folder, 0, True)
+        tokens = first_rows(subject.rows.judged, 1)["input_ids"].shape[1]
+        batches.append((tokens, subject.rows.judged.batch))
+    (few, large), (many, small) = batches
+    assert many > few
+    assert 1 < small < large < SIZE
+    assert large / small == pytest.approx(many / few, rel=0.5)
 
 
 def test_a_language_model_reads_windows(tmp_path: Path) -> None:
