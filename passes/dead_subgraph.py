@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cmrc.ir.axes import count_by_group, members, narrowed, segments
-from cmrc.ir.graph import Graph, Keep, Node, Tensor, attributes, is_whole, take
+from cmrc.ir.graph import Graph, Keep, Node, Shape, Tensor, attributes, is_whole, take
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import ConcatAttrs, PlaneAttrs, TransposeAttrs
@@ -140,10 +140,24 @@ def rise_through_reshape(rise: Rise, node: Node, wanted: Selection) -> RuleOutco
     """Backwards through the map that a do goes through forwards (axes.py)."""
     axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
+    if not keep.ordered:  # only where the axis stays the one it is (raise_select)
+        same = _same_axis(rise.shape(x), node.output.shape, axis)
+        assert same is not None
+        return shrunk(node, (rise.select(x, same, keep),), axis, keep)
     moved = rise.move(node.output.shape, rise.shape(x), axis, keep)
     if isinstance(moved, str):
         return rise_to_copies(rise, node, wanted) or Declined(moved)
     return shrunk(node, (rise.select(x, *moved),), axis, keep)
+
+
+def _same_axis(before: Shape, after: Shape, axis: int) -> int | None:
+    """The axis that a reshape makes this one of, where it only adds or drops axes of size 1 beside it."""
+    for segment in segments(before, after):
+        wide = [i for i in range(*segment.before) if before[i] != 1]
+        if segment.after[0] <= axis < segment.after[1] and len(wide) == 1:
+            alone = all(after[i] == 1 for i in range(*segment.after) if i != axis)
+            return wide[0] if alone else None
+    return None
 
 
 def rise_through_transpose(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
@@ -335,7 +349,8 @@ def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -
             users.append(reader.name)
             period = {"period": len(keep)} if keep.period else {}
             where = {k: i for i, k in enumerate(keep)}
-            again = tuple(where[k] for k in attributes(reader, SelectAttrs)["keep"])
+            places = [where[k] for k in attributes(reader, SelectAttrs)["keep"]]
+            again = Keep(places, ordered=places == sorted(places))  # what a norm gives may be read in another order
             rise.settled[reader.name] = reader.with_attrs(keep=again, **period).with_marks(touched=True)
     rise.uses[name] = list(dict.fromkeys(users))
 
@@ -449,11 +464,7 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
 def _keeps_any_order(rise: Rise, node: Node, wanted: Selection) -> bool:
     """Whether the op's rule also holds for positions that are not in ascending order."""
     if node.op == "reshape":
-        before = rise.shape(node.inputs[0])
-        return any(
-            s.after == (wanted.axis, wanted.axis + 1) and s.before[1] - s.before[0] == 1
-            for s in segments(before, node.output.shape)
-        )
+        return _same_axis(rise.shape(node.inputs[0]), node.output.shape, wanted.axis) is not None
     return node.op in ("pointwise", "transpose", "select") or (
         node.op == "along" and attributes(node, AlongAttrs)["fn"] != "tile"
     )

@@ -407,6 +407,16 @@ case("norm_over_other_axes_output", lambda: chain(a=nn.Linear(6, 8), t=step(lamb
 case("convnext", lambda: net(lambda m, x: x + m.pw2(m.act(m.pw1(m.norm(m.dw(x).permute(0, 2, 3, 1))))).permute(0, 3, 1, 2), dw=nn.Conv2d(6, 6, 3, padding=1, groups=6), norm=nn.LayerNorm(6),
                                pw1=nn.Linear(6, 10), act=nn.GELU(), pw2=nn.Linear(10, 6)), ("n", 6, "h", "w"), const("act", [1, 4]))  # fmt: skip
 
+case(
+    "norm_and_units_behind_its_reshape",  # the norm's own numbers stand between those of its units
+    lambda: chain(
+        a=nn.Linear(6, 8), norm=nn.RMSNorm(8), u=step(lambda x: x[:, None]), b=nn.Linear(8, 4), act=nn.Tanh()
+    ),
+    ("n", 6),
+    const("a", [2, 3, 5, 6]),
+    const("u", [3, 5], left=5),
+)
+
 # ---------------------------------------------------------------- strangers
 
 
