@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 from models import add
 
+import cmrc
+
 CACHE = Path(
     os.environ.get("CMRC_ZOO_CACHE")
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cmrc" / "zoo"
@@ -30,18 +32,23 @@ Inputs = Callable[[int], dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Packaged:
-    """A file inside a package of one version."""
+    """A file inside a package of one version; with inputs that always have the same value, as `cmrc assume` writes it."""
 
     package: str
     version: str
     member: str
+    assume: tuple[tuple[str, int], ...] = ()
 
     @property
     def path(self) -> Path:
         return CACHE / f"{self.package}-{self.version}" / Path(self.member).name
 
     def __call__(self) -> Path:
-        return self.path
+        if not self.assume:
+            return self.path
+        fixed = self.path.with_suffix(".".join(["", *(f"{name}-{value}" for name, value in self.assume), "onnx"]))
+        cmrc.trace(self.path, assume=dict(self.assume)).save(fixed, overwrite=True)
+        return fixed
 
 
 FILES: dict[str, Packaged] = {}
@@ -99,6 +106,10 @@ def speech(batch: int) -> dict[str, torch.Tensor]:
     return {"input": chunk, "state": torch.zeros(2, batch, 128), "sr": torch.tensor(16000)}
 
 
+def speech_at_16k(batch: int) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in speech(batch).items() if name != "sr"}
+
+
 def words(batch: int) -> dict[str, torch.Tensor]:
     """Eight seconds of sounds of a few bands each, with pauses between: on plain noise the detector answers the same to everything."""
     generator = torch.Generator().manual_seed(batch)
@@ -147,6 +158,12 @@ packaged(
 packaged("dnsmos", from_package(SPEECH, "sig_bak_ovr.onnx"), normal("input_1", 144160))
 packaged("dnsmos_p808", from_package(SPEECH, "model_v8.onnx"), normal("input_1", 900, 120))
 packaged("silero_vad", Packaged("silero-vad", "6.2.3", "silero_vad/data/silero_vad.onnx"), speech)
+packaged(
+    "silero_vad_16k",
+    Packaged("silero-vad", "6.2.3", "silero_vad/data/silero_vad.onnx", (("sr", 16000),)),
+    speech_at_16k,
+    note="silero-vad 6.2.3 after `cmrc assume silero_vad.onnx sr=16000`, which decides its outer If",
+)
 packaged(
     "turn_detector",
     Packaged("pipecat-ai", "1.14.0", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"),
