@@ -252,7 +252,7 @@ def best_in_both() -> list[str]:
     if missing:
         lines += [
             "",
-            f"Without a record of these maps: {', '.join(missing)}.",
+            f"Not measured with these maps yet: {', '.join(missing)}. Their records are older than the maps, and are of the other methods.",
         ]
     return lines
 
