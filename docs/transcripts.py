@@ -220,8 +220,8 @@ def write_page() -> None:
         "# Transcripts",
         "",
         "Models that nobody tuned for, each from an empty folder to a checked small model and its report by one command and no script. Written by",
-        "`python docs/transcripts.py`, which also fetches the models and the data. The two cores also did other work, so that seconds say little. Where the",
-        "command names sizes or samples, it tries fewer than it would by itself.",
+        "`python docs/transcripts.py`, which also fetches the models and the data. One core ran them; it also did other work, most of all while the texts ran, so",
+        "that the processor time says more than the seconds. Where the command names sizes or samples, it tries fewer than it would by itself.",
     ]
     for name, case in CASES.items():
         file = KEPT / f"{name}.txt"

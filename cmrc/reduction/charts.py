@@ -23,8 +23,9 @@ GREY = "#888888"  # seen on light and on dark
 LABELLED = 24  # nodes of a graph that are few enough to stand with their names
 DOT = "clamp(pow(width / 80, 2), 14, 70)"  # of a node: smaller where the window is narrow
 ENDING = (
-    "length(datum.label) > 19 ? '…' + slice(datum.label, -18) : datum.label"  # names of layers differ at their ends
+    "length(datum.label) > 22 ? '…' + slice(datum.label, -21) : datum.label"  # names of layers differ at their ends
 )
+LISTED = 24  # layers of a legend
 NARROW = 16  # pixels of a bar, and of the row of a graph
 
 
@@ -112,13 +113,14 @@ def risk_chart(a: Account) -> dict[str, Any] | None:
     if not a["risks"]:
         return None
     values = [{**row, "added": max(row["added"], LEAST)} for row in a["risks"]]
+    layers = list(dict.fromkeys(row["layer"] for row in a["risks"]))
     return _chart(values, height=280, params=[{"name": "legend", "select": {"type": "point", "fields": ["layer"]}, "bind": "legend"}],
         mark={"type": "point", "filled": True}, encoding={
         "x": {"field": "step", "type": "quantitative", "title": "units removed, in the order of the selection"},
         "y": {"field": "added", "type": "quantitative", "scale": {"type": "log"}, "title": "risk that the removal adds",
               "axis": {"format": ".0e", "tickCount": 8}},
         "color": {"field": "layer", "type": "nominal", "sort": None,
-                  "legend": {"symbolLimit": 12, "orient": "bottom", "columns": 3, "labelExpr": ENDING}},
+                  "legend": {"symbolLimit": 0, "values": layers[:LISTED], "orient": "bottom", "columns": 3, "labelExpr": ENDING}},
         "shape": {"field": "unit", "type": "nominal", "title": None, "legend": {"orient": "top", "symbolFillColor": GREY},
                   "scale": {"domain": ["removed", "kept"], "range": ["circle", "triangle-up"]}},
         "size": {"condition": {"test": "datum.unit == 'removed'", "value": 34}, "value": 14},

@@ -306,7 +306,7 @@ const charts = JSON.parse(document.getElementById("charts").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const draw = (isDark) => Promise.all(Object.entries(charts).map(([id, spec]) =>
   window.vegaEmbed(document.getElementById(id), spec, {{actions: false, renderer: "svg", mode: "vega-lite", theme: isDark ? "dark" : undefined,
-    config: {{background: null, axis: {{labelLimit: 140, gridColor: "#8883", domainColor: "#8888", tickColor: "#8888"}}, view: {{stroke: "#8884"}}, legend: {{labelLimit: 120}}}}}})));
+    config: {{background: null, axis: {{labelLimit: 140, gridColor: "#8883", domainColor: "#8888", tickColor: "#8888"}}, view: {{stroke: "#8884"}}, legend: {{labelLimit: 140}}}}}})));
 await draw(dark.matches);
 document.documentElement.dataset.drawn = "yes";
 dark.addEventListener("change", (event) => draw(event.matches));

@@ -311,7 +311,7 @@ def test_long_names_show_their_ends_and_fit_on_paper(facts: Account, tmp_path: P
         tab.wait_for_function("document.documentElement.dataset.drawn === 'yes'", timeout=60_000)
         for key in ("widths", "risk"):
             labels = "\n".join(tab.locator(f"#{key} svg text").all_text_contents())
-            assert all(f"…{(prefix + name)[-18:]}\n" in f"{labels}\n" for name in facts["widths"]), labels
+            assert all(f"…{(prefix + name)[-21:]}\n" in f"{labels}\n" for name in facts["widths"]), labels
         tab.set_viewport_size({"width": 660, "height": 900})  # A4 without its margins; pictures stay as they were drawn
         beyond = "[...document.querySelectorAll('table, svg')].filter(e => e.getBoundingClientRect().right > 660).map(e => e.outerHTML.slice(0, 300))"
         assert tab.evaluate(beyond), "everything fits without the rules for print: the test shows nothing"
