@@ -18,6 +18,10 @@ from cmrc.ir.verify import verify_graph
 from cmrc.passes.rewriting.contract import SHARED
 from cmrc.passes.rewriting.rewriter import Log
 
+BESIDE = (
+    "%{} is replaced in these units, %{} is not: replace both (`cmrc inspect --groups` shows what belongs together)"
+)
+
 Pass = Callable[[Graph, Log], tuple[Graph, bool]]
 SIZES = {"N": 2, "H": 5, "W": 4, "T": 4}
 

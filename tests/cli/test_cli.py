@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,24 +18,9 @@ from rich.console import Console
 
 import cmrc
 from cmrc.cli import terminal
-from cmrc.cli.app import Commands
-from cmrc.cli.lazy import LazyGroup, load
-from cmrc.cli.plan import MakeOrRead
-from cmrc.cli.reduce import ReduceCommand
 from cmrc.cli.terminal import columns, shortened
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a model and a plan for it."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(DIGITS, tmp_path / "model.onnx")
-    program = cmrc.trace("model.onnx")
-    plan = cmrc.Plan(program).do("act1", units=[0, 3], constant=[0.5, 1.0])
-    plan.do("act3", units=range(0, 128, 2), constant=np.linspace(-1, 1, 64)).save("plan.json")
-    return tmp_path
 
 
 def test_inspect_lists_sites_and_how_they_fold(folder: Path) -> None:
@@ -440,158 +422,6 @@ def test_a_plan_that_cannot_be_written_leaves_no_arrays_behind(folder: Path) -> 
     with pytest.raises(cmrc.CmrcError, match="cannot write taken: it is a folder"):
         plan.save("taken")
     assert sorted(folder.iterdir()) == before
-
-
-def test_help_and_version() -> None:
-    assert "make" in cli("plan", "--help").stdout
-    assert cli("--version").stdout.strip() == cmrc.__version__
-    for command in ((), ("inspect",), ("lower",), ("check",), ("annotate",), ("plan", "show")):
-        shown = cli(*command, "--help")
-        assert shown.exit_code == 0
-        assert "Usage" in shown.stdout
-
-
-def test_the_options_of_reduce_stand_in_sections() -> None:
-    names = [name for group in ReduceCommand.sections.values() for name in group]
-    own = {parameter.name: parameter for parameter in load(Commands.entries["reduce"]).params}
-    assert set(names) <= set(own)
-    assert len(names) == len(set(names))
-    shown = cli("reduce", "--help").stdout
-    titles = ["Arguments:", *(f"{title}:" for title in ReduceCommand.sections), "Other options:"]
-    assert [line for line in shown.splitlines() if line in titles] == titles
-    goals = shown[shown.index("Goals (they combine):") : shown.index("Instead of a goal:")]
-    assert "--speedup" in goals
-    assert "--keep" not in goals
-    assert all(parameter.opts[-1] in shown for parameter in own.values() if parameter.param_type_name == "option")
-
-
-def test_plan_and_reduce_share_their_options() -> None:
-    """The same name, the same short text; where a command takes more or less, the text goes on."""
-    plan, reduce = (
-        {o.name: o for o in load(entry).params} for entry in (MakeOrRead.entries["make"], Commands.entries["reduce"])
-    )
-    shared = {"output", "data", "held_out", "sites", "protect", "preset", "keep", "delta", "batch", "seed", "force"}
-    assert shared <= set(plan) & set(reduce)
-    assert set(plan) & set(reduce) - shared <= {"model", "as_json", "quiet", "verbose", "help"}
-    for name in shared:
-        assert plan[name].opts == reduce[name].opts, name
-        first = [re.split("[.:,;]", option[name].help)[0] for option in (plan, reduce)]
-        assert first[0] == first[1], name
-
-
-def test_the_list_of_commands_is_not_cut() -> None:
-    assert "..." not in re.sub(
-        r"cmrc plan MODEL \.\.\.", "", cli("--help").stdout.split("Commands:")[1].split("Examples:")[0]
-    )
-
-
-@pytest.mark.parametrize("group", [Commands, MakeOrRead])
-def test_every_command_has_two_examples_that_parse(group: type[LazyGroup]) -> None:
-    """The examples of the help are commands with options that exist."""
-    for name, entry in group.entries.items():
-        if name == "plan":
-            continue
-        lines = re.findall(r"^  cmrc (.+)$", load(entry).epilog, re.MULTILINE)
-        assert len(lines) >= 2, name
-        for line in lines:
-            word, *rest = shlex.split(line)
-            entries = Commands.entries
-            if word == "plan":
-                word = rest.pop(0) if rest[0] in MakeOrRead.entries else "make"
-                entries = MakeOrRead.entries
-            command = load(entries[word])
-            context = command.make_context(word, list(rest), resilient_parsing=False)
-            assert context.params
-
-
-@pytest.fixture
-def held_out(folder: Path) -> Path:
-    """The lowered model beside a gentler plan, and held-out digits with their labels."""
-    test = np.load(DIGITS.parent / "digits_test.npz")
-    np.savez("held-out.npz", image=test["images"], labels=test["labels"])
-    program = cmrc.trace("model.onnx")
-    means = cmrc.interpret(program).tap((test["images"],), "act4").mean(0)
-    cmrc.Plan(program).do("act4", units=range(4), constant=means[:4]).save("gentle.json")
-    assert cli("lower", "model.onnx", "gentle.json", "-o", "gentle.onnx").exit_code == 0
-    cmrc.Plan(program).do("act4", units=range(40), constant=means[:40]).save("harsh.json")
-    return folder
-
-
-def test_verify_reports_and_decides(held_out: Path) -> None:
-    call = "verify", "model.onnx", "gentle.onnx", "gentle.json", "--data", "held-out.npz", "--swaps", "600"
-    shown = cli(*call)
-    assert shown.exit_code == 0, shown.output
-    assert "600 swaps at rate 0.5 on 360 inputs: act4 (60 of 64 units retained)" in shown.stdout
-    assert "accuracy, reduced" in shown.stdout
-    decided = cli(*call, "--until", "iia>=0.8", "--json", "--no-controls")
-    assert decided.exit_code == 0, decided.output
-    document = json.loads(decided.stdout)["plans"]["gentle.json"]
-    assert document["decision"]["holds"] is True
-    assert document["swaps"] <= 600
-    assert document["controls"] == {}
-    failed = cli(*call, "--until", "iia>=0.98", "--json", "--p", "0.3", "--p", "0.7", "--site", "act4")
-    assert failed.exit_code == 1
-    assert set(json.loads(failed.stdout)["plans"]["gentle.json"]["by_rate"]) == {"0.3", "0.7"}
-
-
-def test_verify_compares_plans_and_draws_them(held_out: Path) -> None:
-    call = ("verify", "model.onnx", "gentle.onnx", "gentle.json", "-", "harsh.json", "--data", "held-out.npz")
-    shown = cli(*call, "--swaps", "300", "--no-controls", "--plot", "plans.png")
-    assert shown.exit_code == 0, shown.output
-    assert "harsh.json minus gentle.json: ΔIIA -0." in shown.stdout
-    assert Path("plans.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_verify_says_which_of_two_is_better(held_out: Path) -> None:
-    models = ("gentle.onnx", "gentle.json"), ("-", "harsh.json")
-    call = ("verify", "model.onnx", *models[0], *models[1], "--data", "held-out.npz", "--better", "iia")
-    shown = cli(*call)
-    assert shown.exit_code == 0, shown.output
-    assert "The first is better by iia (first − second +0." in shown.stdout
-    other = cli("verify", "model.onnx", *models[1], *models[0], "--data", "held-out.npz", "--better", "kl", "--json")
-    assert (other.exit_code, json.loads(other.stdout)["better"]) == (1, "second")
-
-
-def test_verify_without_swaps(held_out: Path) -> None:
-    shown = cli("verify", "model.onnx", "gentle.onnx", "gentle.json", "--data", "held-out.npz", "--swaps", "0")
-    assert shown.exit_code == 0, shown.output
-    assert "This says nothing about interventions." in shown.stdout
-
-
-def test_verify_tells_models_of_one_plan_apart(held_out: Path) -> None:
-    call = ("verify", "model.onnx", "gentle.onnx", "gentle.json", "-", "gentle.json", "--data", "held-out.npz")
-    shown = cli(*call, "--swaps", "100", "--no-controls", "--json")
-    assert shown.exit_code == 0, shown.output
-    assert list(json.loads(shown.stdout)["plans"]) == ["gentle.onnx gentle.json", "- gentle.json"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("gentle.onnx",), "every lowered model needs its plan"),
-        (("-", "gentle.json", "-", "gentle.json"), "- gentle.json is given twice"),
-        (("gentle.onnx", "harsh.json"), "the reduced model has 60 units here, the plan retains 24 of 64"),
-        (("gentle.onnx", "gentle.json", "--until", "kl>=1"), "the target 'kl>=1' is not understood"),
-        (
-            ("gentle.onnx", "gentle.json", "--until", "iia>=0.999"),
-            "iia>=0.999 at level 0.95 needs at least 6364 held-out inputs, even if all agree, but there are 360",
-        ),
-        (("gentle.onnx", "gentle.json", "--better", "iia"), "--better compares two lowered models"),
-        (("gentle.onnx", "gentle.json", "--p", "2"), "swaps at rate 2.0"),
-        (("gentle.onnx", "gentle.json", "--delta", "0"), "delta is 0"),
-        (("gentle.onnx", "gentle.json", "--delta", "2"), "delta is 2"),
-    ],
-)
-def test_verify_refuses_what_does_not_fit(held_out: Path, arguments: tuple[str, ...], reason: str) -> None:
-    shown = cli("verify", "model.onnx", *arguments, "--data", "held-out.npz", "--json")
-    assert shown.exit_code == 2
-    assert json.loads(shown.stdout)["error"]["reason"] == reason
-
-
-@pytest.mark.parametrize("group", [Commands, MakeOrRead])
-def test_every_command_is_listed_by_the_line_that_its_own_help_begins_with(group: type[LazyGroup]) -> None:
-    for name, entry in group.entries.items():
-        assert load(entry).help.startswith(entry.summary.rstrip(".")), name
 
 
 def test_calibrate_resumes_from_a_checkpoint(folder: Path) -> None:

@@ -7,7 +7,7 @@ from tests.mutation.mutant import Table
 bug = Table()
 DIFFERENTIAL = "tests/differential/test_differential.py"
 ROWS = "tests/hosts/fx/test_rows.py"
-MODULE = "tests/hosts/fx/test_module.py"
+MODULE = ("tests/hosts/fx/test_module.py", "tests/hosts/fx/test_signatures.py")
 MEMORY = "tests/hosts/fx/test_memory.py"
 CURVATURE = "tests/statistics/test_curvature.py"
 
@@ -202,7 +202,7 @@ bug(
     "            if len(read) == 1:\n                self.state.update(",
     "            if False:\n                self.state.update(",
     "tied weights that change alike become two",
-    MODULE,
+    *MODULE,
     "-k",
     "tied or one_weight",
 )
@@ -232,14 +232,14 @@ bug(
     "            pass",
     "a host goes on with the weights from before load_state_dict",
     MEMORY,
-    MODULE,
+    *MODULE,
 )
 bug(
     "flags-not-flipped",
     "                    node.update_arg(positions(node.target)[TRAINING_FLAGS[opname(node)]], mode)",
     "                    pass",
     "train() leaves dropout and batch norm as they were",
-    MODULE,
+    *MODULE,
 )
 bug(
     "load-into-not-compared",
@@ -264,7 +264,7 @@ bug(
     "    return torch.nn.Parameter(tensor, requires_grad=like.requires_grad)",
     "    return torch.nn.Parameter(tensor, requires_grad=False)",
     "a folded weight is frozen",
-    MODULE,
+    *MODULE,
     MEMORY,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Table
 
 bug = Table()
-OBJECTIVES = "tests/planning/test_objectives.py"
+OBJECTIVES = ("tests/planning/test_objectives.py", "tests/planning/test_selection.py")
 PLANNER = "tests/planning/test_planner.py"
 COUNTS = f"{PLANNER}::test_counts_follow_keep_minimum_multiple_and_protection"
 BUDGET = (
@@ -25,21 +25,21 @@ bug(
     '    units = np.argsort(score, kind="stable")\n    return Order(units, score[units])',
     '    units = np.argsort(-score, kind="stable")\n    return Order(units, score[units])',
     "the order of the scores is reversed",
-    "tests/planning/test_objectives.py::test_units_of_equal_score_go_by_number",
+    "tests/planning/test_selection.py::test_units_of_equal_score_go_by_number",
 )
 bug(
     "ties-from-the-end",
     '    units = np.argsort(score, kind="stable")\n    return Order(units, score[units])',
     '    units = len(score) - 1 - np.argsort(score[::-1], kind="stable")\n    return Order(units, score[units])',
     "units of equal score go from the last to the first",
-    "tests/planning/test_objectives.py::test_units_of_equal_score_go_by_number",
+    "tests/planning/test_selection.py::test_units_of_equal_score_go_by_number",
 )
 bug(
     "pairs-count-once",
     "        cost = own + 2 * cross\n        j = _next(cost, left, first)\n        units[step], added[step], left[j] = j, cost[j], False\n        cross += joint[j]",
     "        cost = own + cross\n        j = _next(cost, left, first)\n        units[step], added[step], left[j] = j, cost[j], False\n        cross += joint[j]",
     "what two units lose together counts once",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "one-unit-too-few",
@@ -67,7 +67,7 @@ bug(
     "    weight = solve_ridge(among, cross, chosen).T\n",
     "    weight = solve_ridge(among, cross, 0.0).T\n",
     "the ridge of an affine fit has no effect",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "ridge",
 )
@@ -76,7 +76,7 @@ bug(
     "    scaled = among / np.outer(deviation, deviation)\n    scaled[np.diag_indices(len(scaled))] += max(ridge, 1e-12)",
     "    deviation = np.ones_like(deviation)\n    scaled = among.copy()\n    scaled[np.diag_indices(len(scaled))] += max(ridge, 1e-12)",
     "the ridge depends on the scale of the units",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "ridge",
 )
@@ -85,7 +85,7 @@ bug(
     "    scaled[np.diag_indices(len(scaled))] += ridge + dead",
     "    scaled[np.diag_indices(len(scaled))] += 1e-12 + dead",
     "the ridge of the elimination has no effect",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "ridge_of_the_elim",
 )
@@ -94,7 +94,7 @@ bug(
     "+= ridge * power\n",
     "+= 0 * power\n",
     "the ridge of a weighted fit has no effect",
-    OBJECTIVES,
+    *OBJECTIVES,
     NUMERICS,
 )
 bug(
@@ -102,14 +102,14 @@ bug(
     "        return self.weighted_mean - self.gradient",
     "        return self.weighted_mean + self.gradient",
     "the gradient moves the constant the wrong way",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "optimal-constant-unclipped",
     '        constant = np.clip(constant, stats.wanted("low", "range"), stats.wanted("high", "range"))',
     "        pass",
     "a constant may leave the range that was seen",
-    OBJECTIVES,
+    *OBJECTIVES,
     NUMERICS,
 )
 bug(
@@ -117,7 +117,7 @@ bug(
     "    flat = bent <= FLAT * float(np.abs(bent).max())",
     "    flat = bent < 0",
     "a unit without curvature divides by it",
-    OBJECTIVES,
+    *OBJECTIVES,
     NUMERICS,
 )
 bug(
@@ -125,42 +125,42 @@ bug(
     "risk = 0.5 * (constant**2 * h - 2 * constant * ha + haa)",
     "risk = constant**2 * h - 2 * constant * ha + haa",
     "the second order of the risk counts twice",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "risk-per-row",
     "return np.asarray(risk / stats.samples)",
     "return np.asarray(risk / stats.count)",
     "sites with many positions look cheap",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "weights-not-squared",
     "(outgoing(c.program, c.stats.columns) ** 2).sum(0)",
     "np.abs(outgoing(c.program, c.stats.columns)).sum(0)",
     "the logit score takes the sum of the weights, not of their squares",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "bias-without-the-means",
     "    bias = mean - weight @ stats.mean[keep]\n",
     "    bias = mean\n",
     "an affine fit does not pass through the means",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "swaps-of-both",
     "    changed = ((1 - p) ** 2 + p**2) * among",
     "    changed = (1 - p) ** 2 * among",
     "two units that are both swapped still vary together",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "error-on-its-own-rows",
     "error = (target - u @ (shrink[:, None] * projected)) / np.maximum(1.0 - leverage, 1e-9)[:, None]",
     "error = target - u @ (shrink[:, None] * projected)",
     "a ridge is chosen by the error on the rows that it was fitted to",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "leave_one_out or leaving",
 )
@@ -169,14 +169,14 @@ bug(
     'order = np.argsort(-strength, axis=1, kind="stable")[:, :count]',
     'order = np.argsort(strength, axis=1, kind="stable")[:, :count]',
     "the parents that say least are chosen",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "merge-slope-of-the-unit",
     "    power = covariance.diagonal()[parent]\n",
     "    power = covariance.diagonal()[replaced]\n",
     "a merged unit is scaled by its own variance, not by its parent's",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "budget-is-always-a-share",
@@ -204,14 +204,14 @@ bug(
     "        self.diagonal -= u[t] ** 2",
     "        self.diagonal += u[t] ** 2",
     "what is left is explained better by fewer units",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "elimination-forgets-folds",
     "        self.norms += -2 * u[t] * product / root + u[t] ** 2 * vv[t, t]",
     "        pass",
     "the output weights after a fold are those before it",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "drift-the-wrong-way",
@@ -219,7 +219,7 @@ bug(
     '    apart = stats.mean - stats.arrays["origin"]',
     "the correction for earlier replacements doubles their error",
     STREAM,
-    OBJECTIVES,
+    *OBJECTIVES,
     "tests/planning/test_planner.py",
     "tests/planning/test_numerics.py",
 )
@@ -228,7 +228,7 @@ bug(
     "return Fit(constant if risk(constant) <= risk(mean) else mean)",
     "return Fit(mean if risk(constant) <= risk(mean) else constant)",
     "of two solutions the worse is taken",
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "stream-without-replacements",
@@ -256,7 +256,7 @@ bug(
     "    if probe.digest == stats.digest:",
     "    if False:",
     "a plan is certified on the data that it was made from",
-    f"{PLANNER}::test_what_cannot_be_certified_is_refused",
+    "tests/planning/test_certified.py::test_what_cannot_be_certified_is_refused",
 )
 bug(
     "plan-resumed-for-another",

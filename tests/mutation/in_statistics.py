@@ -9,7 +9,7 @@ CALIBRATE = "tests/statistics/test_calibrate.py"
 FILES = "tests/statistics/test_files.py"
 CHECKPOINT = "tests/statistics/test_checkpoint.py"
 CURVATURE = "tests/statistics/test_curvature.py"
-OBJECTIVES = "tests/planning/test_objectives.py"
+OBJECTIVES = ("tests/planning/test_objectives.py", "tests/statistics/test_readers.py")
 
 bug(
     "means-averaged",
@@ -45,7 +45,7 @@ bug(
     'return self.arrays["squares"] / (self.count - 1)',
     "ddof=1 in place of 0",
     CALIBRATE,
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "cross-moments-transposed",
@@ -204,14 +204,14 @@ bug(
     '"haa": h * np.abs(rows)',
     "a sum of the second order is one of the first",
     CURVATURE,
-    OBJECTIVES,
+    *OBJECTIVES,
 )
 bug(
     "readers-without-scale",
     "    wide = wide * scale[0]\n",
     "",
     "a scaling between a site and its reader is forgotten",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "scaling_on",
 )
@@ -220,7 +220,7 @@ bug(
     "wide[g, :, :, g * inside : (g + 1) * inside] = parts[g]",
     "wide[g, :, :, :inside] = parts[g]",
     "every group of a convolution is taken to read the channels of the first",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "group_of_a_conv",
 )
@@ -229,7 +229,7 @@ bug(
     "parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 2, 1)",
     "parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(0, 3, 1, 2)",
     "the weight of a transposed convolution has its inputs first",
-    OBJECTIVES,
+    *OBJECTIVES,
     "-k",
     "transposed_conv",
 )

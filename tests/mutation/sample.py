@@ -34,7 +34,11 @@ WORDS = ("Declined", "LeftWhole", "Barrier", "Error", "folded", "taken", "past",
 AT_IMPORT = {
     "passes": ("tests/passes",),
     "cmrc/ir": ("tests/ir", "tests/passes"),
-    "cmrc/hosts/onnx": ("tests/hosts/onnx/test_rows.py", "tests/hosts/onnx/test_fused.py"),
+    "cmrc/hosts/onnx": (
+        "tests/hosts/onnx/test_rows.py",
+        "tests/hosts/onnx/test_fused.py",
+        "tests/hosts/onnx/test_forms.py",
+    ),
     "cmrc/hosts/fx": ("tests/differential/test_differential.py", "-k", "fx or torch"),
 }
 FIRST, MOST = 2.0, 12.0  # seconds of tests, as recorded: the fastest ones, and all if these do not notice

@@ -2,122 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from hosts.onnx.fused import (
+    FFN,
+    FFN_LEFT,
+    HEADS,
+    LENGTHS,
+    OUT,
+    PROJECT,
+    PROJECTIONS,
+    SCALES,
+    SERVED,
+    SIZE,
+    SOME,
+    TABLES,
+    WIDTH,
+    Case,
+    Inputs,
+    heads,
+    mask,
+    model,
+    proved,
+    random,
+    sizes,
+    stopped,
+    tokens,
+)
 from tolerances import EXACT_F32, MOVES
 
 import cmrc
 from cmrc.hosts.onnx.ops.table import ROWS
 from cmrc.ir.evaluate import evaluate
-from cmrc.ir.graph import Array
-
-HEADS, SIZE = 4, 16
-WIDTH = HEADS * SIZE
-
-
-def random(*shape: int, seed: int = 0, scale: float | None = None) -> Array:
-    """Weights of a scale that keeps activations near one."""
-    scale = shape[0] ** -0.5 if scale is None and len(shape) == 2 else scale or 1.0
-    return (np.random.default_rng([seed, *shape]).normal(size=shape) * scale).astype(np.float32)
-
-
-KINDS = {
-    np.dtype(np.float32): TensorProto.FLOAT,
-    np.dtype(np.int32): TensorProto.INT32,
-    np.dtype(np.int64): TensorProto.INT64,
-}
-Inputs = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model around one op, a site in it, units to replace, and what is left of parameters and attributes."""
-
-    nodes: str
-    site: str
-    units: Sequence[int]
-    arrays: dict[str, Array]
-    inputs: Callable[[int], Inputs]
-    left: dict[str, tuple[int, ...]]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    outputs: str = "y"
-    opset: int = 17
-    axis: int | None = None
-    evaluated: bool = True
-
-
-def model(case: Case) -> onnx.ModelProto:
-    feeds = case.inputs(2)
-    inputs = [
-        helper.make_tensor_value_info(name, KINDS[array.dtype], ["N", *array.shape[1:]] if array.ndim else [])
-        for name, array in feeds.items()
-    ]
-    graph = helper.make_graph(
-        [parser.parse_node(line.strip()) for line in case.nodes.strip().splitlines()],
-        "main",
-        inputs,
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in case.outputs.split()],
-        [numpy_helper.from_array(array, name) for name, array in case.arrays.items()],
-    )
-    opsets = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def tokens(*shape: int, **more: Callable[[int], Array]) -> Callable[[int], Inputs]:
-    def feeds(batch: int) -> Inputs:
-        x = random(batch, *shape, seed=batch)
-        return {"x": x, **{name: make(batch) for name, make in more.items()}}
-
-    return feeds
-
-
-def heads(*which: int, size: int = SIZE) -> list[int]:
-    return [head * size + i for head in which for i in range(size)]
-
-
-def proved(case: Case, *, constant: Any = None) -> cmrc.Lowered:
-    """Lowered and clamped agree at two batch sizes, and the do matters."""
-    program = cmrc.trace(model(case))
-    constant = random(len(case.units), seed=9, scale=1.0) if constant is None else constant
-    plan = cmrc.Plan(program).do(case.site, units=case.units, constant=constant, axis=case.axis)
-    lowered = cmrc.lower(program, plan, growth="allow")  # some models here read one weight twice
-    for batch in (2, 3):
-        check = lowered.check(case.inputs(batch))
-        assert check.error <= EXACT_F32
-        assert check.moved >= MOVES * EXACT_F32
-    return lowered
-
-
-def sizes(lowered: cmrc.Lowered) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(v.shape.numpy()) for name, v in lowered.host.model.graph.initializers.items()}  # type: ignore
-
-
-FFN = {"up": random(WIDTH, 48, seed=1), "down": random(48, WIDTH, seed=2)}
-FFN_LEFT = {"up": (WIDTH, 40), "down": (40, WIDTH)}
-SCALES = {"gamma": random(WIDTH, seed=3), "beta": random(WIDTH, seed=4)}
-SOME = [0, 3, 7, 8, 21, 30, 40, 47]
-OUT = {"o": random(WIDTH, WIDTH, seed=5)}
-PROJECTIONS = {name: random(WIDTH, WIDTH, seed=seed) for name, seed in (("wq", 6), ("wk", 7), ("wv", 8))}
-PROJECT = """
-q = MatMul(x, wq)
-k = MatMul(x, wk)
-v = MatMul(x, wv)
-"""
-SERVED = {"wk": random(WIDTH, 2 * SIZE, seed=7), "wv": random(WIDTH, 2 * SIZE, seed=8)}
-ANGLES = np.outer(np.arange(16), 100.0 ** (-np.arange(SIZE // 2) / (SIZE // 2)))
-TABLES = {"cos": np.cos(ANGLES).astype(np.float32), "sin": np.sin(ANGLES).astype(np.float32)}
-LENGTHS: dict[str, Callable[[int], Array]] = {"seqlens": lambda n: np.full((n,), 4, dtype=np.int32)}
-
-
-def mask(batch: int) -> Array:
-    return (np.arange(5) < 3 + np.arange(batch)[:, None] % 3).astype(np.int32)
-
 
 CASES: dict[str, Case] = {
     "BiasGelu": Case(
@@ -383,22 +299,6 @@ def test_every_fused_row_has_a_case() -> None:
 # ---------------------------------------------------------------- where something would stay inside
 
 
-def stopped(case: Case, *sites: tuple[str, Sequence[int]]) -> tuple[cmrc.Lowered, str]:
-    """Kept as a residue the result is still right; by default it is refused. Gives the result and the reason."""
-    program = cmrc.trace(model(case))
-    plan = cmrc.Plan(program)
-    for site, units in sites or ((case.site, case.units),):
-        plan.do(site, units=units, constant=0.7)
-    with pytest.raises(cmrc.CmrcError) as error:
-        cmrc.lower(program, plan)
-    lowered = cmrc.lower(program, plan, residue="keep")
-    for batch in (2, 3):
-        check = lowered.check(case.inputs(batch))
-        assert check.error <= EXACT_F32
-        assert check.moved >= MOVES * EXACT_F32
-    return lowered, str(error.value)
-
-
 def test_a_replaced_query_stays_in_front_of_the_attention() -> None:
     lowered, reason = stopped(CASES["MultiHeadAttention"], ("q", heads(1)))
     assert "%a (MultiHeadAttention)" in reason
@@ -555,146 +455,3 @@ def test_a_fused_convolution_comes_apart_where_a_plane_is_added(activation: str,
     again = cmrc.trace(lowered.host.model)  # type: ignore[attr-defined]
     assert [v.name for v in again.graph.inputs] == ["x"]
     assert again.graph.outputs == ("y",)
-
-
-# ---------------------------------------------------------------- forms that are left whole
-
-FORMS: dict[str, tuple[str, str, dict[str, Array]]] = {
-    # the reason, the node, its parameters
-    "batch": ("it transposes the batch", "a = com.microsoft.FusedMatMul<transBatchA=1>(q, k)", {}),
-    "constant left": ("its left operand is a constant", "a = com.microsoft.FusedMatMul(w, q)", {"w": random(5, 5)}),
-    "three axes": (
-        "its constant operand is not a matrix of a size that is known to match", "a = com.microsoft.FusedMatMul(q, w)",
-        {"w": random(2, WIDTH, 4)},
-    ),
-    "activation": ("its activation is 'Gelu'", 'a = com.microsoft.FusedGemm<activation="Gelu">(z, w)', {"w": random(5, 4)}),
-    "parameters": (
-        "its activation 'LeakyRelu' has no parameters", 'a = com.microsoft.FusedGemm<activation="LeakyRelu">(z, w)',
-        {"w": random(5, 4)},
-    ),
-    "mean of a skip norm": (
-        "its other outputs are read too", "n, a = com.microsoft.SkipLayerNormalization(q, k, w)", {"w": random(WIDTH)},
-    ),
-    "scores": (
-        "it outputs or caps its scores, or has lengths of its keys as an input",
-        "a = Attention<q_num_heads=4, kv_num_heads=4, softcap=1.0>(q, k, v)", {},
-    ),
-    "odd heads": (
-        "the number of its heads or their size is not known", "a = Attention<q_num_heads=3, kv_num_heads=4>(q, k, v)", {},
-    ),
-    "uneven heads": (
-        "the number of its heads or their size is not known", "a = Attention<q_num_heads=2, kv_num_heads=4>(q, k, v)", {},
-    ),
-    "packed into one": (
-        "its queries, keys and values are packed into one input", "a = com.microsoft.MultiHeadAttention<num_heads=4>(q)", {},
-    ),
-    "cache": (
-        "it has a cache, or outputs its scores",
-        "a, b, c = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)\nd = Relu(b)", {},
-    ),
-    "lengths": (
-        "its mask counts keys from both ends, or has an axis of heads",
-        "a = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v, , w)", {"w": np.array([3, 4, 0, 0], dtype=np.int32)},
-    ),
-    "rotary inside": (
-        "it has a cache, or rotary positions", "a = com.microsoft.Attention<num_heads=4, do_rotary=1>(q, w)",
-        {"w": random(WIDTH, 3 * WIDTH)},
-    ),
-    "weight": (
-        "its weight is not known to match", "a = com.microsoft.Attention<num_heads=4>(q, w)", {"w": random(3, 3 * WIDTH)},
-    ),
-    "bias at run time": (
-        "its bias is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, w, z)",
-        {"w": random(WIDTH, 3 * WIDTH)},
-    ),
-    "weight at run time": ("its weight is computed at run time", "a = com.microsoft.Attention<num_heads=4>(q, k)", {}),
-    "sizes": (
-        "the number of its heads or their size is not known",
-        "a = com.microsoft.Attention<num_heads=4, qkv_hidden_sizes=[1,2,3]>(q, w)", {"w": random(WIDTH, 3 * WIDTH)},
-    ),
-    "scores of grouped queries": (
-        "it outputs its scores",
-        "a, b, c, d = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=4>(q, k, v, , , l, w)\ne = Relu(d)",
-        {"w": np.array(5, dtype=np.int32)},
-    ),
-    "packed grouped queries": (
-        "the number of its heads or their size is not known",
-        "a = com.microsoft.GroupQueryAttention<num_heads=5, kv_num_heads=4>(q, , , , , l, w)",
-        {"w": np.array(5, dtype=np.int32)},
-    ),
-    "rotary heads": (
-        "the number of its heads or their size is not known", "a = RotaryEmbedding<num_heads=3>(q, c, s)",
-        {"c": random(2, 5, 8), "s": random(2, 5, 8)},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_form_that_is_left_whole_says_why(name: str) -> None:
-    reason, text, arrays = FORMS[name]
-    values = {"q": (5, WIDTH), "k": (5, WIDTH), "v": (5, WIDTH), "z": (5,)}
-    feeds = {key: random(2, *shape) for key, shape in values.items()} | {"l": np.zeros(2, dtype=np.int32)}
-    program = cmrc.trace(model(Case(text, "a", [], arrays, lambda n: feeds, {}, outputs="a", opset=23)))
-    node = next(node for node in program.graph.nodes if "a" in {value.name for value in node.outputs})
-    assert (node.op, node.marks.why) == ("opaque", reason)
-
-
-# ---------------------------------------------------------------- Einsum
-
-SPLIT = {"split": np.array([0, 0, HEADS, SIZE]), "joined": np.array([0, 0, WIDTH])}
-ATTENTION = """q0 = MatMul(x, wq)
-k0 = MatMul(x, wk)
-v0 = MatMul(x, wv)
-q = Reshape(q0, split)
-k = Reshape(k0, split)
-v = Reshape(v0, split)
-scores = Einsum<equation="{scores}">(q, k)
-p = Softmax(scores)
-h = Einsum<equation="{values}">(p, v)
-j = Reshape(h, joined)
-y = MatMul(j, o)"""
-
-
-@pytest.mark.parametrize(
-    ("scores", "values"),
-    [("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), (" b q h d , b k h d -> b h q k ", "b h q k, b k h d -> b q h d")],
-)
-def test_heads_leave_an_attention_of_einsums(scores: str, values: str) -> None:
-    nodes = ATTENTION.format(scores=scores, values=values)
-    case = Case(nodes, "j", heads(1, 3), {**PROJECTIONS, **OUT, **SPLIT}, tokens(5, WIDTH), {})
-    lowered = proved(case)
-    left = sizes(lowered)
-    assert left["wq"] == left["wk"] == left["wv"] == (WIDTH, WIDTH // 2)
-    assert [n.op_type for n in lowered.host.model.graph].count("Einsum") == 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("equation", ["btd,df->btf", "...d,df->...f", "btd,df->tbf"])
-def test_a_product_with_a_matrix_is_a_linear_map(equation: str) -> None:
-    nodes = f"""h = Einsum<equation="btd,df->btf">(x, up)
-    a = Relu(h)
-    y = Einsum<equation="{equation}">(a, down)"""
-    case = Case(nodes, "a", SOME, FFN, tokens(5, WIDTH), FFN_LEFT)
-    if equation.endswith("tbf"):  # what is added would stand between the product and the transpose
-        lowered, _ = stopped(case)
-    else:
-        lowered = proved(case)
-        assert sizes(lowered).items() >= FFN_LEFT.items()
-    assert lowered.graph.outputs == ("y",) or lowered.graph.outputs == ("y.bias",)
-
-
-@pytest.mark.parametrize(
-    ("equation", "reason"),
-    [
-        ("btd,bsd->bts", ""),
-        ("btd,bsd->ts", "it is not a product of two operands that contracts one letter"),
-        ("btd,bsd->btsd", "it is not a product of two operands that contracts one letter"),
-        ("btd,bsd", "it does not have two operands, or does not name its result"),
-    ],
-)
-def test_what_an_einsum_must_be(equation: str, reason: str) -> None:
-    nodes = f"""d = MatMul(x, wq)
-    e = MatMul(x, wk)
-    y = Einsum<equation="{equation}">(d, e)"""
-    case = Case(nodes, "d", SOME, PROJECTIONS, tokens(5, WIDTH), {})
-    program = cmrc.trace(model(case))
-    assert {node.marks.why for node in program.graph.nodes if node.origin == "y"} == {reason}
