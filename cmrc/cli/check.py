@@ -14,8 +14,8 @@ import typer
 from cmrc.cli import terminal
 from cmrc.cli.options import NPY, AsJson, Model, PlanFile, Quiet, Seed, Sizes, Verbose, examples, new_app, parse_sizes
 from cmrc.cli.terminal import fail, progress, reported
-from cmrc.hosts.inputs import require_known
-from cmrc.program.check import Check, check_batches, clamped_in_float64, nudged_host, random_batches
+from cmrc.hosts.inputs import random_batches, require_known
+from cmrc.program.check import Check, check_batches, clamped_in_float64, nudged_host
 from cmrc.program.lower import stored_otherwise
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace

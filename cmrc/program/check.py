@@ -28,12 +28,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cmrc.errors import CheckError, InputError
-from cmrc.hosts.inputs import random_inputs
+from cmrc.errors import CheckError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import cost
 from cmrc.ir.evaluate import evaluate, keeps_numbers
-from cmrc.ir.graph import Array, Do, Graph, Value, as_dtype, attributes
+from cmrc.ir.graph import Array, Do, Graph, as_dtype, attributes
 from cmrc.ir.spec import FunctionAttrs
 from cmrc.ir.tensors import is_computable
 from cmrc.passes.pipeline import put_dos
@@ -46,9 +45,6 @@ Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 USUAL = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}
 ROUNDINGS = 16
 NUDGES = 2
-BATCHES = 3
-SIZES = (2, 8, 32, 64, 224)  # for dynamic sizes: the first with which the model runs
-SCALES = (-1.0, 1.0)  # powers of ten
 FOLDED = 1e-9  # how far they may differ in float64: a norm of values near zero makes 1e-16 large
 FOLDED_IN_STEPS = 2.0**-22  # the same if biases are whole numbers: their scale, the product of two scales, is a float32
 WORK = 10**9  # multiply-accumulates of one batch that numpy computes in seconds
@@ -440,64 +436,3 @@ def _jumping_behind_a_do(graph: Graph, casts: Collection[str]) -> set[str]:
         if node.name in casts or fn in JUMPING:
             jumping.add(fn)
     return jumping
-
-
-# ---------------------------------------------------------------- inputs
-
-
-def random_batches(
-    host: Host, *, sizes: Mapping[str, int] | None = None, seed: int = 0, count: int = BATCHES
-) -> list[dict[str, Array]]:
-    """Batches of the declared types and shapes. Dynamic sizes that are not given, and scales, are drawn from the seed.
-
-    The model runs with every batch that is returned: sizes are tried from small to large.
-    """
-    values = host.graph.inputs
-    if {value.name for value in values} != set(host.inputs):
-        raise InputError(
-            "random inputs cannot be made for a model with nested or constant arguments",
-            fix="give batches: lowered.check((batch,))",
-        )
-    given = dict(sizes or {})
-    rng = np.random.default_rng(seed)
-    start, batch = _first_that_runs(host, values, given, seed)
-    batches = [batch]
-    dynamic = sorted({str(n) for value in values for n in value.shape if not isinstance(n, int)} - given.keys())
-    for i in range(1, count):
-        drawn = {name: int(rng.integers(1, 2 * start)) if name in _leading(values) else start for name in dynamic}
-        batch = random_inputs(values, {**drawn, **given}, seed + i, default=start)
-        if not _runs(host, batch):
-            batch = random_inputs(values, given, seed + i, default=start)
-        scale = 10.0 ** rng.uniform(*SCALES)
-        batches.append({name: _scaled(array, scale) for name, array in batch.items()})
-    return batches
-
-
-def _leading(values: Sequence[Value]) -> set[str]:
-    """The dynamic sizes of first axes: numbers of samples, which a model takes at any size."""
-    return {str(value.shape[0]) for value in values if value.shape}
-
-
-def _first_that_runs(
-    host: Host, values: Sequence[Value], given: Mapping[str, int], seed: int
-) -> tuple[int, dict[str, Array]]:
-    for size in SIZES:
-        batch = random_inputs(values, given, seed, default=size)
-        if _runs(host, batch):
-            return size, batch
-    raise InputError(
-        f"the model does not run on random inputs with dynamic sizes of {', '.join(map(str, SIZES))}",
-        fix="give batches: lowered.check((batch,))",
-    )
-
-
-def _runs(host: Host, batch: Mapping[str, Array]) -> bool:
-    try:
-        host.run(batch)
-    except Exception:  # every framework raises different errors for sizes that do not fit
-        return False
-    return True
-
-
-def _scaled(array: Array, scale: float) -> Array:
-    return (array * np.asarray(scale, array.dtype)).astype(array.dtype) if _is_floating(array) else array

@@ -18,6 +18,7 @@ import numpy as np
 
 from cmrc._version import __version__
 from cmrc.errors import GrowthError, HostError, InputError, PlanError, ResidueError
+from cmrc.hosts.inputs import random_batches
 from cmrc.hosts.protocols import Host, ReportsUntied, Stored, Trainable
 from cmrc.ir.cost import cost, stored_by_node
 from cmrc.ir.graph import Graph, Leaf, Tensor, leaves_of
@@ -29,7 +30,6 @@ from cmrc.program.check import (
     clamped_in_float64,
     folded_apart,
     nudged_host,
-    random_batches,
 )
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, blaming_contradictions, trace

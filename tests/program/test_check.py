@@ -14,9 +14,10 @@ from torch import nn
 
 import cmrc
 from cmrc.errors import CheckError, InputError
+from cmrc.hosts.inputs import random_batches
 from cmrc.ir.graph import Tensor, literal
 from cmrc.ir.tensors import constant
-from cmrc.program.check import FOLDED, USUAL, check_batches, clamped_in_float64, folded_apart, nudge, random_batches
+from cmrc.program.check import FOLDED, USUAL, check_batches, clamped_in_float64, folded_apart, nudge
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
