@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cmrc.ir.graph import (
     Do,
@@ -17,6 +16,7 @@ from cmrc.ir.graph import (
     Index,
     Marks,
     Node,
+    Operand,
     Value,
     as_dtype,
     attributes,
@@ -256,8 +256,8 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
             if slab.ndim == 1:
                 slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
             slab = as_dtype(slab, value.dtype)  # the model holds the constant in its own precision
-            attrs: dict[str, Any] = {"axis": entry.axis, "units": Index.of(entry.units)}
-            inputs: tuple[Any, ...] = (name, literal(slab))
+            attrs: dict[str, object] = {"axis": entry.axis, "units": Index.of(entry.units)}
+            inputs: tuple[Operand, ...] = (name, literal(slab))
             if entry.weight is not None:
                 attrs["parents"] = entry.parents
                 inputs = (*inputs, literal(entry.weight))

@@ -35,12 +35,12 @@ ALIKE = 3.0  # times as much as the cheapest: up to there, units cost about the 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One number of a site, or why there is none, and what to do about it."""
+    """One number for a site, or why there is none, and what to do about it."""
 
     site: str
     what: str
     value: float | None
-    good: bool | None  # None where there is no number
+    good: bool | None  # None if there is no number
     advice: str
     points: tuple[tuple[float, float], ...] = ()  # predictions: predicted, measured; sensitivity: samples, overlap
 

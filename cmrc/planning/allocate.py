@@ -1,4 +1,4 @@
-"""One budget spread over all sites: a unit goes where it adds the least loss for what it saves.
+"""One budget spread over all sites: units are replaced where they add the least loss for what they save.
 
 Σ risk_i(k_i) is minimised over the numbers k_i of units that go. The risks are in units of the model's output (`probe`), so those of
 different sites may be added. For a price λ every site takes the k with the least risk(k) − λ · k · saving, and the price is searched for
@@ -50,7 +50,7 @@ class Curve:
     may_vanish: bool = False
 
     def choices(self) -> Array:
-        """The numbers of units that may go."""
+        """The numbers of units that may be replaced."""
         kept = np.arange(self.site.units + 1)
         fits = (kept % self.multiple == 0) & (kept >= self.least) | (kept == self.site.units)
         fits[0] |= self.may_vanish
@@ -88,7 +88,7 @@ def allocate(
 
 
 def require_reach(curves: Sequence[Curve], budget: Budget, costs: Costs) -> float:
-    """What the budget allows, if the model with all units gone that may go is within it."""
+    """The amount that the budget allows; an error if even the smallest possible model exceeds it."""
     whole = costs.measure([0] * len(curves))
     allowed = budget.amount * whole if budget.amount <= 1 else budget.amount
     least = costs.measure([int(curve.choices().max()) for curve in curves])
@@ -103,7 +103,7 @@ def require_reach(curves: Sequence[Curve], budget: Budget, costs: Costs) -> floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sharing:
-    """Choices whose foretold cost is below an amount."""
+    """Choices whose predicted cost is below an amount."""
 
     costs: Costs
     curves: Sequence[Curve]
@@ -171,7 +171,7 @@ class _Sharing:
         ]
 
     def spend(self, counts: list[int], below: float) -> list[int]:
-        """Take back cuts while the budget lasts: always the one that lowers the risk most for what it costs."""
+        """Undo cuts while the budget allows it: always the cut that lowers the risk most for its cost."""
         closed = set[int]()
         for _ in range(ROUNDS * len(self.curves)):
             left = below - self.costs.foretell(counts)
@@ -232,13 +232,13 @@ class Costs:
         return self.measured[key]
 
     def foretell(self, counts: Sequence[int]) -> float:
-        """The same without lowering."""
+        """The predicted cost of a choice, without lowering."""
         gone = np.asarray(counts, dtype=np.float64)
         return self.measure([0] * len(counts)) - float(gone @ self.savings) + float(gone @ self._shared @ gone) / 2
 
     @cached_property
     def savings(self) -> Array:
-        """What one unit of each site saves while the others are whole; never nothing."""
+        """What one unit of each site saves while no other site is cut; never 0."""
         whole = self.measure([0] * len(self.sites))
         alone = [self.measure(self._half(i)) for i in range(len(self.sites))]
         return np.array([

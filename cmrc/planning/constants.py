@@ -1,4 +1,4 @@
-"""The order of units where only constants fold: of several selections the one that loses least, as measured.
+"""The order of units at sites where only constants fold: of several selections, the one with the least measured loss.
 
 Constants pass ops that no affine map passes, norms among them. What the next op makes of a unit says little about the output then. So
 where there are data, three selections are tried at each such site: next-layer reconstruction, single scores, and the curvature of

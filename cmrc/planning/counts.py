@@ -29,12 +29,12 @@ NARROW = 128  # channels
 
 
 def _part(amount: float, units: int) -> int:
-    """A number of units: a whole number, or a part of them."""
+    """A number of units: a whole number, or a fraction of all units."""
     return min(amount, units) if isinstance(amount, int) else round(amount * units)
 
 
 def _lookup(by_name: Mapping[str, Any], site: Site, program: Program) -> Any:
-    """What a mapping by name or glob says of a site: the first that fits."""
+    """The value for a site in a mapping by name or glob: the first that matches."""
     names = [name for name, values in program.names.items() if list(values) == [site.value]]
     for pattern, value in by_name.items():
         if pattern in (site.name, site.value) or any(fnmatch.fnmatchcase(name, pattern) for name in names):
@@ -106,14 +106,14 @@ def _within(factor: float, loss: float, least: float) -> bool:
 
 
 def require_budget(program: Program, ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe) -> None:
-    """That the budget of a recipe can be met at all, found before any loss is measured."""
+    """Require that the budget of a recipe can be met, before any loss is measured."""
     if recipe.budget is not None:
         costs = probe.costs_of(recipe.budget.of, [r.site for r in ranked])
         require_reach(_curves(program, ranked, recipe), recipe.budget, costs)
 
 
 def _curves(program: Program, ranked: Sequence[Ranked], recipe: Recipe) -> list[Curve]:
-    """What may go of every site, at the risk that its selection knows of."""
+    """The units of every site that may be replaced, with the risk that its selection knows."""
     return [
         Curve(r.site, _risk(r), _multiple(program, r.site, recipe), _least(r.site, recipe), _may_vanish(program, r, recipe))
         for r in ranked

@@ -159,14 +159,14 @@ class SizePlanner:
         return result
 
     def remember(self, amount: Mapping[str, Any], plan: Plan) -> None:
-        """A plan of this amount, that smaller ones may go on from."""
+        """A plan of this amount, from which smaller ones may continue."""
         budget, sites = self._recipe(amount).budget, plan.made["sites"]
         if budget is not None and all(r.site.name in sites for r in self._scored):
             counts = [r.site.units - int(sites[r.site.name]["kept"]) for r in self._scored]
             self._counts[budget.of, budget.amount] = counts
 
     def _larger(self, budget: Budget | None) -> list[int] | None:
-        """The units that go in the next larger size."""
+        """The units that the next larger size replaces."""
         amounts = [a for of, a in self._counts if budget is not None and of == budget.of and a > budget.amount]
         return self._counts[budget.of, min(amounts)] if budget is not None and amounts else None
 
@@ -199,7 +199,7 @@ class SizePlanner:
 
 @dataclass(slots=True, eq=False)
 class _Planning:
-    """One plan in the making: step by step of the schedule, and site by site within a step."""
+    """A plan that is being made: step by step of the schedule, and site by site within a step."""
 
     program: Program
     data: Any
@@ -339,7 +339,7 @@ class _Planning:
         return stats
 
     def rank_what_can_be(self, stats: Stats) -> list[Ranked]:
-        """The sites that can be scored. Others are left out, unless the recipe names them."""
+        """The sites that can be scored. The others are left out, unless the recipe names them."""
         named = named_sites(self.program, self.recipe)
         ranked, first = [], None
         for site in self.sites:

@@ -1,4 +1,4 @@
-"""What the selection of a plan went by at each site, with the cut: `cmrc plan ... --plot scores.png`."""
+"""The scores on which the selection of a plan is based, with the cut at each site: `cmrc plan ... --plot scores.png`."""
 
 from __future__ import annotations
 

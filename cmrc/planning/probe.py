@@ -1,4 +1,4 @@
-"""What cutting a site, or all of them, does to the model's output, as measured: what makes the risks of different sites comparable.
+"""How much cutting a site, or all of them, changes the model's output, as measured. This makes the risks of sites comparable.
 
     inputs ─> piece 0 ─> site 1 ─> piece 1 ─> site 2 ─> ... ─> output      once, without replacements
                            └─ do ─> piece 1 ─> site 2 ─> ... ─> output     once for each site and size: only what lies behind it
@@ -68,7 +68,7 @@ class LossProbe:
         self.interpreter = Interpreter(self.program)
 
     def costs_of(self, of: str, sites: Sequence[Site]) -> Costs:
-        """What choices cost. Kept as well: several budgets share what was lowered for the first."""
+        """What choices cost. It is kept too: several budgets share what was lowered for the first."""
         key = (of, *(site.value for site in sites))
         if key not in self.costs:
             self.costs[key] = Costs(self.program, sites, of, self._sizes())

@@ -1,4 +1,4 @@
-"""In which order the units of a site go: the score of each, or a joint selection that knows the replacement."""
+"""The order in which the units of a site are replaced: by the score of each, or by a joint selection that knows the replacement."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def for_site(
 
 
 def _require_single(site: Site, stats: SiteStats, recipe: Recipe, place: Elements | None) -> None:
-    """That affine maps between the columns of a site can be fitted and put somewhere."""
+    """Require that affine maps between the columns of a site can be fitted and inserted."""
     columns, method = stats.columns, recipe.method
     if columns.features == 1:
         return

@@ -1,4 +1,4 @@
-"""Which sites a recipe plans, and whether there are statistics of them that it can use."""
+"""The sites that a recipe plans, and whether their statistics can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a report shows, as one JSON document: it stands in the work folder, so that a page can be made again.
+"""Everything that a report shows, as one JSON document: it is stored in the work folder, so that a page can be made again.
 
 The words and tables of the reduction, and the numbers behind every picture: the frontier, widths, risks, answers, the graph.
 """
@@ -102,7 +102,7 @@ def _answers(r: Reduction) -> list[dict[str, Any]]:
 
 
 def _states(r: Reduction) -> Iterator[tuple[Node, str, str]]:
-    """Every node of the model: what became of it, and a word about it."""
+    """What became of every node of the model, with a remark."""
     names = {value.name for node in r.lowered.graph.nodes for value in node.outputs}
     entries = {entry.value: entry for entry in r.plan.entries}
     folded = {action.node for action in r.lowered.result.actions if action.ends_here}

@@ -1,4 +1,4 @@
-"""Two reductions beside each other: what each costs, how well it answers, and how wide its layers are."""
+"""Two reductions side by side: their cost, the quality of their answers, and the widths of their layers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class SideBySide:
 
 
 def _which(difference: float, names: tuple[str, str], what: str) -> str:
-    """Of two, the one for which `difference` speaks."""
+    """The one of two that `difference` favours."""
     return f"neither {what}" if not difference else f"{names[0 if difference > 0 else 1]} {what}"
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the small model, whether a size meets it, and which size is chosen.
+"""The goals for the small model, whether a size meets them, and which size is chosen.
 
     speedup=1.5, size=0.6, macs=0.7, latency=5 (ms)       at most so large: met by every smaller size too
     agreement=0.99, drop=0.01                             at least so good: measured on held-out data
@@ -69,7 +69,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Everything that is known of one size of the model."""
+    """Everything that is known about one size of the model."""
 
     parameters: int
     macs: int
@@ -153,7 +153,7 @@ class Goals:
         return Goals(**{**values, "agreement": DEFAULT_AGREEMENT, "measured": True})
 
     def require_enough(self, count: int) -> None:
-        """That so many held-out rows can certify the agreement that is asked for, even if all agree."""
+        """Require enough held-out rows to certify the agreement that is asked for, if all agree."""
         if self.agreement is None or self.measured:
             return
         needed = math.ceil(math.log(self.delta) / math.log(self.agreement)) if self.agreement < 1 else None

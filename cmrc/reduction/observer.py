@@ -1,4 +1,4 @@
-"""Who watches a run, and how long its stages take."""
+"""Observers of a run, and how long its stages take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """Who watches a run: stages and first results by name, and work with its length."""
+    """Observes a run: stages and first results by name, and work with its length."""
 
     def stage(self, name: str, detail: str) -> None: ...
 

@@ -196,7 +196,7 @@ class _Judging:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One reduction in the making: its stages."""
+    """A reduction in progress: its stages."""
 
     subject: Subject
     goals: Goals
@@ -211,7 +211,7 @@ class _Run:
 
     @property
     def of(self) -> str:
-        """What a size is a part of."""
+        """The quantity of which a size is a fraction."""
         if self.goals.keep is not None:
             return "units"
         if self.goals.size is not None and self.goals.macs is None:

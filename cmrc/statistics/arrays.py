@@ -1,4 +1,4 @@
-"""Arrays from .npy and .npz files that anybody may have written: nothing is executed, and memory is bounded.
+"""Arrays from untrusted .npy and .npz files: nothing is executed, and memory is bounded.
 
 An array is read only after its header: the dtype must be a number's, and its bytes must be there. A .npz file may expand to
 `EXPANDS` times its size, or to `ALWAYS` bytes if that is more; a file that would need more is refused before it is read.

@@ -70,7 +70,7 @@ def batches(data: Any, names: Sequence[str], *, size: int = SIZE, shard: tuple[i
 
 
 def fixed_batch(inputs: Sequence[Value]) -> int | None:
-    """The number of samples that a model takes at a time, where it is fixed."""
+    """The number of samples that a model takes at a time, if it is fixed."""
     first = {value.shape[0] for value in inputs if value.shape}
     fixed = {int(number) for number in first if isinstance(number, int)}
     return fixed.pop() if len(fixed) == 1 and len(first) == 1 else None
@@ -103,7 +103,7 @@ class WholePieces:
 
 
 def length(data: Any) -> int | None:
-    """How many batches there will be, where that is known."""
+    """How many batches there will be, if that is known."""
     return len(data) if hasattr(data, "__len__") and not isinstance(data, (str, Path, Mapping)) else None
 
 

@@ -1,4 +1,4 @@
-"""Who reads a site's units, and by which weights: W of the next affine ops, with a column for each unit.
+"""The ops that read a site's units, and their weights: W of the next affine ops, with a column for each unit.
 
     %a = relu(%h);  %s = reshape(%a);  %y = linear(%s, W)        readers(%a) = [W as [out, units]]
 
@@ -31,7 +31,7 @@ NONE = -1.0  # the number of no column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reader:
-    """An affine op that reads the columns: its weight as [outputs, columns], one for every kernel position."""
+    """An affine op that reads the columns: its weights as [outputs, columns], one per kernel position."""
 
     node: Node
     weight: Array

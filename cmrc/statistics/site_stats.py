@@ -58,7 +58,7 @@ class SiteStats:
 
     @property
     def variance(self) -> Array:
-        """Of every column, over the samples: Σ(a−ā)²/n."""
+        """The variance of every column over the samples: Σ(a−ā)²/n."""
         return self.arrays["squares"] / self.count
 
     @property

@@ -48,7 +48,7 @@ class Stats:
         return f"{self.data:064x}"[:16]
 
     def see(self, batch: bytes) -> None:
-        """Take the digest of a batch into that of the data."""
+        """Add the digest of a batch to that of the data."""
         self.data = (self.data + int.from_bytes(batch, "big")) % 2**256
 
     def merge(self, other: Stats) -> Stats:
@@ -62,7 +62,7 @@ class Stats:
         return Stats(sites, self.fingerprint, data, self.samples + other.samples, self.options)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all."""
+        """Write one safetensors file, completely or not at all."""
         stats_file.write(Path(path), self.header(), self.arrays())
 
     @classmethod

@@ -93,7 +93,7 @@ class Header(_Strict):
 
 
 def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write one file, whole or not at all."""
+    """Write one file, completely or not at all."""
     # One entry only: safetensors writes several in random order, and the same statistics must be the same bytes.
     metadata = {"stats": json.dumps({"format": FORMAT, **header})}
     write_whole(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata))

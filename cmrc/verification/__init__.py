@@ -1,4 +1,4 @@
-"""Interventions on the units that stay: run them, count agreement, certify it.
+"""Interventions on the retained units: run them, count how often both models agree, certify it.
 
 interpreter    runs interventions                 pieces         a graph cut at sites, ready to run
 interventions  swaps and patches, as data         draws          which inputs meet, which units are swapped

@@ -58,7 +58,7 @@ class Rung:
 
 
 def require_level(delta: float) -> None:
-    """That a bound may fail with this probability: asked before the work."""
+    """Require a valid probability of failure, before the work."""
     if not 0 < delta < 1:
         raise CertifyError(f"delta is {delta:g}", fix="give a probability between 0 and 1, such as 0.05")
 

@@ -1,4 +1,4 @@
-"""Which inputs meet in a swap, and which units are swapped.
+"""Which pairs of inputs are swapped, and at which units.
 
 For statements about the **population** the held-out inputs are drawn from it, so each input may be used in one pair only:
 
@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def turn(self) -> Array:
-        """For every swap the how many-th of its unit it is, from 0."""
+        """The position of every swap within its unit, from 0."""
         starts = np.flatnonzero(np.diff(self.unit, prepend=-1))
         return np.asarray(np.arange(len(self)) - np.repeat(starts, np.diff(starts, append=len(self))))
 
@@ -127,7 +127,7 @@ def easy_inputs(margin: Array, classes: Array) -> Array:
 
 
 def _spread(pairs: int, swaps: int) -> tuple[Array, Array]:
-    """For every swap its pair, and the how many-th of the pair it is."""
+    """For every swap, its pair and its position within the pair."""
     counts = np.full(pairs, swaps // pairs)
     counts[: swaps % pairs] += 1
     unit = np.repeat(np.arange(pairs), counts)

@@ -1,4 +1,4 @@
-"""What a batch of interventions showed: for each swap the original's logits against the reduced model's.
+"""The result of a batch of interventions: for each swap, the original's logits against the reduced model's.
 
     agree      the same top class; for a regression, no output further off than the tolerance
     kl         KL(original ‖ reduced) of the class distributions
@@ -57,7 +57,7 @@ class Evidence:
 
     @property
     def unit_weights(self) -> Array | None:
-        """What each unit counts; None where all count alike."""
+        """The weight of each unit; None if all have the same."""
         return None if (self.importance == 1).all() else self._by_unit(self.importance)
 
     @property

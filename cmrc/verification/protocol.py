@@ -103,7 +103,7 @@ class Asked:
     scope: Scope = Scope.POPULATION
 
     def require(self, inputs: int, swaps: int) -> None:
-        """That so many inputs and swaps could show it at all: asked before the work."""
+        """Require that this many inputs and swaps can show the target, before the work."""
         require_level(self.delta)
         if self.target is None:
             return

@@ -183,7 +183,7 @@ class Decision:
 
     @property
     def counted(self) -> str:
-        """What was looked at, in words."""
+        """What was examined, in words."""
         if not self.swaps:
             return "no swaps"
         return f"{self.swaps} swaps" + (f" on {self.units} pairs" if self.scope is Scope.POPULATION else "")
@@ -258,7 +258,7 @@ def _can_still_hold(good: Array, least: float, delta: float, horizon: int, weigh
 
 
 def require_enough(target: Target, delta: float, inputs: int, scope: Scope) -> None:
-    """That the data could show the target at all: asked before the work."""
+    """Require that the data can show the target, before the work."""
     if scope is Scope.FIXED and target.quantity.swaps:
         return
     each = 2 if target.quantity.swaps else 1

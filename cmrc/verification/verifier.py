@@ -85,7 +85,7 @@ def variables(program: Program, plan: Plan, site: str | Sequence[str] | None = N
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Held-out inputs in memory, their labels, and which tokens of each count."""
+    """Held-out inputs in memory, their labels, and the tokens of each that count."""
 
     inputs: dict[str, Any]
     labels: Array | None
