@@ -449,12 +449,8 @@ def idle_nodes(graph: Graph) -> frozenset[str]:
     idle = set()
     for node in reversed(graph.nodes):
         first, *others = node.outputs
-        if (
-            not node.origin
-            or first.name in needed
-            or node.marks.effect
-            or any(value.name in needed for value in others)
-        ):
+        read = first.name in needed or any(value.name in needed for value in others)
+        if read or node.marks.effect or not node.origin:
             needed.update(node.values())
         else:
             idle.add(node.name)

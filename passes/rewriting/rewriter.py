@@ -410,9 +410,6 @@ def others_give_shape(sweep: Sweep, node: Node, position: int, becomes: Shape) -
     )
 
 
-# ---------------------------------------------------------------- constants that arrive
-
-
 # ---------------------------------------------------------------- running rules
 
 Arriving = TypeVar("Arriving")
