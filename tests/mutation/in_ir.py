@@ -158,8 +158,8 @@ bug(
 )
 bug(
     "outputs-not-hashed",
-    "wiring.update(repr(([_result(value) for value in graph.inputs], graph.outputs)).encode())",
-    "wiring.update(repr([_result(value) for value in graph.inputs]).encode())",
+    "lines = [repr(([_result(value) for value in graph.inputs], graph.outputs))]",
+    "lines = [repr([_result(value) for value in graph.inputs])]",
     "a model with other outputs has the same fingerprint",
     "tests/hosts/test_details.py",
     "tests/program/test_plan_file.py",

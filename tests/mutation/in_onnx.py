@@ -185,7 +185,7 @@ bug(
 )
 bug(
     "irregular-positions-as-a-slice",
-    "regular = step > 0 and list(keep) == list(range(keep[0], keep[-1] + 1, step))",
+    "regular = step > 0 and keep == list(range(keep[0], keep[-1] + 1, step))",
     "regular = step > 0",
     "positions with gaps become a Slice",
     WRITE,

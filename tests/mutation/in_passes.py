@@ -162,8 +162,8 @@ bug(
 )
 bug(
     "readers-do-not-count-anew",
-    'again = tuple(where[k] for k in attributes(reader, SelectAttrs)["keep"])',
-    'again = attributes(reader, SelectAttrs)["keep"]',
+    'places = [where[k] for k in attributes(reader, SelectAttrs)["keep"]]',
+    'places = list(attributes(reader, SelectAttrs)["keep"])',
     "a select goes on counting in the value as it was",
     DEAD,
 )

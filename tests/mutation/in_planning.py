@@ -232,8 +232,8 @@ bug(
 )
 bug(
     "stream-without-replacements",
-    "        moved = _outputs_of(self.moving[level], live.moved) if level else plain",
-    "        moved = _outputs_of(self.parts[level], live.moved) if level else plain",
+    "        moved = plain if self.moving[level] is self.parts[level] else _outputs_of(self.moving[level], live.moved)",
+    "        moved = plain if self.moving[level] is self.parts[level] else _outputs_of(self.parts[level], live.moved)",
     "the stream of values forgets what was replaced",
     STREAM,
 )

@@ -76,6 +76,6 @@ def test_a_weight_that_is_returned_is_no_place_for_a_replacement() -> None:
     """Its reader has it as a weight: a replacement would reach the output alone."""
     graph = model("w1 = Neg(v1)\nh = MatMul(x, w1)", {"x": ("N", 4)}, "h w1", v1=random(4, 6))
     plan = cmrc.Plan(cmrc.trace(graph))
-    with pytest.raises(DoError, match="is a constant that the model returns: its readers take its numbers as a weight"):
+    with pytest.raises(DoError, match="is a constant that the model returns: its readers use it as a weight"):
         plan.do("w1", units=[1], constant=0.0, axis=1)
     assert len(plan.do("h", units=[1], constant=0.0)) == 1
