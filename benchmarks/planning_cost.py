@@ -1,6 +1,6 @@
 """What planning costs beside one plain forward pass over the same data.
 
-python -m benchmarks.planning_cost [NAME ...] [--quick] [--json OUT]
+python -m benchmarks.planning_cost [NAME ...] [--units N ...] [--quick] [--json OUT]
 """
 
 from __future__ import annotations
@@ -198,6 +198,9 @@ def judged(networks: dict[str, Any], widths: Sequence[Record]) -> list[dict[str,
 def main() -> None:
     arguments = parser("What planning costs beside a forward pass.", "planning_cost.json")
     arguments.add_argument("names", nargs="*", help="networks; all of them if absent")
+    arguments.add_argument(
+        "--units", nargs="*", type=int, default=list(WIDTHS), help="sites that are selected in; by default %(default)s"
+    )
     options = arguments.parse_args()
     use_threads(options.threads)
     torch.manual_seed(0)
@@ -212,7 +215,7 @@ def main() -> None:
         console.print(networks[name]["seconds"], [round(each, 2) for each in passes(networks[name])])
     widths = [
         resumed(f"{units} units", lambda units=units: selection(units))
-        for units in ((512,) if options.quick else WIDTHS)
+        for units in ((512,) if options.quick else options.units)
     ]
     write_record(
         options.json, "planning cost", [], options, networks=networks, selection=widths, claims=judged(networks, widths)
