@@ -31,7 +31,7 @@ from benchmarks.measure import console, parser, show, write_record
 from benchmarks.section import Record, Section, claim, claims, megabytes, table
 from cmrc.planning.spilled import calibrate_by_pieces
 
-MODEL = llama.Config(layers=24, width=2048, ffn=4096, heads=32, served=8)
+MODEL = llama.Config(layers=24, width=2048, ffn=4096, heads=32, served=8, vocabulary=8192)
 SMALL = llama.Config(layers=8, width=256, ffn=512, heads=8, served=2, vocabulary=512, positions=128)
 SHARE = 0.4  # of the weights, which the process may allocate beyond its imports
 COMPARED = 2  # layers on which both ways are compared
