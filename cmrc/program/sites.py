@@ -231,8 +231,9 @@ class Sites:
         return maker is not None and len(self.consumers[value]) == 1 and self._is_of_exporter(value, maker)
 
     def _is_of_exporter(self, value: str, maker: Node) -> bool:
-        """Whether a value is named by its op and a number. torch.export gives no other names. A sum keeps its name."""
-        named_by_op = self.host.kind == "fx" or value == maker.kind
+        """Whether a value is named by its op and a number, of which the first has none. torch.export gives no other names. A sum
+        keeps its name."""
+        named_by_op = self.host.kind == "fx" or value == maker.kind or f"{value}_1" in self.producers
         return maker.kind != "add" and (bool(NUMBERED.search(value)) or (bool(maker.path) and named_by_op))
 
     def _module_titles(self) -> dict[str, str]:

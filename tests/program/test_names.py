@@ -73,3 +73,26 @@ def test_a_layer_that_reads_several_values_asks_which() -> None:
     with pytest.raises(cmrc.CmrcError, match="name one: down:input@0, down:input@1"):
         traced.find("down:input")
     assert [site.value for site in traced.find("down:input@1")] == ["tanh"]
+
+
+class Attending(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2)
+
+
+def test_the_first_of_numbered_values_is_named_by_its_module_too() -> None:
+    """An exporter calls the heads of the first layer by the op alone, and numbers those of the next."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.out = Attending(), Attending(), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.first(x) + self.second(x + 1))
+
+    traced = cmrc.trace(Two().eval(), (torch.randn(2, 2, 5, 4),))
+    program = cmrc.trace(traced.host.to_onnx())  # type: ignore[attr-defined]
+    heads = [value for value in program.values if value.startswith("scaled_dot_product_attention")]
+    assert len(heads) == 2
+    assert [program.title(value).partition("/")[0] for value in heads] == ["first", "second"]
