@@ -27,7 +27,7 @@ PROMISES = (
     ("Whatever a file says, it is read or refused with one message that names the reason. Nothing in it is executed, and memory is bounded.", ("loaders/test_loaders.py", "program/test_plan_file.py", "statistics/test_files.py", "planning/test_recipe.py", "hosts/onnx/test_load.py")),
     ("Files are read only from where you pointed: external data within the model's folder, a plan's arrays beside the plan and equal to their hash.", ("hosts/onnx/test_load.py", "program/test_plan_file.py")),
     ("A plan is used only for the model that it was made for.", ("program/test_plan.py",)),
-    ("The same model, data, recipe, seed and number of threads give the same bytes; another number of threads changes the last bits of sums.", ("planning/test_numerics.py", "faults/test_kills.py")),
+    ("The same model, data, recipe and seed give the same bytes, in every process and on any number of threads.", ("planning/test_numerics.py", "faults/test_kills.py")),
 )  # fmt: skip
 
 HEAD = """# Reliability

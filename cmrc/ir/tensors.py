@@ -12,13 +12,19 @@ import numpy as np
 from cmrc.errors import HostError
 from cmrc.ir.graph import Apply, Array, ArrayLiteral, Leaf, Node, Tensor, apply, as_dtype, literal, numpy_dtype, take
 from cmrc.ir.ops import OPS
+from cmrc.one_order import one_order
+
+ON_ONE_THREAD = 4096  # products of no more numbers are computed by one thread anyway
 
 
 def evaluate_op(op: str, attrs: Mapping[str, Any], *operands: Array | None) -> Array:
     """The result of an op on arrays."""
     meaning = OPS[op].meaning
     assert meaning is not None, op
-    return meaning(attrs, *operands)
+    if all(operand is None or operand.size <= ON_ONE_THREAD for operand in operands):
+        return meaning(attrs, *operands)
+    with one_order():
+        return meaning(attrs, *operands)
 
 
 def materialise(tensor: Tensor) -> Array:

@@ -20,6 +20,7 @@ import numpy as np
 from cmrc.errors import ObjectiveError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
+from cmrc.one_order import one_order
 from cmrc.planning.certified import KEEPS, Certify, certified, for_swaps, require_plain
 from cmrc.planning.constants import with_best_orders, with_orders_for
 from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
@@ -44,6 +45,7 @@ from cmrc.statistics.site_stats import SiteStats
 from cmrc.statistics.stats import Stats
 
 
+@one_order()
 def plan(
     program: Program,
     stats: Stats | None = None,
@@ -144,6 +146,7 @@ class SizePlanner:
         for amount in amounts:
             require_budget(self.program, self._scored, self._recipe(amount), self._probe)
 
+    @one_order()
     def plan(self, amount: Mapping[str, Any]) -> Plan:
         recipe, ranked, first = (
             self._recipe(amount),

@@ -19,6 +19,7 @@ import numpy as np
 from cmrc.errors import SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
+from cmrc.one_order import one_order
 from cmrc.program.program import Program
 from cmrc.program.reach import last_of_each_function, last_of_each_run
 from cmrc.program.sites import Site
@@ -46,6 +47,7 @@ CURVATURES = ("auto", "gauss-newton", "full", "monte-carlo")
 BY_DERIVATIVES = frozenset({"curvature", "coupling"})
 
 
+@one_order()
 def calibrate(
     program: Program,
     data: Any,

@@ -24,6 +24,7 @@ from scipy.linalg import blas
 
 from cmrc.errors import StatsError
 from cmrc.ir.graph import Array
+from cmrc.one_order import gram, product
 from cmrc.statistics.columns import Columns
 
 NEEDS = ("moments", "range", "scatter", "curvature", "coupling", "drift", "rows")
@@ -197,7 +198,7 @@ def _products(rows: Array, origin: Array | None, lost: Array | None, *, scatter:
     every, some = len(rows), _some(*rows.shape)
     rows, share = rows[some], every / len(rows[some])
     centred = rows - rows.mean(0, dtype=np.float64)
-    own = centred.T @ centred  # numpy computes one triangle only
+    own = gram(centred)
     sums = {"scatter": own} if scatter else {}
     if origin is not None:
         sums["origin"] = origin.mean(0, dtype=np.float64)
@@ -213,7 +214,7 @@ def _products(rows: Array, origin: Array | None, lost: Array | None, *, scatter:
 def _right(centred: Array, other: Array) -> Array:
     """Σ(a−ā)(b−b̄)ᵀ in the precision of b."""
     apart = other - other.mean(0, dtype=np.float64).astype(other.dtype)
-    return np.asarray(centred.astype(other.dtype, copy=False).T @ apart, dtype=np.float64)
+    return np.asarray(product(centred.astype(other.dtype, copy=False), apart), dtype=np.float64)
 
 
 def _some(count: int, width: int) -> Any:
@@ -246,7 +247,7 @@ def _coupling_sums(rows: Array, factors: Array) -> dict[str, Array]:
     width = rows.shape[1]
     plain = factors.astype(np.float64).reshape(-1, width)
     scaled = (factors * rows[:, None, :]).reshape(-1, width)
-    return {"H": plain.T @ plain, "HA": plain.T @ scaled, "AHA": scaled.T @ scaled}
+    return {"H": gram(plain), "HA": product(plain, scaled), "AHA": gram(scaled)}
 
 
 def _sampled(rows: Array, gradient: Array | None, curvature: Array | None) -> dict[str, Array]:

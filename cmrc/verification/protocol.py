@@ -11,6 +11,7 @@ import numpy as np
 
 from cmrc.errors import CertifyError, VerifyError
 from cmrc.ir.graph import Array
+from cmrc.one_order import one_order
 from cmrc.program.lower import Lowered
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, trace
@@ -35,6 +36,7 @@ def unwatched(parts: Iterable[Schedule], count: int | None, what: str) -> Iterab
     return parts
 
 
+@one_order()
 def verify(
     program: Any,
     reduced: Lowered | Program | Plan | str | Path,
