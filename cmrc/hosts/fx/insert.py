@@ -61,9 +61,8 @@ def _emit_like(draft: Draft, node: Node) -> fx.Node:
     model, dtype = draft.nodes[node.marks.like], torch_dtype(node.output.dtype)
     call = Call(model)
     for i, (position, given) in enumerate(zip(draft.reading.reads[model.name].args, node.inputs, strict=False)):
-        is_number = isinstance(position, int) and isinstance(call[position], int | float)
-        if is_number and isinstance(given, ArrayLiteral) and given.array.ndim == 0:
-            call[position] = given.array.item()
+        if isinstance(position, int) and isinstance(call[position], int | float) and isinstance(given, ArrayLiteral):
+            call[position] = given.array.item()  # it takes a number there, and no tensor
             continue
         operand = draft.operand(given, node, i, dtype)
         if isinstance(position, tuple):  # an entry of a list
