@@ -65,14 +65,17 @@ def minutes(seconds: float) -> str:
 
 def fuzzing() -> str:
     rows: list[tuple[object, ...]] = [("cases", "equal after folding", "equal, something kept at run time", "refused", "wrong or raw", "mended on the way", "minutes", "commit", "command")]  # fmt: skip
-    known = {"onnx": "random ONNX graphs", "onnx_before": "random ONNX graphs, by a narrower generator", "onnx_earlier": "random ONNX graphs, earlier", "torch": "random torch modules", "node_models": "node tests of onnx"}  # fmt: skip
+    known = {"onnx": "random ONNX graphs, by one state of the code", "onnx_fresh": "random ONNX graphs, fresh seeds, by the state with the mends", "onnx_wide": "random ONNX graphs, by several states", "onnx_before": "random ONNX graphs, by a narrower generator", "onnx_earlier": "random ONNX graphs, earlier", "torch": "random torch modules", "node_models": "node tests of onnx"}  # fmt: skip
     for name, what in known.items():
         record = read(f"fuzz/records/{name}.json")
         if record is not None:
             count = record.get("graphs", record.get("cases"))
             folded = record.get("folded", record.get("equal", 0))
             rows.append((f"{count:,} {what}", f"{folded:,}", f"{record.get('kept', 0):,}", f"{record.get('refused', 0):,}", len(record["failures"]), len(record.get("mended", ())), minutes(record["seconds"]), record["commit"], f"`{record['command']}`"))  # fmt: skip
-    now, before, earlier = (read(f"fuzz/records/{name}.json") or {} for name in ("onnx", "onnx_before", "onnx_earlier"))
+    now, fresh, wide, before, earlier = (
+        read(f"fuzz/records/{name}.json") or {}
+        for name in ("onnx", "onnx_fresh", "onnx_wide", "onnx_before", "onnx_earlier")
+    )
     return f"""
 ## Differential fuzzing
 
@@ -82,7 +85,11 @@ Random models times random plans. Each result is compared with a clamp that shar
 The rest have no site to replace, or were too close to call (onnxruntime itself rounds as much). A failure is minimised and kept under
 `tests/fuzz/regressions`; the suite runs a few hundred cases with fixed and fresh seeds.
 
-Random ONNX graphs: {now.get("note", "")}
+By one state of the code: {now.get("note", "")}
+
+Fresh seeds: {fresh.get("note", "")}
+
+By several states: {wide.get("note", "")}
 
 {now.get("grown", 0):,} of the clean folds hold more numbers than the model: the plan has more numbers (constants by position) than it saves, or uses
 of one shared weight became different. `lower` refuses them, and the fuzzer asks again with `growth="allow"`, since they must be right too. A

@@ -120,14 +120,13 @@ class Record:
 
     def add(self, verdict: worker.Told) -> None:
         data, outcome = self.data, verdict.outcome
+        former = self.again.pop(verdict.seed, None)
+        if former is not None and not outcome.failed:
+            data["mended"].append(former)
         if outcome.kind == "no graph":
             data["no_graph"] += 1
             return
-        if verdict.seed in self.again:
-            former = self.again.pop(verdict.seed)
-            if not outcome.failed:
-                data["mended"].append(former)
-        else:
+        if former is None:
             data["graphs"] += 1
             data["code"][-1]["graphs"] += 1
         data["second_look"] += outcome.slow
