@@ -235,7 +235,7 @@ a matter of the networks and not of the scores.
         "abstraction_resnet56",
         "Reductions under interchange interventions (table 4): ResNet-56",
         """The 64 last channels of a ResNet-56; the rest as above. The paper has three checkpoints for CIFAR-100. CIFAR-100 cannot be had here: ours is one for CIFAR-10,
-trained for fourteen epochs, eleven of them at half the size of the pictures, so the level of its IIA cannot be compared.
+trained for eight epochs, seven of them at half the size of the pictures, so the level of its IIA cannot be compared.
 """,
         body,
         draw,
