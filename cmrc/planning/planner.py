@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cmrc.errors import ObjectiveError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
@@ -24,12 +22,11 @@ from cmrc.one_order import one_order
 from cmrc.planning.certified import KEEPS, Certify, certified, for_swaps, require_plain
 from cmrc.planning.constants import with_best_orders, with_orders_for
 from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
-from cmrc.planning.learned import learnable
-from cmrc.planning.objectives import decomposition
 from cmrc.planning.probe import LossProbe
 from cmrc.planning.progress import Progress, SiteResult, SpreadProgress, remove_checkpoint
 from cmrc.planning.ranking import Ranked, for_site, rank
-from cmrc.planning.recipe import AUTO, Budget, Recipe, make_recipe
+from cmrc.planning.recipe import Budget, Recipe, make_recipe
+from cmrc.planning.record import record_of_plan, record_of_replacements
 from cmrc.planning.replacements import replace_units
 from cmrc.planning.stream import SHARED, Original, Stream
 from cmrc.planning.usable import lacks_a_need, moments_of_data, named_sites, require_usable, sites_of, stats_of
@@ -242,11 +239,13 @@ class _Planning:
         self._recorded(recorded, ranked, final)
         for r, count, earlier in zip(ranked, final, steps[-2] if len(steps) > 1 else [0] * len(ranked), strict=True):
             known = stats_of(stats, r.site)  # a site that was done before an interruption holds no statistics itself
-            self.result.made["sites"][r.site.name] |= self._told(known, r.order.units[earlier:count])
+            self.result.made["sites"][r.site.name] |= record_of_replacements(
+                self.program, self.recipe, known, r.order.units[earlier:count]
+            )
         return self.result
 
     def _recorded(self, stats: Stats, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
-        self.result.made = _record(self.recipe, stats, ranked, counts, self.left_out)
+        self.result.made = record_of_plan(self.recipe, stats, ranked, counts, self.left_out)
         self.result.scores = {r.site.name: r.order.by_unit() for r in ranked}
         return self.result
 
@@ -316,15 +315,6 @@ class _Planning:
             if self.progress is not None:
                 self.progress.save_counts(counts)
         return counts
-
-    def _told(self, stats: SiteStats, units: Array) -> dict[str, Any]:
-        """What a plan says of the replacements of units, by the statistics of the step that replaced them."""
-        rule = self.recipe.method.replace
-        if rule == "learned":
-            return {"learned": learnable(self.program, stats) is not None}
-        if rule not in ("optimal", "refit") or self.recipe.recompute != "never" or not len(units):
-            return {}
-        return {"c*": _decomposed(stats, units)}
 
     def first_statistics(self) -> Stats:
         """Of all sites, in the model itself."""
@@ -489,31 +479,3 @@ def _together(stats: SiteStats, taps: Taps) -> tuple[SiteStats, tuple[SiteStats,
         return stats, ()
     first, second = taps.halves
     return (first.merge(second), taps.halves) if second.count else (first, ())
-
-
-def _decomposed(stats: SiteStats, units: Array) -> dict[str, Any]:
-    """What the c* of units that this step replaced are made of; of heads, whose constants are vectors, the lengths."""
-    chosen = sorted(int(unit) for unit in units)
-    parts = decomposition(stats)
-    by_unit = [stats.columns.by_unit(part)[chosen] for part in (parts.weighted_mean, parts.gradient)]
-    lengths = stats.columns.features > 1
-    mean, gradient = (np.linalg.norm(p, axis=1) if lengths else p[:, 0] for p in by_unit)
-    return {"units": chosen, "lengths": lengths, "weighted mean": mean.tolist(), "gradient part": gradient.tolist()}
-
-
-def _record(
-    recipe: Recipe, stats: Stats, ranked: Sequence[Ranked], counts: Sequence[int], left_out: Mapping[str, str]
-) -> dict[str, Any]:
-    sites = {}
-    for r, count in zip(ranked, counts, strict=True):
-        entry: dict[str, Any] = {"units": r.site.units, "kept": r.site.units - count}
-        entry["predicted"] = float(r.order.added[:count].sum())
-        if recipe.preset == AUTO:
-            entry["preset"] = r.recipe.preset
-        if r.stats.how:
-            entry["curvature"] = r.stats.how
-        if r.scores.fell_back.any():
-            entry["mean instead of c*"] = int(r.scores.fell_back.sum())
-        sites[r.site.name] = entry
-    record = {"recipe": recipe.to_json(), "data": stats.digest, "samples": stats.samples, "sites": sites}
-    return {**record, "left_out": dict(left_out)} if left_out else record
