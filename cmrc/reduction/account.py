@@ -16,6 +16,7 @@ import numpy as np
 from cmrc._version import __version__
 from cmrc.ir.graph import Graph, Node
 from cmrc.reduction.result import WORDS, Reduction
+from cmrc.verification.bounds import shown_percent
 
 POINTS = 2000  # of the certificate's picture
 STEPS = 300  # of the picture of a layer's risk
@@ -53,7 +54,7 @@ def in_plain_words(r: Reduction, name: str) -> str:
     speed = f", and runs {m.speed.speedup.value:.2f} times as fast" if m.speed else ""
     agree = (
         f"On {r.data.judged} samples that were set aside and not used to make it, it gave the same answer as the original in "
-        f"{100 * q.agreement.value:.1f} of 100 cases; for further samples of the same kind this is at least {100 * q.bound:.1f} "
+        f"{100 * q.agreement.value:.1f} of 100 cases; for further samples of the same kind this is at least {shown_percent(q.bound)} "
         f"of 100, a statement that is wrong in at most {100 * r.goals.delta:g} of 100 such reports."
     )
     trained = ", then training it towards the original" if r.recovered else ", without training"

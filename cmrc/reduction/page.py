@@ -26,6 +26,7 @@ from cmrc.planning.advice import ADDS_UP, Finding
 from cmrc.reduction import charts
 from cmrc.reduction.account import Account
 from cmrc.reduction.comparison import SideBySide
+from cmrc.verification.bounds import shown_percent
 
 Rows = Sequence[Sequence[str]]
 
@@ -114,7 +115,7 @@ def page_of(a: Account) -> Page:
         ("of the file", f"{100 * m['bytes'] / max(w['bytes'], 1):.0f} %"),
         *([("times as fast", f"{speed['speedup'][0]:.2f}")] if speed else []),
         ("agreement with the original", f"{100 * q['agreement'][0]:.1f} %"),
-        ("certified at least", f"{100 * q['bound']:.1f} %"),
+        ("certified at least", f"{shown_percent(q['bound'])} %"),
     ]
     if pair := q["metric"] or q["accuracy"]:
         cards.append((f"{'metric' if q['metric'] else 'accuracy'}, was {pair[0]:.4f}", f"{pair[1]:.4f}"))

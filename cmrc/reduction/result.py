@@ -15,6 +15,7 @@ from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.reach import Reach
 from cmrc.reduction.goals import Goals, Judgement, Measures, Whole
+from cmrc.verification.bounds import shown_percent
 from cmrc.verification.evidence import Evidence
 from cmrc.verification.result import Verification
 
@@ -144,7 +145,7 @@ class Reduction:
             parts.append(f"{m.speed.speedup.value:.2f} times as fast")
         parts.append(
             f"agrees with the original on {_percent(q.agreement.value)} of {self.data.judged} held-out samples "
-            f"(at least {_percent(q.bound)} with probability {1 - self.goals.delta:g})"
+            f"(at least {shown_percent(q.bound)} % with probability {1 - self.goals.delta:g})"
         )
         if q.drop is not None:
             name, pair = ("metric", q.metric) if q.metric is not None else ("accuracy", q.accuracy)

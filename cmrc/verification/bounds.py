@@ -38,6 +38,11 @@ FINE = 0.05  # distance of neighbouring nulls, in standard errors of the mean
 MOST_NULLS = 4096
 
 
+def shown_percent(bound: float) -> str:
+    """A lower bound in per cent for a person: rounded down, so that what is read is never more than what holds."""
+    return f"{math.floor(1000 * bound) / 10:.1f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A number with its interval."""

@@ -18,6 +18,7 @@ from cmrc.verification.bounds import (
     needed,
     rate,
     refuted,
+    shown_percent,
     upper_any_time,
     upper_mean,
     upper_rate,
@@ -34,6 +35,16 @@ def test_clopper_and_pearson(count: int, share: float, delta: float) -> None:
     exact = stats.binomtest(hits, count).proportion_ci(1 - 2 * delta, method="exact")
     assert np.isclose(lower_rate(hits, count, delta), exact.low, atol=1e-9)
     assert np.isclose(upper_rate(hits, count, delta), exact.high, atol=1e-9)
+
+
+def test_a_shown_bound_is_never_more_than_the_bound() -> None:
+    assert [shown_percent(bound) for bound in (0.9746, 0.97499, 0.975, 1.0, 0.0)] == [
+        "97.4",
+        "97.4",
+        "97.5",
+        "100.0",
+        "0.0",
+    ]
 
 
 def test_the_rate_of_a_few() -> None:
