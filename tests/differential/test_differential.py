@@ -22,6 +22,8 @@ from differential import (  # noqa: F401
     cases_linear,
     cases_pointwise,
     cases_pooling,
+    cases_strangers,
+    cases_transformers,
 )
 from differential.models import CASES, Case, exported, to_onnx
 from meaning import gap

@@ -1,6 +1,6 @@
 """A graph under construction. Every node runs at once under onnxruntime: what it refuses is not in the graph.
 
-So a maker of nodes (nodes.py) may ask for anything; shapes, dtypes and values of the result are what really came out.
+So a maker of nodes (nodes/) may ask for anything; shapes, dtypes and values of the result are what really came out.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ from onnx import helper
 
 from tests.fuzz.builder import Builder, Held, Unfit, onnx_type
 from tests.fuzz.layers import LAYERS
-from tests.fuzz.nodes import AFFINE, ALONG, BLOCKS, LAYOUT, POINTWISE
+from tests.fuzz.nodes.affine import AFFINE
+from tests.fuzz.nodes.along import ALONG
+from tests.fuzz.nodes.blocks import BLOCKS
+from tests.fuzz.nodes.layout import LAYOUT
+from tests.fuzz.nodes.pointwise import POINTWISE
 from tests.fuzz.quantised import QUANTISED
 from tests.fuzz.session import BFLOAT16, Array, ir_version, newest_opset
 

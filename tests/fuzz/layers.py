@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from tests.fuzz.builder import Builder, Held, Unfit
-from tests.fuzz.nodes import MICROSOFT, Maker
+from tests.fuzz.nodes.maker import MICROSOFT, Maker
 
 # ---------------------------------------------------------------- norms across the units
 

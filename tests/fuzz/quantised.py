@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from tests.fuzz.builder import Builder, Held, Unfit
 from tests.fuzz.layers import _active, _linear, _qdq, _quantised, _stored, _unstored
-from tests.fuzz.nodes import Maker
+from tests.fuzz.nodes.maker import Maker
 
 
 def _float32(b: Builder, least: int, most: int) -> Held:

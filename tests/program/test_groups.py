@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from command import cli
-from differential.cases_blocks import InvertedResidual, UNet, gated, residual, transformer
+from differential.cases_blocks import InvertedResidual, UNet, gated, residual
+from differential.cases_transformers import transformer
 from differential.models import chain, net, randomise, to_onnx
 from tolerances import EXACT_F32, MOVES
 from torch import nn

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from differential.cases_blocks import residual, resnet, squeeze_excite, transformer
+from differential.cases_blocks import residual, resnet, squeeze_excite
+from differential.cases_transformers import transformer
 from differential.models import chain, net, randomise, to_onnx
 from tolerances import EXACT_F32, MOVES
 from torch import nn
