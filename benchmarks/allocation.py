@@ -16,12 +16,11 @@ import torch
 
 import cmrc
 from benchmarks import subjects
-from benchmarks.curves import classifier
+from benchmarks.curves import trained
 from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.pretrained import stand_in
 from benchmarks.section import COLOURS, Record, Section, claim, claims, table
 from benchmarks.subjects import Subject, torch_run
-from benchmarks.trained import STAND_INS, TRAININGS
 from cmrc.planning.recipe import make_recipe
 
 if TYPE_CHECKING:
@@ -33,10 +32,8 @@ OPTIONS = {"preset": "joint", "recompute": "fits", "multiple_of": 1}
 
 
 SUBJECTS: dict[str, Callable[[bool], Subject]] = {
-    "resnet": lambda quick: classifier(
-        (STAND_INS if quick else TRAININGS)["resnet"], "ResNet-8", 100 if quick else SAMPLES
-    ),
-    "vit": lambda quick: classifier((STAND_INS if quick else TRAININGS)["vit"], "ViT", 100 if quick else SAMPLES),
+    "resnet": lambda quick: trained("resnet", "ResNet-8", quick, SAMPLES),
+    "vit": lambda quick: trained("vit", "ViT", quick, SAMPLES),
     "minilm": lambda quick: stand_in("minilm, in torch") if quick else subjects.minilm(),
     "smollm": lambda quick: stand_in("smollm") if quick else subjects.smollm(),
 }

@@ -81,8 +81,8 @@ def classifier(training: Training, name: str, samples: int) -> Subject:
     return Subject(name, what, model, training.sites, batches, judge, writers, losses, batch=50, task=True)
 
 
-def trained(name: str, title: str, quick: bool) -> Subject:
-    return classifier((STAND_INS if quick else TRAININGS)[name], title, 100 if quick else SAMPLES)
+def trained(name: str, title: str, quick: bool, samples: int = SAMPLES) -> Subject:
+    return classifier((STAND_INS if quick else TRAININGS)[name], title, 100 if quick else samples)
 
 
 SUBJECTS: dict[str, Callable[[bool], Subject]] = {

@@ -8,7 +8,7 @@ sensitivity    overlap of the kept set with that of half of the data: is there e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,28 +93,32 @@ def _at(program: Program, parts: list[Any], recipe: Recipe, site: Site, count: i
         yield _sensitivity(site.name, diagnose.sensitivity(program, parts, site.value, recipe, parts=PARTS))
 
 
+def _judged(
+    site: str, what: str, value: float, good: bool, advice: tuple[str, str], points: Iterable[tuple[float, float]] = ()
+) -> Finding:
+    """A number with the first of two sentences if it is good news, else the second."""
+    return Finding(site, what, value, good, advice[0] if good else advice[1], tuple(points))
+
+
 def _coupling(site: str, ratio: float) -> Finding:
-    good = ratio <= ADDS_UP
     advice = (
-        "Units hardly interact: scores of single units may be added."
-        if good
-        else "Units interact: select them together (preset joint) instead of by single scores."
+        "Units hardly interact: scores of single units may be added.",
+        "Units interact: select them together (preset joint) instead of by single scores.",
     )
-    return Finding(site, "coupling", ratio, good, advice)
+    return _judged(site, "coupling", ratio, ratio <= ADDS_UP, advice)
 
 
 def _predictions(site: str, measured: diagnose.Predictions) -> Finding:
-    good = measured.correlation >= PREDICTS
     least, most = float(measured.measured.min()), float(measured.measured.max())
+    alike = 0 < most <= ALIKE * least
     advice = (
-        "The scores rank units like clamping does."
-        if good
-        else f"Units cost about the same (within a factor of {most / least:.1f}), so their order says little: how many go matters more than which."
-        if 0 < most <= ALIKE * least
-        else "The scores rank units unlike clamping does: judge plans by cmrc verify, not by predicted risk."
+        "The scores rank units like clamping does.",
+        f"Units cost about the same (within a factor of {most / least:.1f}), so their order says little: how many go matters more than which."
+        if alike
+        else "The scores rank units unlike clamping does: judge plans by cmrc verify, not by predicted risk.",
     )
-    points = tuple(zip(measured.predicted.tolist(), measured.measured.tolist(), strict=True))
-    return Finding(site, "predictions", measured.correlation, good, advice, points)
+    points = zip(measured.predicted.tolist(), measured.measured.tolist(), strict=True)
+    return _judged(site, "predictions", measured.correlation, measured.correlation >= PREDICTS, advice, points)
 
 
 def _unbounded(program: Program, stats: SiteStats, constants: Array, loss: str) -> str | None:
@@ -127,24 +131,20 @@ def _unbounded(program: Program, stats: SiteStats, constants: Array, loss: str) 
 
 
 def _kinks(site: str, share: float, unbounded: str | None) -> Finding:
-    good = share <= RARE and unbounded is None
     advice = (
-        f"The remainder has no bound here ({unbounded}): trust measured loss."
-        if unbounded is not None
-        else "No replacement crosses a kink of a ReLU: the bound on the remainder holds on these data."
-        if good
-        else "Replacements cross kinks of ReLUs: the bound on the remainder does not hold there, so trust measured loss."
+        "No replacement crosses a kink of a ReLU: the bound on the remainder holds on these data.",
+        "Replacements cross kinks of ReLUs: the bound on the remainder does not hold there, so trust measured loss."
+        if unbounded is None
+        else f"The remainder has no bound here ({unbounded}): trust measured loss.",
     )
-    return Finding(site, "kinks", share, good, advice)
+    return _judged(site, "kinks", share, share <= RARE and unbounded is None, advice)
 
 
 def _sensitivity(site: str, parts: Sequence[diagnose.Sensitivity]) -> Finding:
     half = parts[-2]
-    good = half.jaccard >= STEADY
     advice = (
-        f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough data."
-        if good
-        else f"Half of the data ({half.samples} samples) would keep other units: calibrate on more data."
+        f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough data.",
+        f"Half of the data ({half.samples} samples) would keep other units: calibrate on more data.",
     )
-    points = tuple((float(part.samples), part.jaccard) for part in parts)
-    return Finding(site, "sensitivity", half.jaccard, good, advice, points)
+    points = ((float(part.samples), part.jaccard) for part in parts)
+    return _judged(site, "sensitivity", half.jaccard, half.jaccard >= STEADY, advice, points)

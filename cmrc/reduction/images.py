@@ -18,6 +18,7 @@ import numpy as np
 
 from cmrc.errors import InputError
 from cmrc.ir.graph import Array, Value, numpy_dtype
+from cmrc.reduction.file_reader import FileReader, files_under, labels_by_folder
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 SIDE = 224
@@ -53,29 +54,16 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureReader:
-    """The files, and what every picture becomes."""
+class PictureReader(FileReader[Path]):
+    """What every picture becomes; an item is its file."""
 
-    files: tuple[Path, ...]
-    labels: Array | None
-    name: str
-    dtype: str
     height: int
     width: int
     channels: int
     first: bool  # channels before height and width
     normalise: str
-    what: str
-    remarks: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def take(self, numbers: Array) -> dict[str, Array]:
-        taken = {self.name: np.stack([self._read(self.files[i]) for i in numbers])}
-        return taken if self.labels is None else {**taken, "labels": self.labels[numbers]}
-
-    def _read(self, path: Path) -> Array:
+    def read(self, path: Path) -> Array:
         image = _pillow()
         try:
             with image.open(path) as picture:
@@ -91,7 +79,7 @@ class PictureReader:
         except OSError as error:
             raise InputError(f"is not a picture that can be read: {error}", at=str(path), fix="remove it") from error
         array = _normalised(array if array.ndim == 3 else array[..., None], self.normalise)
-        return (array.transpose(2, 0, 1) if self.first else array).astype(numpy_dtype(self.dtype))
+        return (array.transpose(2, 0, 1) if self.first else array).astype(numpy_dtype(self.value.dtype))
 
 
 def _normalised(array: Array, how: str) -> Array:
@@ -105,7 +93,7 @@ def _normalised(array: Array, how: str) -> Array:
 
 
 def is_picture_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.glob("*.np[yz]")) and any(_files(path))
+    return path.is_dir() and not any(path.glob("*.np[yz]")) and any(files_under(path, SUFFIXES))
 
 
 def picture_reader(path: Path, inputs: Sequence[Value], asked: Pictures) -> PictureReader:
@@ -144,20 +132,12 @@ def picture_reader(path: Path, inputs: Sequence[Value], asked: Pictures) -> Pict
         )
     if asked.height is None and not all(isinstance(n, int) for n in (height, width)):
         remarks.append(f"pictures are resized to {SIDE} x {SIDE}: give side= for another size")
-    files = tuple(_files(path))
-    folders = sorted({file.parent for file in files})
-    labels = None
-    if len(folders) > 1:
-        labels = np.array([folders.index(file.parent) for file in files])
-        remarks.append(f"the {len(folders)} folders are used as classes 0 to {len(folders) - 1}, by name")
+    files = files_under(path, SUFFIXES)
+    labels, said = labels_by_folder(files)
     what = f"{len(files)} pictures in {path.name}, {sides[0]} x {sides[1]}, {normalise}"
     return PictureReader(
-        files, labels, value.name, value.dtype, sides[0], sides[1], channels, first, normalise, what, tuple(remarks)
+        tuple(files), labels, value, what, (*remarks, *said), sides[0], sides[1], channels, first, normalise
     )
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
 
 
 def _pillow() -> Any:

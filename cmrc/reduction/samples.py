@@ -25,6 +25,7 @@ import numpy as np
 from cmrc.errors import InputError
 from cmrc.hosts.inputs import random_inputs
 from cmrc.ir.graph import Array, Value, numpy_dtype
+from cmrc.reduction.file_reader import FileReader
 from cmrc.reduction.images import Pictures, is_picture_folder, picture_reader
 from cmrc.reduction.sounds import Sounds, is_sound_folder, sound_reader
 from cmrc.reduction.texts import Texts, is_text, read_texts
@@ -258,11 +259,9 @@ def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
     if not path.exists():
         raise InputError("there is no such file or folder", at=str(path), fix=KINDS)
     if is_picture_folder(path):
-        reader = picture_reader(path, inputs, how.pictures)
-        return Samples(inputs, len(reader), held(reader.take), reader.what, reader.remarks)
+        return _of_files(picture_reader(path, inputs, how.pictures), inputs)
     if is_sound_folder(path):
-        heard = sound_reader(path, inputs, how.sounds)
-        return Samples(inputs, len(heard), held(heard.take), heard.what, heard.remarks)
+        return _of_files(sound_reader(path, inputs, how.sounds), inputs)
     if is_text(path):
         texts = read_texts(path, inputs, how.texts)
         return replace(_of_arrays([texts.arrays], inputs, texts.what, texts.remarks), mask=texts.mask)
@@ -277,6 +276,10 @@ def _from_path(path: Path, inputs: tuple[Value, ...], how: Reading) -> Samples:
         parts.append(matched)
         remarks.update(dict.fromkeys(said))
     return _of_arrays(parts, inputs, f"{path.name}", tuple(remarks))
+
+
+def _of_files(reader: FileReader[Any], inputs: tuple[Value, ...]) -> Samples:
+    return Samples(inputs, len(reader), held(reader.take), reader.what, reader.remarks)
 
 
 def _of_arrays(

@@ -19,6 +19,7 @@ import numpy as np
 
 from cmrc.errors import InputError
 from cmrc.ir.graph import Array, Value, numpy_dtype
+from cmrc.reduction.file_reader import FileReader, files_under, labels_by_folder
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
 RATE = 16_000
@@ -46,27 +47,13 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class SoundReader:
-    """The windows, and what each becomes."""
+class SoundReader(FileReader[Window]):
+    """What every window becomes."""
 
-    windows: tuple[Window, ...]
-    labels: Array | None
-    value: Value
     length: int
     rate: int
-    what: str
-    remarks: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def take(self, numbers: Array) -> dict[str, Array]:
-        rows = np.stack([self._read(self.windows[i]) for i in numbers]).astype(numpy_dtype(self.value.dtype))
-        axis = 2 if self.value.shape[-1] == 1 else 1
-        taken = {self.value.name: rows if len(self.value.shape) == 2 else np.expand_dims(rows, axis)}
-        return taken if self.labels is None else {**taken, "labels": self.labels[numbers]}
-
-    def _read(self, window: Window) -> Array:
+    def read(self, window: Window) -> Array:
         from scipy.signal import resample_poly
 
         try:
@@ -77,13 +64,15 @@ class SoundReader:
         if window.rate != self.rate:
             shared = math.gcd(window.rate, self.rate)
             one = resample_poly(one, self.rate // shared, window.rate // shared)
-        return np.resize(one, self.length)  # repeats what is too short
+        sound = np.resize(one, self.length).astype(numpy_dtype(self.value.dtype))  # repeats what is too short
+        axis = 1 if self.value.shape[-1] == 1 else 0
+        return sound if len(self.value.shape) == 2 else np.expand_dims(sound, axis)
 
 
 def is_sound_folder(path: Path) -> bool:
     if path.is_file():
         return path.suffix.lower() in SUFFIXES
-    return path.is_dir() and not any(path.glob("*.np[yz]")) and any(_files(path))
+    return path.is_dir() and not any(path.glob("*.np[yz]")) and any(files_under(path, SUFFIXES))
 
 
 def sound_reader(path: Path, inputs: Sequence[Value], asked: Sounds) -> SoundReader:
@@ -96,7 +85,7 @@ def sound_reader(path: Path, inputs: Sequence[Value], asked: Sounds) -> SoundRea
         remarks.append(f"audio is read at {RATE:,} samples a second, a guess: say rate= if the model takes another")
     if asked.seconds is None and not isinstance(taken, int):
         remarks.append(f"audio is cut into windows of {SECONDS:g} seconds: say seconds= for another length")
-    files = [path] if path.is_file() else _files(path)
+    files = [path] if path.is_file() else files_under(path, SUFFIXES)
     windows, short = list[Window](), 0
     for file in files:
         parts, is_short = _windows(file, length, rate)
@@ -107,13 +96,9 @@ def sound_reader(path: Path, inputs: Sequence[Value], asked: Sounds) -> SoundRea
         remarks.append(
             f"{short} of {len(files)} files are shorter than {length / rate:.3g} s, and are repeated to fill it"
         )
-    folders = sorted({window.file.parent for window in windows})
-    labels = None
-    if len(folders) > 1:
-        labels = np.array([folders.index(window.file.parent) for window in windows])
-        remarks.append(f"the {len(folders)} folders are used as classes 0 to {len(folders) - 1}, by name")
+    labels, said = labels_by_folder([window.file for window in windows])
     what = f"{len(windows)} windows of {len(files)} audio files in {path.name}, {length / rate:.3g} s at {rate} Hz"
-    return SoundReader(tuple(windows), labels, value, length, rate, what, tuple(remarks))
+    return SoundReader(tuple(windows), labels, value, what, (*remarks, *said), length, rate)
 
 
 def _waveform(path: Path, inputs: Sequence[Value]) -> Value:
@@ -152,10 +137,6 @@ def _windows(file: Path, length: int, rate: int) -> tuple[list[Window], bool]:
 
 def _unreadable(file: Path, error: Exception) -> InputError:
     return InputError(f"is not a sound that can be read: {error}", at=str(file), fix="remove it, or save it as .wav")
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
 
 
 def _soundfile() -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import torchrun
 from torch import nn
 
 import cmrc
@@ -24,16 +24,7 @@ def small() -> cmrc.Lowered:
 
 def test_two_processes_train_the_same_module(tmp_path: Path) -> None:
     """Distributed over gloo: both end with the same weights, those of one process on the whole batch."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(DISTRIBUTED),
-        str(tmp_path),
-    ]
+    command = [*torchrun(), str(DISTRIBUTED), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

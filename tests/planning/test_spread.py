@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from nets import Branches, data, exported, seeded, traced
+from processes import torchrun
 from tolerances import EXACT_F64, distance
 
 import cmrc
@@ -23,17 +24,7 @@ def test_two_processes_plan_and_verify_as_one_does_and_one_may_be_killed(tmp_pat
     np.save(tmp_path / "x.npy", x)
     root = Path(__file__).parents[2]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-    ]
-    for runner, name in (([sys.executable], "one"), (torchrun, "two")):
+    for runner, name in (([sys.executable], "one"), (torchrun("--max-restarts", "1"), "two")):
         done = subprocess.run(
             [*runner, str(SCRIPT), "model.onnx", "x.npy", f"{name}.checkpoint", name],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,

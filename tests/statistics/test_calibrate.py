@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from nets import Convs, Tokens, activations, data, exported, mlp, seeded, traced
+from processes import torchrun
 from tolerances import ACROSS_F32, EXACT_F64, distance
 
 import cmrc
@@ -335,8 +336,7 @@ def test_two_processes_merge_to_one_result(tmp_path: Path) -> None:
         np.save(tmp_path / "data" / f"{i}.npy", x[8 * i : 8 * i + 8])
     command = ["calibrate", "model.onnx", "--data", "data", "--need", "scatter", "--need", "rows", "--need", "range"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    for runner, out in (([sys.executable], "one"), ([*torchrun, "--standalone"], "two")):
+    for runner, out in (([sys.executable], "one"), (torchrun(), "two")):
         done = subprocess.run(
             [*runner, "-m", "cmrc", *command, "-o", f"{out}.safetensors", "--json"],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
