@@ -26,7 +26,7 @@ class FileReader(ABC, Generic[Item]):
     remarks: tuple[str, ...]
 
     @abstractmethod
-    def read(self, item: Item) -> Array:
+    def read(self, item: Item, /) -> Array:
         """One row, as the model takes it."""
 
     def __len__(self) -> int:

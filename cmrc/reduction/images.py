@@ -63,7 +63,7 @@ class PictureReader(FileReader[Path]):
     first: bool  # channels before height and width
     normalise: str
 
-    def read(self, path: Path) -> Array:
+    def read(self, path: Path, /) -> Array:
         image = _pillow()
         try:
             with image.open(path) as picture:

@@ -53,7 +53,7 @@ class SoundReader(FileReader[Window]):
     length: int
     rate: int
 
-    def read(self, window: Window) -> Array:
+    def read(self, window: Window, /) -> Array:
         from scipy.signal import resample_poly
 
         try:

@@ -322,23 +322,25 @@ def _spell_layers(a: Arguments) -> None:
     every, *last = node.meta["val"]
     with every.fake_mode:
         given = (every, *(state[:directions] for state in last))
-    x, earlier = a["input"], list[list[fx.Node]]()
-    for layer in range(layers):
+
+    def operands(layer: int, x: Any) -> tuple[Any, ...]:
         first, end = layer * directions, (layer + 1) * directions
         begun = [_part(node, h, 0, first, end)[0] for h in (a["hx"] if several else [a["hx"]])]
         own = list(weights[layer * each : (layer + 1) * each])
         rest = (own, a["has_biases"], 1, 0.0, a["train"], a["bidirectional"], a["batch_first"])
-        operands = (x, begun if several else begun[0], *rest)
-        if layer == layers - 1:
-            break
+        return (x, begun if several else begun[0], *rest)
+
+    x, earlier = a["input"], list[list[fx.Node]]()
+    for layer in range(layers - 1):
+        read = operands(layer, x)
         with node.graph.inserting_before(node):
-            call = node.graph.call_function(node.target, operands)  # type: ignore[arg-type]
+            call = node.graph.call_function(node.target, read)  # type: ignore[arg-type]
         call.meta = {**node.meta, "val": given}
         x, *ends = (_call(node, operator.getitem, call, i) for i in range(len(given)))
         earlier.append(ends)
         if a["dropout"]:
             x = _call(node, aten.dropout.default, x, a["dropout"], a["train"])
-    node.args, node.kwargs, node.meta["val"] = operands, {}, given
+    node.args, node.kwargs, node.meta["val"] = operands(layers - 1, x), {}, given
     for part in [user for user in node.users if user.users and user.args[1] != 0]:
         result = int(str(part.args[1]))
         states = [*(ends[result - 1] for ends in earlier), _call(part, operator.getitem, node, result)]
