@@ -1,4 +1,4 @@
-"""Rows of unlabelled data, and what the original makes of them.
+"""Rows of unlabelled data, and the original's outputs on them.
 
 Rows of one shape are shuffled and put into batches anew in every epoch. Where batches differ in shape (texts of different
 lengths), they stay as they are given, and only their order changes.
@@ -83,7 +83,7 @@ class Pool:
         )
 
     def limited(self, most: int) -> Pool:
-        """The first rows, no more than so many."""
+        """The first rows, about `most` of them: parts of one shape are cut there, batches are taken whole."""
         if len(self.parts) > 1:
             return Pool(self.parts[: max(1, most // self.size)], self.size)
         return Pool([_take(self.parts[0], np.arange(min(most, len(self))))], self.size)

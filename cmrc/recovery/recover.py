@@ -3,8 +3,8 @@
     loss = distance of the outputs + `values` · distance of inner values + `labels` · cross-entropy (where data have labels)
 
 The rate rises over the first tenth of the time and falls to nothing along a half cosine. Held-out data, which are never trained
-on, are judged twenty times on the way. After three rounds without a better one the run goes back to the best, and goes on at a third of
-the rate: a rate that is too high for a network costs some rounds, and no more. The parameters that the model began with are
+on, are judged twenty times on the way. After three rounds without a better one the run goes back to the best, and continues at a third of
+the rate: a rate that is too high for a network only costs some rounds. The parameters that the model began with are
 the first candidate, so the result is never worse on the held-out data.
 """
 
@@ -135,7 +135,7 @@ class RecoveryOptions:
 
 @dataclass(slots=True, eq=False)
 class RecoveryRun:
-    """One recovery: what is fixed, and where it stands."""
+    """One recovery: its fixed settings, and its progress."""
 
     learner: Learner
     teacher: Teacher
@@ -233,7 +233,7 @@ class RecoveryRun:
             self.path.unlink(missing_ok=True)
 
     def go_back(self) -> None:
-        """To the best parameters so far, and on from there more slowly."""
+        """Go back to the best parameters so far, and continue from there at a lower rate."""
         self.learner.restore({f"parameter:{name}": array for name, array in self.best.items()})
         self.since_best, self.slower = 0, self.slower * SLOWER
 

@@ -63,7 +63,7 @@ def _samples(pool: Pool, graph: Graph) -> int:
 def _taught(
     original: Host, ops: Sequence[Refit], batches: Sequence[Part], mask: str, seed: int
 ) -> dict[str, TaughtRows]:
-    """What the original makes of the data, at some places of every op."""
+    """What the original computes on the data, at some places of every op."""
     taps = tuple(dict.fromkeys(name for op in ops for name in op.taught()))
     run, rows_of = original.runner(), {op.node.name: TaughtRows() for op in ops}
     for number, batch in enumerate(batches):
@@ -81,7 +81,7 @@ def _taught(
 
 
 def _places(shape: tuple[int, ...], op: Refit, mask: Array | None, most: int, rng: np.random.Generator) -> Array:
-    """Some rows of a result, of those that count."""
+    """Some rows of a result, among those that count."""
     rows = shape[: op.axis] + shape[op.axis + 1 :]
     counted = np.arange(int(np.prod(rows)))
     if mask is not None and mask.shape == rows:

@@ -1,4 +1,4 @@
-"""An interrupted recovery that goes on where it stopped: one file of arrays, whole or not at all."""
+"""The file from which an interrupted recovery continues: one file of arrays, whole or not at all."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _batch_norm(
 
 
 def _quantize(x: Tensor, scale: Tensor, zero: Tensor | None = None, *, dtype: str) -> Tensor:
-    """Rounded as numpy has it; its gradient is that of the straight line, since that of steps is zero."""
+    """Rounding as in numpy. Its gradient is that of the identity, because the true gradient of steps is zero."""
     line = x / scale
     steps = line + (torch.round(x.float() / scale.float()).to(line) - line).detach()
     low, high = integers(dtype)

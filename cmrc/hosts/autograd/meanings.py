@@ -32,7 +32,7 @@ def _aligned(tensor: Tensor, dims: Sequence[int] | None, rank: int) -> Tensor:
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
-    """The same dtype for all, as numpy would have it: torch's products do not convert."""
+    """The operands in one dtype, the one that numpy would choose: torch's products do not convert."""
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
         dtype = torch.promote_types(dtype, tensor.dtype)

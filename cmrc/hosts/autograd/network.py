@@ -197,6 +197,6 @@ def _is_floating(value: Value) -> bool:
 
 
 def _is_unclear(node: Node) -> bool:
-    """Whether the shape that it makes does not follow from the sizes that the graph declares."""
+    """Whether the shape of the result does not follow from the sizes that the graph declares."""
     unclear = sum(isinstance(dim, str) and dim.startswith("?") for dim in node.output.shape)
     return unclear > {"expand": 0, "reshape": 1}.get(node.op, len(node.output.shape))

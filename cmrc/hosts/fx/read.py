@@ -324,7 +324,7 @@ def _value(node: fx.Node) -> Value:
 
 
 def add_with_owners(names: set[str], name: str) -> None:
-    """a.b.c, a.b and a, as far as they are not there."""
+    """Add a.b.c, a.b and a, except those that are there."""
     while name and name not in names:
         names.add(name)
         name = name.rpartition(".")[0]

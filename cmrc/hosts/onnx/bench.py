@@ -147,7 +147,7 @@ def bench(
 
 
 def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path | None = None) -> Any:
-    """A session on this provider. With `optimised`, what is left after the extended optimisations is written there."""
+    """A session on this provider. With `optimised`, the model after the extended optimisations is written to that path."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -181,7 +181,7 @@ def start(path: Path, *, threads: int = 1, provider: str = CPU, optimised: Path 
 
 @contextmanager
 def _without_log(onnxruntime: Any, provider: str) -> Iterator[None]:
-    """onnxruntime's own lines about a provider that does not start would stand before the error that says the same."""
+    """Hides onnxruntime's own lines about a provider that does not start: the error says the same."""
     if provider == CPU:
         yield
         return

@@ -1,4 +1,4 @@
-"""Loading an ONNX file, and whether what it holds is a sound model: asked once, before anything is made of it.
+"""Loading an ONNX file, and checking once, before anything else, that it holds a sound model.
 
 A file may say anything. Versions that nobody knows, values that nobody makes, attributes of another type than the op has, and
 data that are not there, too short, or outside the model's folder are refused here, with the node and the way out.
@@ -44,7 +44,7 @@ def require_sound(model: onnx_ir.Model) -> None:
 
 
 def _require_text(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> None:
-    """Names are text: protobuf hands out bytes where a file holds other than UTF-8."""
+    """Names are text: protobuf returns bytes where a file holds something other than UTF-8."""
     for name in _names(model, graphs):
         if name is not None and not isinstance(name, str):
             raise TraceError(f"the model has a name that is not text: {name!r}", fix=CHECK)

@@ -1,4 +1,4 @@
-"""The nodes of an ONNX model: what they are called, the graphs inside them, what is written on them, what a fingerprint says of them."""
+"""The nodes of an ONNX model: their names, the graphs inside them, the do's recorded on them, and their part of a fingerprint."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def reason(name: str) -> str:
 
 
 def dtype_name(dtype: onnx_ir.DataType | None) -> str:
-    """The name that numpy and ml_dtypes have for it."""
+    """The name of the type in numpy and ml_dtypes."""
     if dtype is None or dtype == onnx_ir.DataType.UNDEFINED:
         return "unknown"
     return dtype.numpy().name

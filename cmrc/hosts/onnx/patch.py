@@ -66,7 +66,7 @@ class ModelPatch:
     makers: dict[str, Node]
     """The IR node that makes each value."""
     retired: set[onnx_ir.Node] = field(default_factory=set)
-    """Nodes that others stand for now."""
+    """Nodes that other nodes have replaced."""
     initializers: dict[tuple[Tensor, str], NewInitializer] = field(default_factory=dict)
     dequantised: dict[Tensor, onnx_ir.Value] = field(default_factory=dict)
     cursor: onnx_ir.Node | None = None
@@ -154,7 +154,7 @@ class ModelPatch:
         return self.initializers[key].value
 
     def _filled(self, tensor: Apply) -> onnx_ir.Value:
-        """One number, many times: computed when the model is loaded, as the model does with its own."""
+        """A tensor of one number repeated: computed when the model is loaded, as the model's own are."""
         sizes = self.array(np.asarray(tensor.shape, dtype=np.int64))
         number = onnx_ir.tensor(as_dtype(materialise(tensor.inputs[0]), tensor.dtype).reshape(1))
         return self.insert("ConstantOfShape", [sizes], "cmrc.filled", [onnx_ir.AttrTensor("value", number)])
@@ -202,7 +202,7 @@ class ModelPatch:
         return value
 
     def bias_name(self, node: Node, what: str = "bias") -> str:
-        """What to call a new parameter of an affine node: after its module, its weight, or its value."""
+        """The name of a new parameter of an affine node: after its module, its weight, or its value."""
         weight = node.inputs[1] if len(node.inputs) > 1 else None
         return f"{node.path or (parameter(weight) if isinstance(weight, Tensor) else '') or node.name}.{what}"
 
@@ -243,7 +243,7 @@ class ModelPatch:
         return result
 
     def replace_value(self, name: str, new: onnx_ir.Value) -> None:
-        """Let everyone read `new`, which takes over the name, type and notes of the value."""
+        """Make every reader of the value read `new`, which takes over its name, type and notes."""
         old = self.values[name]
         new.type, new.shape, new.doc_string = old.type, old.shape, old.doc_string
         new.metadata_props.update(old.metadata_props)
@@ -252,12 +252,12 @@ class ModelPatch:
         self.values[name] = new
 
     def retire(self, onnx_node: onnx_ir.Node) -> None:
-        """Other nodes stand for this one now."""
+        """Note that other nodes have replaced this one."""
         self.retired.add(onnx_node)
 
 
 def _is_filled(tensor: Apply) -> bool:
-    """Whether a large tensor is one number, many times."""
+    """Whether a large tensor is one number repeated."""
     return tensor.op == "expand" and math.prod(tensor.inputs[0].shape) == 1 and math.prod(tensor.shape) > LARGEST
 
 

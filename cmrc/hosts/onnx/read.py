@@ -186,13 +186,13 @@ class _Reader:
         )
 
     def _bound(self, shape: Shape | None) -> Shape | None:
-        """A shape with the sizes that were found out since."""
+        """A shape with the sizes that have become known since."""
         if not self.bound or shape is None or not any(isinstance(n, str) for n in shape):
             return shape
         return tuple(_size(n, self.bound) if isinstance(n, str) else n for n in shape)
 
     def _apply_bounds(self) -> None:
-        """Put the sizes that were found out on the way into everything that was read before."""
+        """Put the sizes that became known on the way into everything that was read before."""
         for name, shape in self.shapes.items():
             self.shapes[name] = self._bound(shape)
         for i, node in enumerate(self.nodes):

@@ -129,7 +129,7 @@ def _save_external(model: onnx_ir.Model, path: Path) -> None:
 
 
 def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Model:
-    """The same graph under metadata of its own: what the model in memory says of itself stays as it is."""
+    """The same graph with metadata of its own: the metadata of the model in memory do not change."""
     return onnx_ir.Model(
         model.graph,
         ir_version=model.ir_version,
@@ -161,7 +161,7 @@ def _name_by_content(staged: Path, weights: Path, stem: str) -> Path | None:
 
 
 def _digest(path: Path) -> str:
-    """Of what is in a file; of the digests of its pieces where there are several, which threads read."""
+    """The digest of a file's bytes. Where the file has several pieces, threads read them, and it is the digest of their digests."""
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -200,7 +200,7 @@ def _put(staged: Path, data: Path | None, path: Path, alive: Sequence[onnx_ir.Mo
 
 
 def _data_files(path: Path) -> set[Path]:
-    """The data files beside a model that bear its name; none where it cannot be read."""
+    """The data files beside a model that have its name; none where the model cannot be read."""
     beside = [name for name in os.listdir(path.parent) if name.startswith(f"{path.stem}.") and name != path.name]
     if not beside or not path.is_file():
         return set()

@@ -1,4 +1,4 @@
-"""What is known of the shapes and dtypes of an ONNX model's values before it runs.
+"""What is known about the shapes and dtypes of an ONNX model's values before it runs.
 
 onnx's own shape inference does the work, on a clone without its large weights. Sizes that a weight implies (a MatMul
 with a [64, 10] matrix reads 64 units) are put in where inference could not know them.
@@ -156,7 +156,7 @@ def _implied_sizes(model: onnx_ir.Model, inferred: dict[str, onnx_ir.Value]) -> 
 
 
 def symbols() -> Iterator[str]:
-    """?0, ?1, ... : sizes that nothing is known of, each different from all others."""
+    """Symbols ?0, ?1, ... for unknown sizes, each different from all others."""
     return (f"?{i}" for i in itertools.count())
 
 

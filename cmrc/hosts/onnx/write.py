@@ -88,7 +88,7 @@ def _write_changed(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node]
 
 
 def _separated(before: ReadAs, now: ReadAs) -> dict[str, onnx_ir.Node]:
-    """The parts of fused nodes in whose middle something stands now: each becomes a node."""
+    """The parts of fused nodes inside which something changed: each part becomes a node."""
     apart: dict[str, onnx_ir.Node] = {}
     for onnx_node, members in now.items():
         parts = before[onnx_node]
@@ -113,7 +113,7 @@ def _write_apart(patch: ModelPatch, node: Node, onnx_node: onnx_ir.Node) -> None
 
 
 def finish(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
-    """Leave the model consistent; of what lost its last reader, only what was `used` before is removed."""
+    """Make the model consistent. Of what has no reader, only what was `used` before is removed."""
     _redirect_outputs(patch)
     _write_targets(patch)
     _fix_sizes(patch)
@@ -193,7 +193,7 @@ def _update_shapes(patch: ModelPatch) -> None:
 
 
 def _remove_nodes(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
-    """Nodes that others stand for, and nodes that lost their last reader."""
+    """Nodes that other nodes have replaced, and nodes that lost their last reader."""
     for node in reversed(list(patch.graph)):
         dead = node in patch.retired or any(value in used for value in node.outputs)
         if dead and not any(value.uses() or value.is_graph_output() for value in node.outputs):

@@ -1,4 +1,4 @@
-"""The rows of the ONNX table that move elements and compute none: indexing, layout, constants from constants."""
+"""The rows of the ONNX table for ops that move elements without computing any: indexing, layout, constants from constants."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class View:
     used: tuple[bool, ...]
     """Whether anything reads each output."""
     unknown: Callable[[], str]
-    """A new symbol for a size that nothing is known of."""
+    """A new symbol for an unknown size."""
     bind: Callable[[str, int], None]
     """Say what a size must be, wherever its symbol stands."""
 
@@ -263,7 +263,7 @@ class Row:
 
 
 def row_name(node: onnx_ir.Node) -> str:
-    """What the tables call the op of a node."""
+    """The name of a node's op in the tables."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 

@@ -75,7 +75,7 @@ def write_heads(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], b
 
 
 def _set_ints(onnx_node: onnx_ir.Node, **values: Dim) -> None:
-    """Attributes that the node has, where they are others now."""
+    """Set those integer attributes of the node that have changed."""
     for name, value in values.items():
         if name in onnx_node.attributes and onnx_node.attributes[name].as_int() != value:
             onnx_node.attributes[name] = onnx_ir.AttrInt64(name, int(value))
@@ -150,7 +150,7 @@ def _scale_target(
 
 
 def write_target(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node) -> None:
-    """A target shape made anew from what the IR says."""
+    """A new target shape, from the shape in the IR."""
     target = onnx_node.inputs[1]
     assert target is not None
     onnx_node.replace_input_with(
@@ -348,7 +348,7 @@ def _set_sizes(patch: ModelPatch, onnx_node: onnx_ir.Node, x: onnx_ir.Value, siz
 
 
 def _shorter_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], x: onnx_ir.Value) -> None:
-    """Some parts are gone: another Split, with the name and the notes of the old one."""
+    """Some parts are gone: a new Split, with the name and the notes of the old one."""
     outputs = [onnx_ir.Value() for _ in nodes]
     new = onnx_ir.Node(
         "", "Split", [x, *onnx_node.inputs[1:]], onnx_node.attributes.values(), outputs=outputs, doc_string=onnx_node.doc_string,
