@@ -110,7 +110,7 @@ def test_without_data_it_is_never_ready(folder: Path) -> None:
         ),
         (
             ("--answer", "probabilities"),
-            "verify: the model has no output 'probabilities'\n  fix: say --answer one of logits\n",
+            "verify: the model has no output 'probabilities'\n  fix: give --answer one of logits\n",
         ),
     ],
 )  # fmt: skip

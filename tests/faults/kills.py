@@ -14,6 +14,7 @@ work. With `spawn` it is a new interpreter, which spends most of its time on imp
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
@@ -143,7 +144,7 @@ def enter(command: Sequence[str]) -> None:
     from cmrc.__main__ import main
     from cmrc.statistics import calibrate, checkpoint
 
-    calibrate.calibrate.__kwdefaults__["every"] = EVERY
+    inspect.unwrap(calibrate.calibrate).__kwdefaults__["every"] = EVERY
     checkpoint.SHARE = 0
     if "--plot" in command:
         import matplotlib

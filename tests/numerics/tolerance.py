@@ -12,6 +12,7 @@ import onnx_ir
 from onnx import numpy_helper
 
 import cmrc
+from cmrc.hosts.inputs import random_batches
 from cmrc.hosts.onnx.host import OnnxHost
 from cmrc.ir.graph import Graph, Tensor, literal
 from cmrc.ir.tensors import constant
@@ -22,7 +23,6 @@ from cmrc.program.check import (
     clamped_in_float64,
     folded_apart,
     nudged_host,
-    random_batches,
 )
 from cmrc.program.lower import stored_otherwise
 

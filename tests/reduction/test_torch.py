@@ -29,7 +29,7 @@ def test_a_module_is_reduced_timed_and_saved(tmp_path: Path) -> None:
 def test_the_chosen_size_is_trained_and_judged_again(tmp_path: Path) -> None:
     examples = Path(__file__).parents[2] / "examples"
     call = {
-        "held_out": examples / "digits_test.npz", "frontier": [0.3], "pick": 0.3, "refit": False, "timed": False,
+        "held_out": examples / "digits_test.npz", "frontier": [0.1], "pick": 0.1, "refit": False, "timed": False,
         "samples": 600, "work": tmp_path / "w",
     }  # fmt: skip
     plain = cmrc.reduce(examples / "digits.onnx", examples / "digits_train.npz", **call)
@@ -37,7 +37,7 @@ def test_the_chosen_size_is_trained_and_judged_again(tmp_path: Path) -> None:
     before, after = plain.measures.quality.kl, trained.measures.quality.kl
     assert before is not None
     assert after is not None
-    assert after <= before * 1.05  # in three seconds on a busy machine little may happen
+    assert after < before
     assert trained.lowered.recovery is not None
     assert trained.measures.macs == plain.measures.macs
     assert any(str(trained.lowered.recovery) in remark for remark in trained.remarks)
@@ -45,9 +45,9 @@ def test_the_chosen_size_is_trained_and_judged_again(tmp_path: Path) -> None:
     trained.save(tmp_path / "small.onnx")
     assert trained.to_json()["recovery"]["steps"] > 0
     rows = {row[1]: row for row in trained.frontier()}
-    assert rows["0.3, recovered"][0] == ">"
+    assert rows["0.1, recovered"][0] == ">"
     assert (
-        rows["0.3"][1:] == next(row for row in plain.frontier() if row[1] == "0.3")[1:]
+        rows["0.1"][1:] == next(row for row in plain.frontier() if row[1] == "0.1")[1:]
     )  # what it began with stays to see
     assert trained.to_json()["recovery"]["before"]["quality"]["kl"] == before
     assert "recovery" in {row[0] for row in trained.summary()}

@@ -181,7 +181,7 @@ def test_the_innermost_cause_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "is a folder without a config.json"),
+        ({}, "has no config.json"),
         ({"config.json": {}}, "has no safetensors files"),
         ({"config.json": {"quantization_config": {}}, "model.safetensors": {}}, "holds quantised weights"),
         ({"config.json": {"model_type": "llama"}, "model.safetensors": {}}, "cannot be opened"),
