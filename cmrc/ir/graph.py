@@ -153,6 +153,9 @@ Operand: TypeAlias = str | Tensor | None
 CONSTANT = "Constant"  # an opaque op without operands that outputs a tensor of the model
 
 
+RESULTS_OF_RECURRENCE = ("every", "last", "cell")  # of an LSTM; a GRU and an RNN give the first two
+
+
 class Recurrence(NamedTuple):
     """Where an opaque LSTM, GRU or RNN has its hidden units. Every weight has `gates` blocks of rows, with a row per unit in each.
 

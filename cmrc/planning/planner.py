@@ -145,11 +145,8 @@ class SizePlanner:
 
     @one_order()
     def plan(self, amount: Mapping[str, Any]) -> Plan:
-        recipe, ranked, first = (
-            self._recipe(amount),
-            list(self._ranked),
-            self._first,
-        )  # whose sites are those that were ranked
+        recipe, ranked = self._recipe(amount), list(self._ranked)
+        first = self._first  # its sites are those that were ranked
         planning = _Planning(
             self.program, self.data, recipe, first.sites, self.watch, left_out=first.left_out,
             larger=self._larger(recipe.budget), original=self._original,

@@ -117,10 +117,8 @@ class Stream:
         if site in self.cut.free:
             return Taps(self.program.host, host, [site])
         self.reached = level = self.cut.levels[site]
-        new, anew = (
-            range(len(self.moving), level + 1),
-            host is not self.program.host,
-        )  # else nothing before it is replaced yet
+        new = range(len(self.moving), level + 1)
+        anew = host is not self.program.host  # else nothing before it is replaced yet
         if anew and new and plan is not None:
             host_of_pieces = self.program.host.build(self.folded(plan, new))
         else:

@@ -11,20 +11,13 @@ from cmrc.reduction.account import Account
 
 STATES = ("replaced", "folded into", "removed", "does not fold", "unchanged")
 COLOURS = ("#d95f02", "#1b9e77", "#999999", "#c0392b", "#9db7d5")
-STATE_COLOURS = (
-    COLOURS[0],
-    COLOURS[1],
-    COLOURS[2],
-    "#d9a49b",
-    COLOURS[4],
-)  # what does not fold is the usual case, and no alarm
+STATE_COLOURS = (*COLOURS[:3], "#d9a49b", COLOURS[4])  # what does not fold is the usual case, and no alarm
 LEAST = 1e-12  # on a logarithmic axis
 GREY = "#888888"  # seen on light and on dark
 LABELLED = 24  # nodes of a graph that are few enough to stand with their names
 DOT = "clamp(pow(width / 80, 2), 14, 70)"  # of a node: smaller where the window is narrow
-ENDING = (
-    "length(datum.label) > 22 ? '…' + slice(datum.label, -21) : datum.label"  # names of layers differ at their ends
-)
+# names of layers differ at their ends
+ENDING = "length(datum.label) > 22 ? '…' + slice(datum.label, -21) : datum.label"
 LISTED = 24  # layers of a legend
 NARROW = 16  # pixels of a bar, and of the row of a graph
 

@@ -14,6 +14,11 @@ def scrambled(x: torch.Tensor) -> torch.Tensor:
 
 scrambled.register_fake(torch.empty_like)
 
+
+def recurrent(rnn: nn.Module) -> nn.Module:
+    return net(lambda m, x: m.b(m.rnn(m.act(m.a(x)))[0]), rnn=rnn, a=nn.Linear(6, 8), act=nn.ReLU(), b=nn.Linear(5, 4))
+
+
 case(
     "lstm_beside",
     lambda: net(
@@ -28,21 +33,11 @@ case(
 )
 case(
     "lstm_in_the_way",
-    lambda: net(
-        lambda m, x: m.b(m.rnn(m.act(m.a(x)))[0]),
-        rnn=nn.LSTM(8, 5, batch_first=True),
-        a=nn.Linear(6, 8),
-        act=nn.ReLU(),
-        b=nn.Linear(5, 4),
-    ),
+    lambda: recurrent(nn.LSTM(8, 5, batch_first=True)),
     ("n", 4, 6),
     const("act", [1, 4]),
     save=True,
 )
-
-
-def recurrent(rnn: nn.Module) -> nn.Module:
-    return net(lambda m, x: m.b(m.rnn(m.act(m.a(x)))[0]), rnn=rnn, a=nn.Linear(6, 8), act=nn.ReLU(), b=nn.Linear(5, 4))
 
 
 both_ways = {"batch_first": True, "num_layers": 2}

@@ -72,9 +72,8 @@ class FxHost:
             self._patched = patched
         self._stale = stale
         self._module: LoweredModule | None = None
-        self._kinds: dict[
-            str, Kind
-        ] = {}  # the types and shapes that the module's tensors must have: they may be written to in place
+        # the types and shapes that the module's tensors must have: they may be written to in place
+        self._kinds: dict[str, Kind] = {}
 
     @cached_property
     def _patched(self) -> Patched:

@@ -44,9 +44,8 @@ class LoweredModule(fx.GraphModule):
     @classmethod
     def assemble(cls, template: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> LoweredModule:
         """A module that runs the template's code with these very tensors."""
-        kind = type(
-            "GraphModuleImpl", (cls,), {"forward": type(template).forward}
-        )  # each module has its own class, which holds the code
+        # each module has its own class, which holds the code
+        kind = type("GraphModuleImpl", (cls,), {"forward": type(template).forward})
         kind.__name__ = type(template).__name__
         module: LoweredModule = object.__new__(kind)
         torch.nn.Module.__init__(module)

@@ -21,6 +21,7 @@ from cmrc.hosts.fx.ops.row import Barrier, Position, Read
 from cmrc.hosts.fx.ops.table import ROWS
 from cmrc.hosts.fx.schema import Arguments, opname, shape_of
 from cmrc.ir.graph import (
+    RESULTS_OF_RECURRENCE,
     Array,
     ArrayLiteral,
     Graph,
@@ -303,9 +304,6 @@ def _fits(operands: Sequence[Operand], read: Read) -> bool:
     return any(isinstance(o, str) for o in operands) or read.op in COMPUTED | {"pointwise"}
 
 
-RESULTS = ("every", "last", "cell")  # what an LSTM gives; a GRU and an RNN give the first two
-
-
 def _recurrence(barrier: Barrier, places: Mapping[fx.Node, int], parts: Sequence[fx.Node]) -> Recurrence | None:
     """Where its operands stand; None where one is not among them."""
     if not all(n is None or n in places for cell in barrier.cells for n in cell):
@@ -313,7 +311,7 @@ def _recurrence(barrier: Barrier, places: Mapping[fx.Node, int], parts: Sequence
     weight, hidden = (shape_of(n) for n in barrier.cells[0][:2])
     cells = tuple(tuple(-1 if n is None else places[n] for n in cell) for cell in barrier.cells)
     states = tuple(dict.fromkeys(places[n] for n in barrier.states if n in places))
-    results = tuple(RESULTS[int(str(part.args[1]))] for part in parts)
+    results = tuple(RESULTS_OF_RECURRENCE[int(str(part.args[1]))] for part in parts)
     return Recurrence(int(weight[0]) // int(hidden[1]), cells, results, states)  # type: ignore[arg-type]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import onnx_ir
 
-from cmrc.ir.graph import Node, Recurrence, Tensor
+from cmrc.ir.graph import RESULTS_OF_RECURRENCE, Node, Recurrence, Tensor
 
 RECURRENT = {"GRU": 3, "LSTM": 4, "RNN": 1}  # the gates of each
-X, WEIGHT, HIDDEN_WEIGHT, BIAS, LENGTHS, STATE, CELL_STATE, PEEPHOLES = range(
-    8
-)  # the inputs of all three, as far as they go
-RESULTS = ("every", "last", "cell")
+# the inputs of all three, as far as they go
+X, WEIGHT, HIDDEN_WEIGHT, BIAS, LENGTHS, STATE, CELL_STATE, PEEPHOLES = range(8)
 
 
 def recurrence(node: onnx_ir.Node) -> Recurrence:
@@ -23,7 +21,7 @@ def recurrence(node: onnx_ir.Node) -> Recurrence:
     return Recurrence(
         RECURRENT[node.op_type],
         ((WEIGHT, HIDDEN_WEIGHT, BIAS, BIAS),),
-        tuple(kind for kind, value in zip(RESULTS, node.outputs, strict=False) if value.name),
+        tuple(kind for kind, value in zip(RESULTS_OF_RECURRENCE, node.outputs, strict=False) if value.name),
         states=given(STATE, CELL_STATE),
         stacked=True,
         peepholes=PEEPHOLES if given(PEEPHOLES) else -1,
