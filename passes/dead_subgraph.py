@@ -404,12 +404,12 @@ def narrow_recurrence(rise: Rise, node: Node, log: Log) -> list[Node]:
     places: list[tuple[str, str]] = []
     for value in node.outputs:
         readers = [rise.settled[reader] for reader in rise.uses[value.name]]
-        last = len(value.shape) - 1
+        last, size = len(value.shape) - 1, value.shape[-1] if value.shape else 0
         parts = [attributes(r, SelectAttrs) for r in readers if r.op == "select"]
         places += [(value.name, r.name) for r in readers if r.op == "select"]
         whole = value.name in rise.graph.outputs or len(parts) < len(readers)
         if whole or any(part["axis"] != last or part.get("period") for part in parts):
-            needed[value.name] = range(int(value.shape[last]))
+            needed[value.name] = range(size) if isinstance(size, int) else ()  # `narrow` declines where it is not known
         else:
             needed[value.name] = _union([part["keep"] for part in parts], 0) if parts else None
     outcome = narrow(rise, node, needed)

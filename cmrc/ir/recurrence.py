@@ -50,9 +50,10 @@ def is_joined(node: Node, value: Value) -> bool:
 
 
 def first_units(node: Node) -> tuple[int, ...]:
-    """The first hidden unit of each direction."""
-    joined = is_joined(node, returned_state(node))
-    return tuple(i * hidden_size(node) for i in range(len(recurrence_of(node).cells) if joined else 1))
+    """The first hidden unit of each direction. Of weights that are computed at run time, nobody knows where the second begins."""
+    if not isinstance(hidden_matrix(node), Tensor) or not is_joined(node, returned_state(node)):
+        return (0,)
+    return tuple(i * hidden_size(node) for i in range(len(recurrence_of(node).cells)))
 
 
 def initial_states(node: Node) -> list[str]:

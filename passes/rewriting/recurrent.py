@@ -50,6 +50,8 @@ def why_not_held(node: Node, do: Do) -> Problem | None:
         return "its weights are computed at run time", "replace units that it reads, or that its readers make"
     if any(isinstance(w, Tensor) and quantised(w) is not None for w in weights):
         return "its weights are quantised, and would have to be rounded again", "lower the float model, then quantise"
+    if not all(value.shape for value in node.outputs):
+        return "the shape of what it returns is not known", "run shape inference on the model first"
     if do.axis != len(returned.shape) - 1:
         return "its hidden units lie along the last axis", f"leave axis out, or give axis={len(returned.shape) - 1}"
     if do.constant.size != len(do.units):
@@ -219,7 +221,7 @@ def _narrowed_inputs(rise: Rise, node: Node, keeps: Sequence[Keep]) -> list[Oper
             return Declined("its directions would keep different units of one initial state")
     for cell, keep in zip(recurrence.cells, keeps, strict=True):
         for place in dict.fromkeys(cell):
-            operand = inputs[place] if place >= 0 else None
+            operand = inputs[place] if 0 <= place < len(inputs) else None  # a fold leaves out what is not there
             if isinstance(operand, Tensor):
                 inputs[place] = _rows(operand, keep, hidden, int(recurrence.stacked))
         weight = inputs[cell[1]]

@@ -159,12 +159,16 @@ class Builder:
         domain: str = "",
         captured: Sequence[Held] = (),
         wild: bool = False,
+        unnamed: Sequence[int] = (),
         **attrs: Any,
     ) -> list[Held]:
-        """Add a node if onnxruntime runs it and its results are tame."""
+        """Add a node if onnxruntime runs it and its results are tame. Those that are `unnamed`, it does not return."""
         names = [self.fresh(f"{op.lower()}_") + ("" if i == 0 else f"_{i}") for i in range(outputs)]
+        names = ["" if i in unnamed and outputs > 1 else name for i, name in enumerate(names)]
         if "Conv" in op and any(o is not None and not o.array.size for o in operands):
             raise Unfit("onnxruntime hangs in a convolution without elements")
+        if op in ("LSTM", "GRU", "RNN") and any(o is not None and not o.array.size for o in operands):
+            raise Unfit("onnxruntime ends the process in a recurrent layer without samples")
         if op == "MatMul" and any(o is not None and o.shape == (0,) for o in operands):
             raise Unfit("onnxruntime leaves the product with a vector of no elements unset")
         attrs = {name: value for name, value in attrs.items() if value is not None}
@@ -175,7 +179,7 @@ class Builder:
             proto.input.pop()
         if self.named:
             proto.name = f"{self.prefix}{op}_{len(self.nodes)}"
-        arrays = self._evaluate(proto, [o for o in (*operands, *captured) if o is not None], names)
+        arrays = self._evaluate(proto, [o for o in (*operands, *captured) if o is not None], list(filter(None, names)))
         for array in arrays:
             if array.size > LARGEST:
                 raise Unfit("too large")
@@ -186,7 +190,7 @@ class Builder:
         self.nodes.append(proto)
         self.domains |= {domain} - {""}
         self.read |= {o.name for o in (*operands, *captured) if o is not None}
-        results = [Held(name, array) for name, array in zip(names, arrays, strict=True)]
+        results = [Held(name, array) for name, array in zip(filter(None, names), arrays, strict=True)]
         for operand in results:
             self.values[operand.name] = operand
         if results[0].floating:

@@ -136,13 +136,17 @@ def _node_to_json(node: onnx.NodeProto) -> dict[str, Any]:
         elif attribute.type == AttributeProto.GRAPH:
             attrs[attribute.name] = {"graph": _graph_to_json(attribute.g)}
         else:
-            value = helper.get_attribute_value(attribute)
-            attrs[attribute.name] = (
-                value.decode() if isinstance(value, bytes) else value if not hasattr(value, "__len__") else list(value)
-            )
+            attrs[attribute.name] = _plain(helper.get_attribute_value(attribute))
     if attrs:
         entry["attrs"] = attrs
     return entry
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts, and lists of either."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return [_plain(one) for one in value] if hasattr(value, "__len__") else value
 
 
 def _node(entry: dict[str, Any]) -> onnx.NodeProto:

@@ -6,6 +6,7 @@ For ONNX a ModelProto is edited with onnx.helper: behind the value v of a do sta
     affine      Where(mask, Transpose(MatMul(Transpose(Gather(v, parents)), weightᵀ)) + bias, v)
 
 and everybody who read v, subgraphs and outputs included, reads that. A value that is an output keeps its name there.
+Hidden units of a recurrent layer are replaced at every step (recurrence.py), before anything else is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
+from tests.fuzz.recurrence import Unrolled
 from tests.fuzz.session import Array
+
+HIDDEN = ":hidden"  # behind the name of what a recurrent layer returns: its own state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +51,11 @@ def clamp(
     clamped = onnx.ModelProto()
     clamped.CopyFrom(model)
     graph = clamped.graph
+    for one in [one for one in replacements if one.value.endswith(HIDDEN)]:
+        _unroll(one, graph, clamped.opset_import[0].version, *arrays[one.value][1:])
     for number, one in enumerate(replacements):
+        if one.value.endswith(HIDDEN):
+            continue
         rank, dtype, size = arrays[one.value]
         before = f"{one.value}.before{number}"
         place = next((i for i, node in enumerate(graph.node) if one.value in node.output), None)
@@ -68,6 +76,23 @@ def clamp(
         for i, node in enumerate(_nodes(one, before, now, rank, dtype, size, graph, str(number))):
             graph.node.insert(place + 1 + i, node)
     return clamped
+
+
+def _unroll(one: Replacement, graph: onnx.GraphProto, opset: int, dtype: np.dtype[Any], size: int) -> None:
+    """The layer step by step, with its hidden units replaced before and behind every step."""
+    name = one.value.removesuffix(HIDDEN)
+    place = next(i for i, node in enumerate(graph.node) if name in node.output)
+    numbers = np.broadcast_to(one.constant.reshape(-1), len(one.units))
+    state = Replacement(one.value, 2, one.units, numbers, one.parents, one.weight)  # [direction, sample, unit]
+
+    def replaced(before: str, now: str, tag: str) -> list[onnx.NodeProto]:
+        return list(_nodes(state, before, now, 3, dtype, size, graph, tag))
+
+    nodes = Unrolled(graph.node[place], graph, opset, dtype, replaced).write()
+    del graph.value_info[:]
+    del graph.node[place]
+    for i, node in enumerate(nodes):
+        graph.node.insert(place + i, node)
 
 
 def _nodes(

@@ -137,27 +137,65 @@ def einsum(b: Builder) -> None:
 
 def recurrent(op: str, gates: int) -> Maker:
     def make(b: Builder) -> None:
-        x = b.pick(least=3, most=3)
+        x = b.pick(least=2, most=4)
+        if x.rank != 3:
+            x = b.node("Reshape", [x, b.ints(0, -1, x.shape[-1])])[0]
         if b.chance(0.7):
             x = _active(b, _linear(b, x, b.between(2, 6)))
-        hidden = b.between(1, 4)
+        steps, samples, units = x.shape
+        hidden = b.choose([1, 2, 3, 4, 5, 6])
         directions = 2 if b.chance(0.3) else 1
         attrs: dict[str, Any] = {"hidden_size": hidden}
         if directions == 2 or b.chance(0.3):
             attrs["direction"] = "bidirectional" if directions == 2 else b.choose(["forward", "reverse"])
-        if op == "GRU" and b.chance(0.5):
+        if op == "GRU" and b.chance(0.6):
             attrs["linear_before_reset"] = 1
-        if b.opset >= 14 and b.chance(0.15):
+        if b.opset >= 14 and b.chance(0.05):
             attrs["layout"] = 1
-        operands: list[Held | None] = [x]
-        operands.append(b.const(b.weights(directions, gates * hidden, x.shape[2], dtype=x.array.dtype)))
-        operands.append(b.const(b.weights(directions, gates * hidden, hidden, scale=0.5, dtype=x.array.dtype)))
-        if b.chance(0.7):
-            operands.append(b.const(b.weights(directions, 2 * gates * hidden, scale=0.5, dtype=x.array.dtype)))
-        results = b.node(op, operands, outputs=b.choose([1, 2]), **attrs)
-        b.current = b.choose(results)
+        if b.chance(0.15):
+            usual = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}[op]
+            attrs["activations"] = [*usual[:-1], b.choose(["Relu", "Softsign", "Sigmoid"])] * directions
+        if b.chance(0.1):
+            attrs["clip"] = 1.5
+
+        def held(*shape: int) -> Held:
+            return b.const(b.weights(*shape, scale=0.5, dtype=x.array.dtype))
+
+        operands: list[Held | None] = [
+            x,
+            held(directions, gates * hidden, units),
+            held(directions, gates * hidden, hidden),
+        ]
+        operands.append(held(directions, 2 * gates * hidden) if b.chance(0.7) else None)
+        ends = b.rng.integers(1, steps + 1, size=samples).astype(np.int32) if steps and b.chance(0.12) else None
+        operands.append(None if ends is None else b.const(ends, plain=True))
+        operands.append(_state(b, x, directions, hidden) if b.chance(0.3) else None)
+        if op == "LSTM":
+            operands.append(held(directions, samples, hidden) if b.chance(0.2) else None)
+            operands.append(held(directions, 3 * hidden) if b.chance(0.2) else None)
+        while operands[-1] is None:
+            operands.pop()
+        results = b.node(
+            op,
+            operands,
+            outputs=b.choose([1, 1, 2, 2, 3] if op == "LSTM" else [1, 2]),
+            unnamed=(0,) if b.chance(0.15) else (),
+            **attrs,
+        )
+        b.current = b.choose(results[:2])
 
     return make
+
+
+def _state(b: Builder, x: Held, directions: int, hidden: int) -> Held:
+    """What a recurrent layer begins with: stored, or made of the mean over the steps."""
+    if b.chance(0.5):
+        return b.const(b.weights(directions, x.shape[1], hidden, scale=0.5, dtype=x.array.dtype))
+    mean = b.node(
+        "ReduceMean", [x, *([b.ints(0)] if b.opset >= 18 else [])], axes=[0] if b.opset < 18 else None, keepdims=1
+    )[0]
+    state = b.node(b.choose(["Tanh", "Relu", "Identity"]), [_linear(b, mean, hidden)])[0]
+    return b.node("Concat", [state] * directions, axis=0)[0] if directions > 1 else state
 
 
 # ---------------------------------------------------------------- integers

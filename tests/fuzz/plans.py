@@ -91,6 +91,8 @@ def _site(
             return None, kind
         return program.site_of(value.name, int(rng.choice(axes))), kind
     order = [left[i] for i in rng.permutation(len(left))]
+    if rng.random() < 0.5:  # hidden units of recurrent layers are few among the sites
+        order.sort(key=lambda site: site.recurrence is None)
     if rng.random() < 0.93:
         other = "constant" if kind == "affine" else "affine"
         for site in order[:6]:
@@ -113,7 +115,8 @@ def _request(site: Site, kind: str, rng: np.random.Generator) -> Request:
         fixed = [i for i, n in enumerate(site.shape) if isinstance(n, int)]
         axis = int(rng.choice(fixed))
         size = int(site.shape[axis])
-    whole = rng.random() < 0.04
+    hidden = site.recurrence is not None and rng.random() < 0.9  # one number for a unit, and one unit stays
+    whole = rng.random() < 0.04 and not hidden
     count = size if whole else int(rng.integers(1, max(size, 2)))
     order = [int(i) for i in rng.permutation(size)]
     units = order[:count] if rng.random() < 0.15 else sorted(order[:count])
@@ -129,9 +132,9 @@ def _request(site: Site, kind: str, rng: np.random.Generator) -> Request:
         return Request(site.value, axis, tuple(units), bias, tuple(parents), weight.tolist())
     form = rng.random()
     constant: Any = float(np.round(rng.normal(), 3)) if form < 0.3 else 0.0
-    if form > 0.45:
+    if form > (0.45 if not hidden else 0.65):
         constant = np.round(rng.normal(size=count), 3).tolist()
-    if form > 0.85 and len(site.shape) > 1:
+    if form > 0.85 and len(site.shape) > 1 and not hidden:
         shape = [n if isinstance(n, int) and rng.random() < 0.6 else 1 for n in site.shape]
         shape[axis] = count
         constant = np.round(rng.normal(size=shape), 3).tolist()

@@ -93,7 +93,7 @@ def run(seed: int, *, folder: Path | None = None, failures: Path | None = None, 
         for _ in range(TRIES):
             planned = with_plan(fresh_case, program, rng, described)
             if isinstance(planned, Outcome):
-                verdict.outcome = planned
+                case, verdict.outcome = fresh_case, planned
             else:
                 case = planned
                 verdict.outcome = judge(case, program=program, folder=folder, thorough=thorough, tell=tell)

@@ -319,7 +319,7 @@ class _Reader:
         known = OPAQUE.get(row_name(view.node))
         described = [(shape, like) for shape in view.inferred] if known is None else known(view)
         outputs = [
-            self._value(value.name, shape, dtype)
+            self._value(value.name, shape, like if dtype == "unknown" else dtype)
             for value, (shape, dtype) in zip(view.node.outputs, described, strict=False)
             if value.name
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir
 
-from cmrc.ir.graph import RESULTS_OF_RECURRENCE, Node, Recurrence, Tensor
+from cmrc.hosts.onnx.ops.row import View
+from cmrc.ir.graph import RESULTS_OF_RECURRENCE, Node, Recurrence, Shape, Tensor
 
 RECURRENT = {"GRU": 3, "LSTM": 4, "RNN": 1}  # the gates of each
 # the inputs of all three, as far as they go
@@ -28,6 +29,22 @@ def recurrence(node: onnx_ir.Node) -> Recurrence:
         resets_state=node.op_type == "GRU" and (after is None or not after.as_int()),
         ragged=bool(given(LENGTHS)),
     )
+
+
+def returned(view: View) -> list[tuple[Shape | None, str]]:
+    """Every state [steps, directions, samples, units], and the last ones: what operands imply, and shape inference may not know."""
+    x, matrix, every = view.shapes[X], view.shapes[HIDDEN_WEIGHT], view.inferred[0]
+    if matrix is None or view.attr("layout", 0):
+        return [(shape, "unknown") for shape in view.inferred]
+    directions, _, units = matrix
+    if x is not None:
+        every = (x[0], directions, x[1], units)
+    elif every is not None:
+        every = (every[0], directions, every[2], units)
+    last = [None if shape is None else (directions, shape[1], units) for shape in view.inferred[1:]]
+    if every is not None:
+        last = [every[1:] for _ in last]
+    return [(shape, "unknown") for shape in (every, *last)]
 
 
 def write_hidden_size(onnx_node: onnx_ir.Node, node: Node) -> None:

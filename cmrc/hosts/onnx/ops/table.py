@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cmrc.hosts.onnx.ops import affine, along, attention, fused, layout, quantised
+from cmrc.hosts.onnx.ops import affine, along, attention, fused, layout, quantised, recurrent
 from cmrc.hosts.onnx.ops.pointwise import read_batch_norm, read_cast, read_clip, read_dropout
 from cmrc.hosts.onnx.ops.row import (
     Row,
@@ -35,6 +35,9 @@ OPAQUE: dict[str, Callable[[View], list[tuple[Shape | None, str]]]] = {
     "Gather": layout.gathered,
     "GatherElements": lambda view: [(view.shapes[1], "unknown")],
     "Range": layout.counted,
+    "GRU": recurrent.returned,
+    "LSTM": recurrent.returned,
+    "RNN": recurrent.returned,
     "com.microsoft::EmbedLayerNormalization": fused.embedded,
 }
 
