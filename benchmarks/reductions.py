@@ -28,7 +28,7 @@ BATCH = torch.export.Dim("batch", min=2, max=65536)
 NEED = ("scatter", "range", "curvature", "coupling", "rows")
 POOL = 10_000  # training pictures that seeds draw their calibration data from
 SWAPS = 2000
-CONVNETS, RESNETS = 5, 1  # trained checkpoints; seeds take turns
+CONVNETS, RESNETS = 5, 3  # trained checkpoints; seeds take turns
 METHODS: dict[str, dict[str, Any]] = {  # as the paper names them; ours follow
     "CMR-Logit": {"preset": "cmr-logit"},
     "VBP": {"preset": "vbp"},
@@ -112,6 +112,7 @@ class Case:
         assert result.plain.accuracy is not None
         return {
             "accuracy": result.plain.accuracy[1].value,
+            "agreement": result.plain.agreement.value,  # base = source: nothing is swapped
             "iia": result.iia.value,
             "kl": float(result.evidence.kl.mean()),
             "d2": float(result.evidence.squared.mean()),

@@ -262,10 +262,10 @@ TRAININGS = {
     ),
     **{
         f"resnet56-{seed}": Training(
-            f"resnet56-cifar10-{seed}", lambda: ResNet(blocks=9), cifar10, ("mean",),
-            epochs=8, rate=3e-3, decay=1e-2, augment=True, small=7, half=True, seed=seed,
+            f"resnet56-cifar10-seven-{seed}", lambda: ResNet(blocks=9), cifar10, ("mean",),
+            epochs=7, rate=3e-3, decay=1e-1, augment=True, small=6, half=True, seed=seed,
         )
-        for seed in range(1)
+        for seed in range(3)
     },
     # The control of the paper's figures: no training.
     "resnet20": Training(
