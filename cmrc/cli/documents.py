@@ -138,9 +138,17 @@ class PlanDiffDocument(Document):
     sites: list[DifferenceDocument]
 
 
+class FilesDocument(Document):
+    before: int
+    after: int
+
+
 class LowerReportDocument(Document):
     before: CostDocument
     after: CostDocument
+    files: FilesDocument | None = Field(
+        None, description="bytes of the two files; null if the model came from no single file"
+    )
 
 
 class LowerDocument(Document):

@@ -103,7 +103,8 @@ def recover_command(
         if as_json:
             print(json.dumps({"output": str(output), "recovery": recovery.to_json()}, indent=1))
             return
-        terminal.out.print(str(recovery))
+        for line in (*recovered.report.warning(), str(recovery)):
+            terminal.out.print(line)
         terminal.out.print(f"\nwrote {output} ({output.stat().st_size:,} bytes)")
 
 

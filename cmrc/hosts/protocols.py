@@ -203,8 +203,11 @@ class Host(Protocol):
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
-    ) -> None:
-        """Write the model to `path`, completely or not at all. The file that it was loaded from is overwritten only with `overwrite`."""
+    ) -> tuple[int, int] | None:
+        """Write the model to `path`, completely or not at all. The file that it was loaded from is overwritten only with `overwrite`.
+
+        Returns the bytes of that file and of the new one, each with its external data; nothing if there was no such file.
+        """
 
 
 @runtime_checkable

@@ -33,7 +33,7 @@ from cmrc.program.check import (
 )
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, blaming_contradictions, trace
-from cmrc.program.report import Report, make_report
+from cmrc.program.report import Files, Report, make_report
 from cmrc.program.steps import rounded_anew, rounds_to_steps
 
 if TYPE_CHECKING:
@@ -96,15 +96,20 @@ class Lowered:
     result: passes.Result
     seconds: dict[str, float]
     recovery: Recovery | None = None
+    files: Files | None = None  # what was read and written, after `save`
 
     @property
     def graph(self) -> Graph:
         """The IR of the result."""
         return self.result.graph
 
-    @cached_property
+    @property
     def report(self) -> Report:
-        """What was folded where, before and after, and what was left and why."""
+        """What was folded where, before and after, and what was left and why. After `save`, with the bytes of both files."""
+        return replace(self._report, files=self.files)
+
+    @cached_property
+    def _report(self) -> Report:
         untied = self.host.untied if isinstance(self.host, ReportsUntied) else ()
         after = cost(self.graph, since=self.program.graph)
         return make_report(self.program, self.plan, self.result, self.program.cost(), after, untied, self.seconds)
@@ -165,7 +170,8 @@ class Lowered:
         if retrained := self._retrained():  # the file no longer computes what the plan says
             metadata["cmrc.retrained"] = ", ".join(retrained)
         with blaming_contradictions(self.program.host):
-            self.host.save(Path(path), metadata, overwrite=overwrite, output_names=output_names)
+            sizes = self.host.save(Path(path), metadata, overwrite=overwrite, output_names=output_names)
+        self.files = None if sizes is None else Files(*sizes)
 
     @cached_property
     def clamped(self) -> Host:

@@ -41,6 +41,14 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """Bytes of the file that was read and of the one that was written, each with its external data."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The whole report. `to_json()` for machines, `str()` for people."""
 
@@ -51,6 +59,7 @@ class Report:
     untied: tuple[str, ...]
     seconds: dict[str, float]
     shared: tuple[str, ...] = ()  # values that several readers share and each reads in part, at run time
+    files: Files | None = None  # once the result is saved, where the model came from a file
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -61,7 +70,7 @@ class Report:
         for name in ("parameters", "bytes", "macs"):
             before, after = getattr(self.before, name), getattr(self.after, name)
             rows.append((name, f"{before:,}", f"{after:,}", f"{after / before:.3f}" if before else ""))
-        lines = [*self._warning(), *_table(rows)]
+        lines = [*self.warning(), *_table(rows)]
         lines += ["", *_table([("site", "op", "units", "folded"), *(
             (s.site, s.op, f"{s.units_before} -> {s.units_after}", "; ".join(s.folded) or "not at all")
             for s in self.sites
@@ -82,9 +91,11 @@ class Report:
         """How much more the result costs than the model, by kind of cost; empty if nothing grew."""
         names = {"parameters": "parameters", "bytes": "bytes", "macs": "multiply-accumulates"}
         more = {what: getattr(self.after, name) - getattr(self.before, name) for name, what in names.items()}
+        if self.files is not None:  # names and metadata, too
+            more["bytes in the file"] = self.files.after - self.files.before
         return {what: count for what, count in more.items() if count > 0}
 
-    def _warning(self) -> list[str]:
+    def warning(self) -> list[str]:
         """The first line of the report if the result costs more than the model."""
         more = [f"{count:,} more {what}" for what, count in self.growth().items()]
         return [f"this costs more than the model: {', '.join(more)}"] if more else []

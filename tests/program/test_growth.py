@@ -91,6 +91,37 @@ def _numbers(path: Path) -> int:
     return sum(int(np.prod(tensor.dims)) for tensor in onnx.load(path).graph.initializer)
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_a_file_that_grows_by_its_metadata_is_named_first(external: bool, tmp_path: Path) -> None:
+    """Fewer numbers, and more bytes of names and metadata than they had."""
+    model = onnx.load(_tiny(tmp_path / "tiny.onnx"))
+    if external:
+        onnx.save(model, tmp_path / "tiny.onnx", save_as_external_data=True, location="tiny.data", size_threshold=0)
+    program = cmrc.trace(tmp_path / "tiny.onnx")
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("h", units=[1], constant=0.5))
+    assert lowered.report.growth() == {}
+    lowered.save(tmp_path / "small.onnx")
+    before = sum(file.stat().st_size for file in tmp_path.glob("tiny.*"))
+    after = sum(file.stat().st_size for file in tmp_path.glob("small.*"))
+    assert after > before
+    assert lowered.report.growth() == {"bytes in the file": after - before}
+    first, *_ = str(lowered.report).splitlines()
+    assert first == f"this costs more than the model: {after - before:,} more bytes in the file"
+    assert lowered.report.to_json()["files"] == {"before": before, "after": after}
+    lowered.save(tmp_path / "tiny.onnx", overwrite=True)  # the sizes are those from before it is replaced
+    assert lowered.report.files is not None
+    assert lowered.report.files.before == before
+
+
+def _tiny(path: Path) -> Path:
+    program = cmrc.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).eval(), (torch.ones(1, 2),))
+    program.host.save(path, {})
+    model = onnx.load(path)
+    model.graph.node[1].output[0] = model.graph.node[2].input[0] = "h"
+    onnx.save(model, path)
+    return path
+
+
 @pytest.mark.parametrize("host", ["fx", "onnx"])
 def test_the_same_units_at_every_use_keep_a_weight_shared(host: str, tmp_path: Path) -> None:
     program = traced(Repeated, host, tmp_path)

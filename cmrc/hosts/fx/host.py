@@ -245,12 +245,12 @@ class FxHost:
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
-    ) -> None:
+    ) -> tuple[int, int] | None:
         from cmrc.hosts.onnx.host import OnnxHost  # only saving needs onnx; that host does not know this one
 
         host = OnnxHost.from_model(self.to_onnx(output_names))
         entries = [_carried(entry, host) for entry in self.annotations()]
-        (host.annotate(entries) if entries else host).save(path, metadata, overwrite=overwrite)
+        return (host.annotate(entries) if entries else host).save(path, metadata, overwrite=overwrite)
 
     # ------------------------------------------------------------ running
 

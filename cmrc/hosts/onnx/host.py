@@ -24,7 +24,7 @@ from cmrc.hosts.onnx.load import SORT, load, prepare, require_sound
 from cmrc.hosts.onnx.nodes import annotate, details, read_annotations
 from cmrc.hosts.onnx.ops.row import ModelReading
 from cmrc.hosts.onnx.read import read
-from cmrc.hosts.onnx.save import save, with_initializers
+from cmrc.hosts.onnx.save import bytes_on_disk, save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
@@ -187,10 +187,11 @@ class OnnxHost:
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
-    ) -> None:
+    ) -> tuple[int, int] | None:
         """Write the model, with entries added to its metadata, whole or not at all.
 
-        The file that the model was loaded from is replaced only with `overwrite`.
+        The file that the model was loaded from is replaced only with `overwrite`. Its bytes and those of the new one are
+        returned, if there is such a file.
         """
         if output_names is not None:
             raise HostError(
@@ -198,7 +199,9 @@ class OnnxHost:
                 fix="leave the names as they are",
             )
         alive = self.model, self._source
-        save(self.model, Path(path), metadata, alive=alive, source=self.path, overwrite=overwrite)
+        before = bytes_on_disk(self.path, self._source) if self.path is not None and self.path.is_file() else None
+        after = save(self.model, Path(path), metadata, alive=alive, source=self.path, overwrite=overwrite)
+        return None if before is None else (before, after)
 
     def _another(self, model: onnx_ir.Model) -> Self:
         return type(self)(model, providers=self.providers, source=self._source, path=self.path)

@@ -51,6 +51,12 @@ def is_external(model: onnx_ir.Model) -> bool:
     return any(isinstance(tensor, onnx_ir.ExternalTensor) for tensor in tensors(model))
 
 
+def bytes_on_disk(path: Path, model: onnx_ir.Model) -> int:
+    """Bytes of a model's file, and of the files that hold its weights."""
+    beside = {Path(tensor.path) for tensor in tensors(model) if isinstance(tensor, onnx_ir.ExternalTensor)}
+    return sum(file.stat().st_size for file in (path, *beside))
+
+
 def with_initializers(model: onnx_ir.Model, arrays: Mapping[str, Array]) -> onnx_ir.Model:
     """A clone with other numbers in these initializers and Constant nodes, each in the type that it has."""
     clone = model.clone()
@@ -75,8 +81,8 @@ def save(
     alive: Sequence[onnx_ir.Model],
     source: Path | None = None,
     overwrite: bool = False,
-) -> None:
-    """Write `model` with `metadata` added; `alive` are the models whose external tensors may still be read, the source last.
+) -> int:
+    """Write `model` with `metadata` added, and return its bytes; `alive` are the models whose external tensors may still be read, the source last.
 
     `source` is the file that the model was loaded from, which only `overwrite` lets go.
     """
@@ -103,8 +109,10 @@ def save(
                 fix=f"write to {place}",
             )
         _check(staged, alive[-1])
+        written = sum(file.stat().st_size for file in (staged, data) if file is not None)
         with locked(place.parent):
             _put(staged, data, place, alive)
+    return written
 
 
 def _save_whole(model: onnx_ir.Model, path: Path) -> None:
