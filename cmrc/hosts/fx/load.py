@@ -66,8 +66,7 @@ def load_into(
                 and attributes(patched, ConvAttrs)["groups"] != attributes(node, ConvAttrs)["groups"]
             ):
                 _set_attribute(model.get_submodule(node.path), "groups", attributes(patched, ConvAttrs)["groups"], undo)
-        for config, attribute, value in update_configs(model, shapes):
-            undo.append(partial(setattr, config, attribute, value))
+        update_configs(model, shapes, undo)
         _compare(model, reference, args, kwargs)
     except BaseException:
         for step in reversed(undo):
@@ -141,11 +140,31 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 DERIVED = ("n_inner", "ffn_dim", "intermediate_size")  # None here means "as wide as the architecture says"
 
 
-def update_configs(model: torch.nn.Module, before: Mapping[str, torch.Size]) -> Iterator[tuple[Any, str, Any]]:
-    """Set the attributes that express the new shapes; returns the previous values: (config, attribute, value).
+def update_configs(model: torch.nn.Module, before: Mapping[str, torch.Size], undo: list[Callable[[], None]]) -> None:
+    """Give the model configs of its own whose attributes express the new shapes.
 
     `before` has the shapes of the parameters that were replaced, under their new owner's names.
     """
+    changes = [(id(config), name, value) for config, found in _changes(model, before) for name, value in found.items()]
+    if changes:
+        own = _own_configs(model, undo)
+        for config, name, value in changes:
+            setattr(own[config], name, value)
+
+
+def _own_configs(model: torch.nn.Module, undo: list[Callable[[], None]]) -> dict[int, Any]:
+    """Copies in place of the configs, by what they copy: two models that were made from one config share it."""
+    copies: dict[int, Any] = {}  # also of the configs inside a config
+    for module in model.modules():
+        config = vars(module).get("config")
+        if config is not None:
+            undo.append(partial(setattr, module, "config", config))
+            module.config = copy.deepcopy(config, copies)
+    return copies
+
+
+def _changes(model: torch.nn.Module, before: Mapping[str, torch.Size]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What has to change in each config."""
     seen: list[Any] = []
     for path, module in model.named_modules():
         config = vars(module).get("config")
@@ -162,25 +181,20 @@ def update_configs(model: torch.nn.Module, before: Mapping[str, torch.Size]) -> 
             if was != size
         }
         if pairs:
-            yield from _update(module, config, now, pairs)
+            changes, misfits = express(type(module), config, now, pairs)
+            if misfits:
+                _warn(config, misfits[0], now)
+            else:
+                yield config, changes
 
 
-def _update(
-    module: torch.nn.Module, config: Any, now: Shapes, pairs: set[tuple[int, int]]
-) -> Iterator[tuple[Any, str, Any]]:
-    changes, misfits = express(type(module), config, now, pairs)
-    if misfits:
-        name = misfits[0]
-        warnings.warn(
-            f"no attribute of {type(config).__name__} can express the new widths: {name} is {list(now[name])} now. "
-            "from_pretrained will refuse what save_pretrained writes. Keep the same number of units in every layer, or store the "
-            "module itself (torch.save), lowered.module, or ONNX by lowered.save",
-            stacklevel=5,
-        )
-        return
-    for name, value in changes.items():
-        yield config, name, getattr(config, name)
-        setattr(config, name, value)
+def _warn(config: Any, name: str, now: Shapes) -> None:
+    warnings.warn(
+        f"no attribute of {type(config).__name__} can express the new widths: {name} is {list(now[name])} now. "
+        "from_pretrained will refuse what save_pretrained writes. Keep the same number of units in every layer, or store the "
+        "module itself (torch.save), lowered.module, or ONNX by lowered.save",
+        stacklevel=8,
+    )
 
 
 def express(

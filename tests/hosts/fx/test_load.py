@@ -85,6 +85,19 @@ def test_a_width_that_the_config_can_express(name: str, tmp_path: Path) -> None:
     assert distance(again(x).detach().numpy(), lowered.module(x).detach().numpy()) <= EXACT_F32
 
 
+def test_another_model_of_the_same_config_keeps_its_widths(tmp_path: Path) -> None:
+    """transformers does not copy the config that a model is made from."""
+    kind, settings, attribute, constant = CASES["bert"]
+    model = build(kind, settings)
+    twin = transformers.BertModel(model.model.config)
+    lowered = cut(model, kind, settings, [[1, 4], [0, 2]], constant)
+    lowered.load_into(model)
+    assert getattr(twin.config, attribute) == settings[attribute]
+    assert all(m.config is model.model.config for m in model.model.modules() if hasattr(m, "config"))
+    twin.save_pretrained(tmp_path)
+    assert transformers.BertModel.from_pretrained(tmp_path).config.to_dict()[attribute] == settings[attribute]
+
+
 def test_widths_that_differ_by_layer_are_warned_of() -> None:
     kind, settings, attribute, constant = CASES["bert"]
     model = build(kind, settings)
