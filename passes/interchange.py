@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from cmrc.ir.bodies import without_bodies
 from cmrc.ir.graph import Graph, Node, fused_groups, taken_whole
 
 
@@ -35,8 +36,8 @@ class Cut:
 
 
 def cut(graph: Graph, sites: Iterable[str]) -> Cut:
-    """Cut at values, by name. Without sites there is one piece: the graph. A fused node is never cut."""
-    sites = tuple(dict.fromkeys(sites))
+    """Cut at values, by name. Without sites there is one piece: the graph. A fused node is never cut, nor is a body."""
+    sites, graph = tuple(dict.fromkeys(sites)), without_bodies(graph)
     graph = taken_whole(graph, dict.fromkeys(fused_groups(graph), ""))
     made_at, seen_at, free = _levels(graph, frozenset(sites))
     count = max((made_at[name] for name in made_at), default=0) + 1

@@ -144,8 +144,6 @@ def why_none(program: Program) -> str:
     if not any(node.op in ("linear", "conv", "embedding", "matmul", "attention") for node in program.graph.nodes):
         ops = listed([f"{count} {kind}" for kind, count in unknown.most_common()], 4)
         lacks = "the model has no linear op and no convolution whose weights are stored in it"
-        if "If" in unknown:
-            ops += ". Values inside an If are no sites: fix the input that decides it with `cmrc assume MODEL name=value -o FILE`"
         return f"{lacks}; ops that cmrc does not know: {ops}" if ops else lacks
     return "no value has an axis of units whose size is fixed"
 

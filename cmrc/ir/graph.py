@@ -180,7 +180,7 @@ class Marks:
     # by a host, when it reads a model
     host_op: str = ""  # what the host calls an opaque op
     why: str = ""  # why the host left it opaque
-    bodies: bool = False  # it holds graphs of its own (If, Loop, Scan)
+    body: str = ""  # the op inside whose body it is (If, Loop, Scan), by that op's first result: see ir/bodies.py
     effect: bool = False  # it does more than compute its results
     shape_only: tuple[int, ...] | None = None  # it reads only these sizes of its operand, none of its numbers
     takes_bias: bool = False  # the host's op has a place for a bias

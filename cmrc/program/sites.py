@@ -137,6 +137,19 @@ class Sites:
         recurrent = any(node.marks.recurrence is not None for node in self.graph.nodes)
         return hidden_states(self.graph) if recurrent else {}
 
+    def why_apart(self, value: str) -> str:
+        """Why the model cannot be cut at a value; empty where it can."""
+        if value in self.hidden_states:
+            return "its recurrence reads it at every step, so the model cannot be cut there"
+        maker = self.producers.get(value)
+        body = "" if maker is None else maker.marks.body
+        while body and self.producers[body].marks.body:
+            body = self.producers[body].marks.body
+        holder = self.producers.get(body)
+        if holder is None:
+            return ""
+        return f"it is inside {holder.label} ({holder.kind}), which runs as one op, so the model cannot be cut there"
+
     @cached_property
     def inside(self) -> frozenset[str]:
         """Values that the same fused node makes and reads: they cannot be replaced."""
@@ -290,13 +303,11 @@ class Sites:
                 fix=f"name one: {', '.join(calls)}",
             )
         if not values:
-            near = difflib.get_close_matches(pattern, self._names_like(pattern), n=5, cutoff=0.5)
+            like = self._names_like(pattern)
+            inside = [name for name in like if name.endswith(f"/{pattern}")]
+            near = inside[:5] or difflib.get_close_matches(pattern, like, n=5, cutoff=0.5)
             fix = f"near matches: {', '.join(near)}" if near else "`cmrc inspect` or program.sites() lists the names"
-            within = [f"{node.label} ({node.kind})" for node in self.graph.nodes if node.marks.bodies]
-            inside = f"; values inside the bodies of {', '.join(within)} are not sites" if within else ""
-            if any(node.kind == "If" for node in self.graph.nodes):
-                fix += "; `cmrc assume MODEL name=value` fixes the input that decides an If"
-            raise SiteError(f"no site is called {pattern!r}{inside}", at=at, fix=fix)
+            raise SiteError(f"no site is called {pattern!r}", at=at, fix=fix)
         single = len(values) == 1 and pattern in names
         return [self.site_of(value, None, pattern if single else "", at=at) for value in values]
 

@@ -197,7 +197,9 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     patterns = [sites] if isinstance(sites, str) else list(sites)
     if patterns == ["*"]:
         several = [
-            site for site in program.sites() if site.folding is not None and site.units > 1 and site.recurrence is None
+            site
+            for site in program.sites()
+            if site.folding is not None and site.units > 1 and not program.why_apart(site.value)
         ]
         whole = [site for site in several if site.folding is not None and site.folding.folds]
         constant = [site for site in several if site.folding is not None and site.folding.constant.folds]
@@ -207,9 +209,9 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     if not named:
         raise SiteError("no site was named", fix="name sites, or globs of them")
     for site in named.values():
-        if site.recurrence is not None:
+        if problem := program.why_apart(site.value):
             raise SiteError(
-                "its recurrence reads it at every step, so statistics do not show what a replacement changes",
+                problem,
                 node=site.name,
                 op=site.op,
                 fix="leave this site out, and choose its units and constants by hand",

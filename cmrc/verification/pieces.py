@@ -26,8 +26,7 @@ class Pieces:
         for name in sites:
             node = program.producers.get(name)
             where = {"node": program.title(name), "op": node.kind if node else "input"}
-            if name in program.hidden_states:
-                problem = "its recurrence reads it at every step, so the model cannot be cut there"
+            if problem := program.why_apart(name):
                 raise SiteError(problem, **where, fix="verify at a site after it")
             if name in graph_cut.free:
                 raise SiteError("does not depend on the inputs of the model", **where, fix="name another site")

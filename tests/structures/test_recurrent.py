@@ -277,7 +277,7 @@ def test_sites_are_listed_and_left_out_of_statistics() -> None:
     with pytest.raises(SiteError, match="no site is called"):  # a glob means what layers return
         program.list_sites("rnn*")
     assert [site.name for site in program.list_sites("rnn:*")] == ["rnn:hidden@0", "rnn:hidden@1"]
-    with pytest.raises(SiteError, match="statistics do not show what a replacement changes"):
+    with pytest.raises(SiteError, match="its recurrence reads it at every step"):
         cmrc.calibrate(program, [x], sites="rnn:hidden@1")
     lowered = cmrc.lower(program, cmrc.Plan(program).do("rnn:hidden@1", units=[2], constant=0.3))
     with pytest.raises(SiteError, match="the model cannot be cut there"):

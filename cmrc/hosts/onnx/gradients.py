@@ -11,6 +11,7 @@ import numpy as np
 from cmrc.errors import HostError, StatsError
 from cmrc.hosts.onnx.ops.row import ModelReading
 from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Learner, Piece
+from cmrc.ir.bodies import without_bodies
 from cmrc.ir.graph import Array, Node, as_dtype
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def _network(host: Runs, reading: ModelReading) -> GraphNetwork:
     from cmrc.hosts.autograd.network import GraphNetwork
 
     double = any(leaf.dtype == "float64" for leaf in reading.graph.leaves().values())
-    return GraphNetwork(reading.graph, _on_host(host), reading.inside, torch.float64 if double else torch.float32)
+    return GraphNetwork(
+        without_bodies(reading.graph), _on_host(host), reading.inside, torch.float64 if double else torch.float32
+    )
 
 
 def _on_host(host: Runs) -> OnHost:

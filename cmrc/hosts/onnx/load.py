@@ -20,7 +20,8 @@ import onnx_ir
 from onnx_ir.passes.common import InlinePass
 
 from cmrc.errors import CmrcError, InputError, TraceError, last_line
-from cmrc.hosts.onnx.nodes import CHECK, is_sorted, label, subgraphs, with_inner
+from cmrc.hosts.onnx.bodies import lift, name_apart
+from cmrc.hosts.onnx.nodes import CHECK, is_open, is_sorted, label, subgraphs, with_inner
 from cmrc.hosts.onnx.session import extract
 from cmrc.ir.graph import Array, Leaf, Shape
 
@@ -298,6 +299,9 @@ class Constants:
 
 
 def _compute(model: onnx_ir.Model, name: str) -> Array:
+    if name not in onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False):
+        model = model.clone()
+        lift(model.graph, name)
     (array,) = extract(model, {}, [], [name], (), ["CPUExecutionProvider"]).run({}).values()
     return np.asarray(array)
 
@@ -318,6 +322,8 @@ def prepare(model: onnx_ir.Model, assume: Mapping[str, Any] | None = None) -> on
     if any(node.op_type == "If" for node in model.graph):
         while (known := _first_known_branch(model)) is not None:
             _take_branch(model.graph, *known)
+    if any(map(is_open, model.graph)):
+        name_apart(model.graph)
     return model
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,15 +40,16 @@ def module_path(node: onnx_ir.Node) -> str:
 
 def unique_origins(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, tuple[str, str]]:
     """A name of its own for every node (its output where it has none), and its module path."""
-    counts = Counter(node.name for node in graph)
+    nodes = [(node, place) for place, each in placed(graph) for node in each]
+    counts = Counter(node.name for node, _ in nodes)
     origins = {}
-    for node in graph:
-        stand_in = next((v.name for v in node.outputs if v.name), "")
-        origins[node] = (node.name if node.name and counts[node.name] == 1 else stand_in, module_path(node))
+    for node, place in nodes:
+        stand_in, path = next((v.name for v in node.outputs if v.name), ""), module_path(node)
+        origins[node] = (node.name if node.name and counts[node.name] == 1 else stand_in, path and place + path)
     return origins
 
 
-def name_values(graph: Graph, onnx_graph: onnx_ir.Graph) -> dict[str, list[str]]:
+def name_values(graph: Graph, origins: Mapping[onnx_ir.Node, tuple[str, str]]) -> dict[str, list[str]]:
     """Every alias to the values it names."""
     hidden = {node.name for node in graph.nodes if node.marks.inside}
     names: dict[str, list[str]] = {name: [name] for name in graph.values() if name not in hidden}
@@ -58,7 +59,7 @@ def name_values(graph: Graph, onnx_graph: onnx_ir.Graph) -> dict[str, list[str]]
         listed.extend(value for value in values if value not in listed)
 
     outputs: dict[onnx_ir.Node, list[str]] = {}
-    for node in onnx_graph:
+    for node in origins:
         named = [v.name for v in node.outputs if v.name in names]
         if named:
             outputs[node] = [name for name in named if name]
@@ -66,9 +67,10 @@ def name_values(graph: Graph, onnx_graph: onnx_ir.Graph) -> dict[str, list[str]]
     names.pop("", None)
     members: dict[str, list[onnx_ir.Node]] = {}
     for node in outputs:
-        parts = module_path(node).split(".")
+        place, separator, module = origins[node][1].rpartition("/")
+        parts = module.split(".")
         for depth in range(1, len(parts) + 1):
-            members.setdefault(".".join(parts[:depth]), []).append(node)
+            members.setdefault(place + separator + ".".join(parts[:depth]), []).append(node)
     members.pop("", None)
     for path, nodes in members.items():
         calls = _calls(nodes)
@@ -119,18 +121,74 @@ def _returned(call: Sequence[onnx_ir.Node], outputs: dict[onnx_ir.Node, list[str
 
 # ---------------------------------------------------------------- bodies
 
-# If, Loop and Scan have graphs inside, which may read values of the graph around them.
+# If, Loop and Scan have graphs inside, which may read values of the graph around them, and which are read like it. A body of any other
+# op stays as it is.
+
+HOLDERS = ("If", "Loop", "Scan")
+SHORT = {"then_branch": "then", "else_branch": "else"}
 
 
 def subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
     """The bodies of one node."""
-    bodies: list[onnx_ir.Graph] = []
-    for attr in node.attributes.data.values():
-        if attr.type == onnx_ir.AttributeType.GRAPH:
-            bodies.append(attr.as_graph())
-        elif attr.type == onnx_ir.AttributeType.GRAPHS:
-            bodies.extend(attr.as_graphs())
-    return bodies
+    return [body for _, body in _named(node)]
+
+
+def _named(node: onnx_ir.Node) -> Iterator[tuple[str, onnx_ir.Graph]]:
+    every = [attr for attr in node.attributes.data.values() if attr.type in (Kind.GRAPH, Kind.GRAPHS)]
+    for attr in sorted(
+        every, key=lambda attr: attr.name, reverse=True
+    ):  # then before else, in whatever order the file has them
+        if attr.type == Kind.GRAPH:
+            yield SHORT.get(attr.name, attr.name), attr.as_graph()
+        else:
+            yield from ((f"{attr.name}{i}", body) for i, body in enumerate(attr.as_graphs()))
+
+
+def is_open(node: onnx_ir.Node) -> bool:
+    """Whether its bodies are read."""
+    return node.op_type in HOLDERS and not node.domain
+
+
+def open_bodies(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
+    return subgraphs(node) if is_open(node) else []
+
+
+def placed(graph: onnx_ir.Graph, around: str = "") -> Iterator[tuple[str, onnx_ir.Graph]]:
+    """A graph and every body that is read inside it, each with its place: `loop/body/`, nothing for the graph itself."""
+    yield around, graph
+    for node in graph:
+        for kind, body in _named(node) if is_open(node) else ():
+            stem = (node.name or next((v.name for v in node.outputs if v.name), "")).removeprefix(around).lstrip("/")
+            yield from placed(body, f"{around}{stem}/{kind}/")
+
+
+def graphs_of(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Graph]:
+    return (each for _, each in placed(graph))
+
+
+def nodes_of(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
+    """The nodes of a graph and of every body that is read inside it."""
+    for each in graphs_of(graph):
+        yield from each
+
+
+def values_of(graph: onnx_ir.Graph) -> dict[str, onnx_ir.Value]:
+    """The values of a graph, and of every body that is read inside it, by name."""
+    values = {value.name: value for each in graphs_of(graph) for value in own_values(each)}
+    return {name: value for name, value in values.items() if name}
+
+
+def own_values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def computed_values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
 
 
 def inner_nodes(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
@@ -153,11 +211,16 @@ def names_inside(node: onnx_ir.Node) -> Iterator[str]:
 
 
 def captured_by(node: onnx_ir.Node) -> list[str]:
-    """The values of the main graph that the bodies of a node read, each once."""
+    """The values that the bodies of a node read from around it, each once."""
     bodies = subgraphs(node)
-    read = [value for inner in inner_nodes(node) for value in inner.inputs if value is not None]
+    if not bodies:
+        return []
+    inner = [*inner_nodes(node)]
+    read = [value for each in inner for value in each.inputs if value is not None]
     returned = [value for body in bodies for value in body.outputs]
-    return list(dict.fromkeys(value.name for value in (*read, *returned) if value.name and value.graph is node.graph))
+    returned += [value for each in inner for body in subgraphs(each) for value in body.outputs]
+    own = {*bodies, *(body for each in inner for body in subgraphs(each))}
+    return list(dict.fromkeys(value.name for value in (*read, *returned) if value.name and value.graph not in own))
 
 
 def is_sorted(graph: onnx_ir.Graph) -> bool:
@@ -170,6 +233,8 @@ def is_sorted(graph: onnx_ir.Graph) -> bool:
                 if maker is not None and maker not in seen and maker.graph is graph:
                     return False
         seen.add(node)
+        if not all(map(is_sorted, subgraphs(node))):
+            return False
     return True
 
 
@@ -193,7 +258,8 @@ Entry = dict[str, Any]
 def read_annotations(model: onnx_ir.Model) -> list[Entry]:
     """The do's recorded in the model, in the plan's order."""
     recorded: list[tuple[int, Entry]] = []
-    for owner in (model, *model.graph):
+    owners: list[onnx_ir.Model | onnx_ir.Node] = [model, *nodes_of(model.graph)]
+    for owner in owners:
         text = owner.metadata_props.get(ANNOTATION)
         if text is None:
             continue
@@ -210,7 +276,7 @@ def annotate(model: onnx_ir.Model, entries: Sequence[tuple[str, Entry]]) -> onnx
     """A clone with these do's, and no others, recorded on the nodes that make the values."""
     clone = model.clone()
     drop_annotations(clone)
-    values = onnx_ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
+    values = values_of(clone.graph)
     for order, (name, entry) in enumerate(entries):
         if name not in values:
             raise HostError("the model has no such value to annotate", node=name, fix="see `cmrc inspect`")
@@ -222,15 +288,15 @@ def annotate(model: onnx_ir.Model, entries: Sequence[tuple[str, Entry]]) -> onnx
 
 def drop_annotations(model: onnx_ir.Model) -> None:
     """Remove every recorded do."""
-    for node in model.graph:
+    for node in nodes_of(model.graph):
         node.metadata_props.pop(ANNOTATION, None)
     model.metadata_props.pop(ANNOTATION, None)
 
 
 # ---------------------------------------------------------------- details
 
-# What every node is besides its operands, in one line each: the op, the version of its definition, its attributes, and its bodies.
-# Names inside a body are replaced by numbers, because exporters make them up; documentation and metadata are left out.
+# What every node is besides its operands, in one line each: the op, the version of its definition, its attributes, and those
+# bodies that are not read. Names inside such a body are replaced by numbers, because exporters make them up; documentation and metadata are left out.
 
 
 def details(model: onnx_ir.Model) -> dict[str, str]:
@@ -241,7 +307,9 @@ def details(model: onnx_ir.Model) -> dict[str, str]:
 
 def _node(node: onnx_ir.Node, versions: dict[str, int]) -> tuple[Any, ...]:
     version = _since(node.domain, node.op_type, versions.get(node.domain, 0))
-    attributes = sorted((a.name, _attribute(a, versions)) for a in node.attributes.values())
+    apart = {a.name for a in node.attributes.values() if a.type == Kind.GRAPH} if is_open(node) else ()
+    attributes = sorted((a.name, _attribute(a, versions)) for a in node.attributes.values() if a.name not in apart)
+    attributes += [("body", repr((len(body.inputs), len(body.outputs)))) for body in open_bodies(node)]
     return node.domain, node.op_type, version, attributes
 
 
@@ -279,7 +347,7 @@ def _tensor(tensor: onnx_ir.TensorProtocol) -> str:
 def _body(graph: onnx_ir.Graph, versions: dict[str, int]) -> str:
     """A graph inside a node. Values of its own are numbered; those of the graphs around it keep their names."""
     numbers: dict[onnx_ir.Value, int] = {}
-    for value in _own_values(graph):
+    for value in own_values(graph):
         numbers.setdefault(value, len(numbers))
 
     def called(value: onnx_ir.Value | None) -> str:
@@ -290,13 +358,6 @@ def _body(graph: onnx_ir.Graph, versions: dict[str, int]) -> str:
         (_node(node, versions), [called(v) for v in node.inputs], [called(v) for v in node.outputs]) for node in graph
     ]
     return repr((len(graph.inputs), parameters, lines, [called(value) for value in graph.outputs]))
-
-
-def _own_values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
 
 
 CHECK = "see what onnx.checker.check_model(model) says, and export the model again"

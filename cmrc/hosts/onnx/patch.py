@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts.onnx.nodes import data_type, inner_nodes, names_inside
+from cmrc.hosts.onnx.nodes import data_type, graphs_of, inner_nodes, names_inside, open_bodies, values_of
 from cmrc.hosts.onnx.ops.row import LARGEST, ModelReading
 from cmrc.ir.graph import (
     Apply,
@@ -50,7 +50,7 @@ class NewInitializer:
 
 @dataclass(slots=True)
 class ModelPatch:
-    """The clone under work. `values` finds an ONNX value by the IR's name for it; new nodes go after `cursor`."""
+    """The clone under work. `values` finds an ONNX value by the IR's name for it; new nodes go after the last that was reached."""
 
     model: onnx_ir.Model
     reading: ModelReading
@@ -69,14 +69,17 @@ class ModelPatch:
     """Nodes that other nodes have replaced."""
     initializers: dict[tuple[Tensor, str], NewInitializer] = field(default_factory=dict)
     dequantised: dict[Tensor, onnx_ir.Value] = field(default_factory=dict)
-    cursor: onnx_ir.Node | None = None
+    graphs: tuple[onnx_ir.Graph, ...] = ()
+    """The graph and its bodies, each behind the one that it is in."""
+    cursors: dict[onnx_ir.Graph, onnx_ir.Node] = field(default_factory=dict)
+    """In each graph the node behind which new ones go."""
     reason: str = ""
 
     @classmethod
     def start(cls, model: onnx_ir.Model, reading: ModelReading, edited: Graph) -> Self:
         """A patch of `model`, which is changed, from `reading.graph` to `edited`."""
         before, after = reading.graph.values(), edited.values()
-        values = dict(onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False))
+        values = values_of(model.graph)
         return cls(
             model,
             reading,
@@ -87,6 +90,7 @@ class ModelPatch:
             was={name: value.shape for name, value in before.items()},
             dtypes={name: value.dtype for name, value in (*before.items(), *after.items())},
             makers={value.name: node for node in edited.nodes for value in node.outputs},
+            graphs=tuple(graphs_of(model.graph)),
         )
 
     @property
@@ -99,7 +103,8 @@ class ModelPatch:
 
     def all_values(self) -> list[onnx_ir.Value]:
         """The initializers and what the nodes make."""
-        return [*self.graph.initializers.values(), *(value for node in self.graph for value in node.outputs)]
+        computed = [value for graph in self.graphs for node in graph for value in node.outputs]
+        return [*(value for graph in self.graphs for value in graph.initializers.values()), *computed]
 
     def fresh(self, base: str) -> str:
         """A name that no value and no node has."""
@@ -233,14 +238,41 @@ class ModelPatch:
         node = onnx_ir.Node(
             domain, op, inputs, attributes, outputs=outputs, name=self.fresh(f"cmrc.{name}"), metadata_props=metadata
         )
-        if self.cursor is not None:
-            self.graph.insert_after(self.cursor, node)
-        elif len(self.graph):
-            self.graph.insert_before(self.graph[0], node)
-        else:
-            self.graph.append(node)
-        self.cursor = node
+        self._place(node, self._home(inputs))
         return result
+
+    def _home(self, inputs: Sequence[onnx_ir.Value | None]) -> onnx_ir.Graph:
+        """The innermost graph that these values are in: whoever reads the result is in it too."""
+        if len(self.graphs) == 1:
+            return self.graph
+        return max(
+            (v.graph for v in inputs if v is not None and v.graph is not None),
+            key=self.graphs.index,
+            default=self.graph,
+        )
+
+    def _place(self, node: onnx_ir.Node, graph: onnx_ir.Graph) -> None:
+        cursor = self.cursors.get(graph)
+        if cursor is not None:
+            graph.insert_after(cursor, node)
+        elif len(graph):
+            graph.insert_before(graph[0], node)
+        else:
+            graph.append(node)
+        self.cursors[graph] = node
+
+    def move_to(self, node: onnx_ir.Node) -> None:
+        """New nodes of the same graph go after this one."""
+        if node.graph is not None:
+            self.cursors[node.graph] = node
+
+    def copy_into(self, graph: onnx_ir.Graph, value: onnx_ir.Value) -> onnx_ir.Value:
+        """A copy of a value, in this graph."""
+        output = onnx_ir.Value(name=self.fresh(f"{value.name}.copy"), type=value.type, shape=value.shape)
+        self._place(
+            onnx_ir.Node("", "Identity", [value], outputs=[output], name=self.fresh(f"cmrc.{value.name}.copy")), graph
+        )
+        return output
 
     def replace_value(self, name: str, new: onnx_ir.Value) -> None:
         """Make every reader of the value read `new`, which takes over its name, type and notes."""
@@ -290,7 +322,7 @@ def rewire(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node, before: Node,
         if operand == old or (i < len(slots) and slots[i] in but):
             continue
         if i >= len(slots):
-            _rewire_captured(patch, onnx_node, old, operand)
+            _rewire_captured(patch, onnx_node, i - len(slots), old, operand)
             continue
         slot = slots[i]
         if isinstance(slot, str):
@@ -330,11 +362,20 @@ def rewire_fused(
         rewire(patch, onnx_node, node, was, but=(*shared, *but))
 
 
-def _rewire_captured(patch: ModelPatch, onnx_node: onnx_ir.Node, old: Operand, new: Operand) -> None:
-    """A value that the bodies of a node read from the main graph."""
+def _rewire_captured(patch: ModelPatch, onnx_node: onnx_ir.Node, place: int, old: Operand, new: Operand) -> None:
+    """What the bodies of a node return, one behind the other; or what they read from outside, where they are not read."""
+    bodies = open_bodies(onnx_node)
     if not isinstance(old, str):
         raise HostError("it has no input for a new parameter: a fault of cmrc", node=patch.reason, op=onnx_node.op_type)
     was, value = patch.values[old], patch.value(new, patch.dtypes[old])
+    assert value is not None
+    for body in bodies:
+        if place < len(body.outputs):
+            if value.graph is not body or value.is_graph_input() or value.is_initializer():
+                value = patch.copy_into(body, value)
+            body.outputs[place] = value
+            return
+        place -= len(body.outputs)
     for inner in inner_nodes(onnx_node):
         for i, read in enumerate(inner.inputs):
             if read is was:

@@ -1,7 +1,7 @@
 """An ONNX model as a mechanism graph.
 
-Initializers, Constant nodes and what is computed from them alone are tensors; every other node of the main graph is one
-IR node (a Split is one per part, a fused op one for each thing it does). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
+Initializers, Constant nodes and what is computed from them alone are tensors; every other node is one IR node (a Split is one
+per part, a fused op one for each thing it does). The bodies of If, Loop and Scan are read in front of them (`ir/bodies.py`). Sizes that the model reads from itself (`Shape`) are tensors too where they are fixed:
 `write.py` keeps them at their value when the value that they were read from shrinks.
 """
 
@@ -25,6 +25,7 @@ from cmrc.hosts.onnx.nodes import (
     defaults,
     dtype_name,
     name_values,
+    open_bodies,
     reason,
     subgraphs,
     tensor_of,
@@ -63,7 +64,7 @@ FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
 
 
 def read(model: onnx_ir.Model) -> ModelReading:
-    """Read the main graph of a model; it is not changed."""
+    """Read a model; it is not changed."""
     return _Reader(model).read()
 
 
@@ -80,6 +81,7 @@ class _Reader:
     slots: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
+    origins: Mapping[onnx_ir.Node, tuple[str, str]] = field(default_factory=dict)
     bound: dict[str, int] = field(default_factory=dict)
     open_shapes: list[tuple[int, onnx_ir.Value, str, tuple[int, ...]]] = field(default_factory=list)
     defaults: Mapping[str, onnx_ir.Value] = field(default_factory=dict)
@@ -96,23 +98,14 @@ class _Reader:
         self.sizes = Sizes(self.opset, self.tensors, self.shapes)
         self.defaults = defaults(self.model)
         self.constants = Constants(self.model)
-        for name, value in graph.initializers.items():
-            if name in self.defaults:
-                self._add_default(name, value)
-            else:
-                self._add_leaf(name, value.const_value)
-        for node in graph:
-            if node.op_type == "Constant" and not node.domain:
-                self._add_leaf(node.outputs[0].name or "", tensor_of(node))
+        self._add_stored(graph)
         inputs = []
         for value in graph.inputs:
             name = value.name or ""
             if name not in self.tensors and name not in self.defaults:
                 inputs.append(self._value(name, self.known[name][0]))
-        origins = unique_origins(graph)
-        for node in graph:
-            if any(output.name not in self.tensors for output in node.outputs):
-                self._read_whole(node, *origins[node])
+        self.origins = unique_origins(graph)
+        self._read_nodes(graph)
         for value in graph.outputs:
             if value.name in self.tensors:
                 self._constant_output(value)
@@ -123,8 +116,42 @@ class _Reader:
         outputs = tuple(value.name or "" for value in graph.outputs)
         ir_graph = Graph(tuple(inputs), tuple(self.nodes), outputs)
         return ModelReading(
-            ir_graph, name_values(ir_graph, graph), self.slots, self.rows, self.sizes, self.tensors, self.inside
+            ir_graph, name_values(ir_graph, self.origins), self.slots, self.rows, self.sizes, self.tensors, self.inside
         )
+
+    def _add_stored(self, graph: onnx_ir.Graph) -> None:
+        """What a graph, or a body, holds as tensors."""
+        for name, value in graph.initializers.items():
+            if name in self.defaults:
+                self._add_default(name, value)
+            else:
+                self._add_leaf(name, value.const_value)
+        for node in graph:
+            if node.op_type == "Constant" and not node.domain:
+                self._add_leaf(node.outputs[0].name or "", tensor_of(node))
+
+    def _read_nodes(self, graph: onnx_ir.Graph) -> None:
+        for node in graph:
+            if any(output.name not in self.tensors for output in node.outputs):
+                self._read_whole(node, *self.origins[node])
+
+    def _read_body(self, body: onnx_ir.Graph, view: View, origin: str, path: str) -> None:
+        """The nodes of a body, in front of the node that holds it; first what the body is given in each run."""
+        first, name = len(self.nodes), next(value.name or "" for value in view.node.outputs if value.name)
+        if body.inputs:
+            given = tuple(operand for operand in view.operands if isinstance(operand, str))
+            outputs = tuple(
+                self._value(value.name or "", *self.known.get(value.name or "", (None, "unknown")))
+                for value in body.inputs
+            )
+            marks = Marks(
+                host_op=f"{view.node.op_type} body", why=f"a {view.node.op_type} gives it to its body anew in every run"
+            )
+            self.nodes.append(Node("opaque", given, outputs, {}, origin, path, marks))
+            self.slots[outputs[0].name] = tuple(range(len(given)))
+        self._add_stored(body)
+        self._read_nodes(body)
+        self.nodes[first:] = [node if node.marks.body else node.with_marks(body=name) for node in self.nodes[first:]]
 
     def _read_whole(self, node: onnx_ir.Node, origin: str, path: str) -> None:
         """A node, and the sizes that its outputs hold."""
@@ -236,7 +263,7 @@ class _Reader:
             for operand in view.operands:
                 if isinstance(operand, str) and operand in self.defaults:
                     raise LeftWhole(reason(operand))
-            if row is None or captured_by(node):
+            if row is None or subgraphs(node):
                 raise LeftWhole("")
             if any(isinstance(o, str) and self.shapes.get(o) is None for o in view.operands):
                 raise LeftWhole("it reads a value of unknown rank")
@@ -244,7 +271,7 @@ class _Reader:
         except LeftWhole as left:
             if known and self._add_computed(node):
                 return None
-            return self._opaque(view, origin, path, Marks(why=left.reason, bodies=bool(subgraphs(node))))
+            return self._opaque(view, origin, path, Marks(why=left.reason))
         if (
             known
             and isinstance(steps, list)
@@ -309,7 +336,11 @@ class _Reader:
         return True
 
     def _opaque(self, view: View, origin: str, path: str, marks: Marks = NO_MARKS) -> None:
-        captured = [self.tensors.get(name, name) for name in captured_by(view.node)]
+        bodies = open_bodies(view.node)
+        for body in bodies:
+            self._read_body(body, view, origin, path)
+        returned = [value.name or "" for body in bodies for value in body.outputs]
+        captured = [self.tensors.get(name, name) for name in returned or captured_by(view.node)]
         recurrent = view.node.op_type in RECURRENT and not view.node.domain
         operands, like = view.operands, "unknown"
         if recurrent:  # a bias that is left out may come
@@ -358,7 +389,7 @@ class _Reader:
             if needed:
                 self.nodes[at] = node.with_marks(shape_only=needed)
             else:
-                self.nodes[at] = replace(node, inputs=(), marks=Marks(host_op="Shape"))
+                self.nodes[at] = replace(node, inputs=(), marks=Marks(host_op="Shape", body=node.marks.body))
                 self.slots[node.name] = ()
 
 

@@ -24,7 +24,7 @@ import xxhash
 
 from cmrc.errors import CmrcError, FileError, HostError, causes
 from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
-from cmrc.hosts.onnx.nodes import dtype_name
+from cmrc.hosts.onnx.nodes import dtype_name, values_of
 from cmrc.ir.graph import Array, as_dtype
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
@@ -60,7 +60,7 @@ def bytes_on_disk(path: Path, model: onnx_ir.Model) -> int:
 def with_initializers(model: onnx_ir.Model, arrays: Mapping[str, Array]) -> onnx_ir.Model:
     """A clone with other numbers in these initializers and Constant nodes, each in the type that it has."""
     clone = model.clone()
-    values = onnx_ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
+    values = values_of(clone.graph)
     for name, array in arrays.items():
         value = values[name]
         before = value.const_value if value.is_initializer() else onnx_ir.convenience.get_const_tensor(value)

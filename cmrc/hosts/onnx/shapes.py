@@ -21,7 +21,17 @@ import numpy as np
 import onnx
 import onnx_ir
 
-from cmrc.hosts.onnx.nodes import dtype_name, tensor_of
+from cmrc.hosts.onnx.bodies import Carried, carried_by
+from cmrc.hosts.onnx.nodes import (
+    HOLDERS,
+    computed_values,
+    dtype_name,
+    graphs_of,
+    is_open,
+    nodes_of,
+    own_values,
+    tensor_of,
+)
 from cmrc.ir.graph import ArrayLiteral, Dim, Operand, Shape, Tensor
 from cmrc.ir.tensors import materialise
 
@@ -31,21 +41,21 @@ Known = dict[str, tuple[Shape | None, str]]
 
 def infer(model: onnx_ir.Model, unknown: Iterator[str]) -> Known:
     """Shape (`None` where even the rank is unknown) and dtype by value; unknown sizes get a symbol of their own."""
-    declared = [v for v in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)) if v.name]
+    declared = [v for each in graphs_of(model.graph) for v in computed_values(each) if v.name]
     if all(_is_declared(value) for value in declared):  # as torch's exporter does: nothing is left to infer
         return {v.name or "": (_dims(v.shape, unknown), dtype_name(v.dtype)) for v in declared}
     clone = _light(model, unknown)
-    inferred = _infer(clone)
+    inferred = _infer_with_bodies(clone)
     implied = list(_implied_sizes(model, inferred))
     if implied:
-        values = {v.name: v for v in (*clone.graph.inputs, *(v for node in clone.graph for v in node.outputs))}
+        values = {v.name: v for each in graphs_of(clone.graph) for v in computed_values(each)}
         for name, axis, size in implied:
             if name in values:
                 dims = list(inferred[name].shape or ())
                 dims[axis] = size
                 inferred[name].shape = onnx_ir.Shape(dims)
                 values[name].shape, values[name].type = onnx_ir.Shape(dims), inferred[name].type
-        inferred = {**inferred, **_infer(clone)}
+        inferred = {**inferred, **_infer_with_bodies(clone)}
     return {name: (_dims(value.shape, unknown), dtype_name(value.dtype)) for name, value in inferred.items()}
 
 
@@ -105,15 +115,63 @@ def _infer(clone: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
     proto = onnx_ir.to_proto(clone)
     with contextlib.suppress(onnx.shape_inference.InferenceError):  # the shapes that the model declares remain
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    graph = proto.graph
-    described = (*graph.input, *graph.value_info, *graph.output)
+    described = _described(proto.graph)
     inferred = {info.name: onnx_ir.serde.deserialize_value_info_proto(info, None) for info in described}
-    for value in clone.graph.initializers.values():
-        inferred.setdefault(value.name or "", value)
-    for node in clone.graph:
-        for value in node.outputs:
+    for each in graphs_of(clone.graph):
+        for value in own_values(each):
             inferred.setdefault(value.name or "", value)
     return inferred
+
+
+def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """What onnx says of a graph, and of the bodies inside it."""
+    yield from (*graph.input, *graph.value_info, *graph.output)
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type in HOLDERS else ():
+            if attribute.HasField("g"):
+                yield from _described(attribute.g)
+
+
+def _infer_with_bodies(clone: onnx_ir.Model) -> dict[str, onnx_ir.Value]:
+    """With the shapes of what a Loop or Scan hands from one run of its body to the next.
+
+    It begins with the shape of the first run's. Where the body returns the same, it is the shape in every run; a size that differs
+    stays open, and so does the rank where that differs or is not known.
+    """
+    inferred = _infer(clone)
+    every = [pair for node in nodes_of(clone.graph) if is_open(node) for pair in carried_by(node)]
+    carried = [pair for pair in every if pair.given.shape is None]
+    for pair in carried:
+        known = inferred.get(pair.first.name or "")
+        if known is not None and known.shape is not None:
+            pair.given.shape, pair.given.type = onnx_ir.Shape(known.shape), known.type
+            inferred = _infer(clone)
+    while moved := [pair for pair in carried if not _agree(pair, inferred)]:
+        for pair in moved:
+            pair.given.shape = _common(pair.given.shape, inferred[pair.returned.name or ""].shape)
+        inferred = _infer(clone)
+    for first, given, _, result in every:
+        known = inferred.get(first.name or "")
+        common = None if known is None else _common(given.shape, known.shape)
+        if known is not None and common is not None and result is not None and result.shape is None:
+            result.shape, result.type = common, known.type
+    return _infer(clone) if every else inferred
+
+
+def _common(one: onnx_ir.Shape | None, other: onnx_ir.Shape | None) -> onnx_ir.Shape | None:
+    """The sizes that both have; none where their ranks differ."""
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return onnx_ir.Shape([n if n == m else None for n, m in zip(one, other, strict=True)])
+
+
+def _agree(pair: Carried, inferred: Mapping[str, onnx_ir.Value]) -> bool:
+    """Whether the body returns what it was taken to be given."""
+    shape, returned = pair.given.shape, inferred[pair.returned.name or ""].shape
+    if shape is None:
+        return True
+    same = returned is not None and len(returned) == len(shape)
+    return same and all(_dim(n) is None or n == m for n, m in zip(shape, returned or (), strict=True))
 
 
 def contradiction(model: onnx_ir.Model) -> str:
@@ -133,7 +191,7 @@ def contradiction(model: onnx_ir.Model) -> str:
 
 
 def _implied_sizes(model: onnx_ir.Model, inferred: dict[str, onnx_ir.Value]) -> Iterator[tuple[str, int, int]]:
-    for node in model.graph:
+    for node in nodes_of(model.graph):
         if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None or node.domain:
             continue
         value, tensor = inferred.get(node.inputs[0].name or ""), node.inputs[1].const_value

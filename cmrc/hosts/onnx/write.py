@@ -16,7 +16,7 @@ import onnx_ir
 
 from cmrc.errors import HostError
 from cmrc.hosts.onnx.insert import INSERTED, insert_like
-from cmrc.hosts.onnx.nodes import defaults, drop_annotations, inner_nodes, is_sorted
+from cmrc.hosts.onnx.nodes import defaults, drop_annotations, graphs_of, inner_nodes, is_sorted, open_bodies
 from cmrc.hosts.onnx.ops.recurrent import write_hidden_size
 from cmrc.hosts.onnx.ops.row import ModelReading
 from cmrc.hosts.onnx.ops.writers import WRITERS, write_target
@@ -60,9 +60,9 @@ def _write_nodes(patch: ModelPatch, before: ReadAs, now: ReadAs) -> None:
         elif (onnx_node := last.get(node.name)) is not None:
             if now[onnx_node] != before[onnx_node]:
                 patch.reason = node.label
-                patch.cursor = onnx_node
+                patch.move_to(onnx_node)
                 _write_changed(patch, onnx_node, now[onnx_node], before[onnx_node])
-            patch.cursor = onnx_node if onnx_node.graph is not None else patch.cursor
+            patch.move_to(onnx_node)
 
 
 def _insert(patch: ModelPatch, node: Node) -> None:
@@ -103,7 +103,8 @@ def _write_apart(patch: ModelPatch, node: Node, onnx_node: onnx_ir.Node) -> None
     if node.name in patch.reading.inside:
         INSERTED[node.op](patch, node)
         return
-    patch.cursor = patch.cursor if patch.cursor is not None else onnx_node
+    if onnx_node.graph not in patch.cursors:
+        patch.move_to(onnx_node)
     old = patch.values[node.name]
     alone = replace(node, outputs=(replace(node.output, name=patch.fresh(f"{node.name}.apart")),))
     INSERTED[node.op](patch, alone)
@@ -120,7 +121,7 @@ def finish(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
     _update_shapes(patch)
     if not is_sorted(patch.graph):
         patch.graph.sort()
-    _remove_nodes(patch, used)
+    _remove_nodes(patch, used, patch.graph)
     _remove_initializers(patch, used)
     _rename_initializers(patch)
 
@@ -192,26 +193,30 @@ def _update_shapes(patch: ModelPatch) -> None:
             value.shape = onnx_ir.Shape([new if old != new else declared for declared, old, new in dims])
 
 
-def _remove_nodes(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
+def _remove_nodes(patch: ModelPatch, used: Collection[onnx_ir.Value], graph: onnx_ir.Graph) -> None:
     """Nodes that other nodes have replaced, and nodes that lost their last reader."""
-    for node in reversed(list(patch.graph)):
+    for node in reversed(list(graph)):
         dead = node in patch.retired or any(value in used for value in node.outputs)
         if dead and not any(value.uses() or value.is_graph_output() for value in node.outputs):
             for inner in list(inner_nodes(node)):
                 inner.resize_inputs(0)
-            patch.graph.remove(node, safe=True)
+            graph.remove(node, safe=True)
         elif node in patch.retired:
             reason = "it was dropped but is still read: a fault of cmrc"
             raise HostError(reason, node=node.name or "", op=node.op_type)
+        else:
+            for body in open_bodies(node):
+                _remove_nodes(patch, used, body)
 
 
 def _remove_initializers(patch: ModelPatch, used: Collection[onnx_ir.Value]) -> None:
     kept = defaults(patch.model)
-    for name, value in list(patch.graph.initializers.items()):
-        if name not in kept and value in used and not value.uses() and not value.is_graph_output():
-            if value.is_graph_input():
-                patch.graph.inputs.remove(value)
-            del patch.graph.initializers[name]
+    for graph in graphs_of(patch.graph):
+        for name, value in list(graph.initializers.items()):
+            if name not in kept and value in used and not value.uses() and not value.is_graph_output():
+                if value.is_graph_input():
+                    graph.inputs.remove(value)
+                del graph.initializers[name]
 
 
 def _rename_initializers(patch: ModelPatch) -> None:

@@ -68,7 +68,7 @@ def test_the_original_is_not_changed() -> None:
 def test_a_condition_that_varies_stays() -> None:
     program = cmrc.trace(chosen())
     assert "If" in nodes_of(program.host)  # type: ignore[arg-type]
-    with pytest.raises(cmrc.CmrcError, match="cmrc assume MODEL name=value"):
+    with pytest.raises(cmrc.CmrcError, match="near matches: z/then/a, z/else/a"):
         program.find("a")
 
 

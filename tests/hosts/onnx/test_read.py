@@ -140,7 +140,8 @@ def test_values_that_subgraphs_read_are_seen_and_rewired() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 4])],
     )
     host = OnnxHost.from_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-    assert host.graph.nodes[-1].inputs == ("c", "a")
+    assert host.graph.nodes[-1].inputs == ("c", "y/then/n", "y/else/m")
+    assert [node.inputs for node in host.graph.nodes[-3:-1]] == [("a",), ("a",)]
     clamped = host.build(put_do(host.graph, "a", 1, [2], [0.5]))
     np.testing.assert_array_equal(clamped.run([np.ones((3, 4), np.float32)])[0][:, 2], np.full(3, -0.5, np.float32))
 
@@ -172,8 +173,8 @@ def test_nodes_out_of_order() -> None:
         OnnxHost.from_model(proto)
 
 
-def test_the_bodies_of_a_branch_hold_no_sites() -> None:
-    """Everything inside `If`, as some exporters write it: said so, and not taken for a misspelt name."""
+def test_a_value_inside_a_branch_is_called_by_its_place() -> None:
+    """Both branches have a value y; neither has an axis of units."""
     body = parser.parse_graph("body () => (float[N] y) { y = Relu(x) }")
     node = helper.make_node("If", ["flag"], ["z"], name="choice", then_branch=body, else_branch=body)
     inputs = [
@@ -186,5 +187,6 @@ def test_the_bodies_of_a_branch_hold_no_sites() -> None:
     program = trace(model)
     assert program.sites() == []
     with pytest.raises(CmrcError) as error:
-        Plan(program).do("relu", units=[0], constant=0.0)
-    assert "no site is called 'relu'; values inside the bodies of choice (If) are not sites" in str(error.value)
+        Plan(program).do("y", units=[0], constant=0.0)
+    assert "no site is called 'y'" in str(error.value)
+    assert "near matches: choice/then/y, choice/else/y" in str(error.value)

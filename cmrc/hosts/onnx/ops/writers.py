@@ -125,7 +125,7 @@ def write_shape(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], b
     if pieces is not None:
         maker = target.producer()
         assert maker is not None
-        patch.cursor = maker
+        patch.move_to(maker)
         joined = patch.insert("Concat", pieces, f"{target.name}.cmrc", [onnx_ir.AttrInt64("axis", 0)])
         onnx_node.replace_input_with(1, joined)
         return
@@ -143,7 +143,7 @@ def _scale_target(
     ratios = np.ones((2, len(node.output.shape)), dtype=np.int64)
     for axis in merged:
         ratios[:, axis] = [product((shape[axis],))[0] for shape in (was.output.shape, node.output.shape)]
-    patch.cursor = maker
+    patch.move_to(maker)
     samples = patch.insert("Div", [target, patch.array(ratios[0])], f"{node.name}.samples")
     onnx_node.replace_input_with(1, patch.insert("Mul", [samples, patch.array(ratios[1])], f"{node.name}.sizes"))
     return [axis for axis in changed if axis not in merged]
@@ -355,12 +355,13 @@ def _shorter_split(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node]
         metadata_props=dict(onnx_node.metadata_props),
     )  # fmt: skip
     _set_sizes(patch, new, x, [len(attributes(node, SelectAttrs)["keep"]) for node in nodes])
-    patch.graph.insert_after(onnx_node, new)
+    assert onnx_node.graph is not None
+    onnx_node.graph.insert_after(onnx_node, new)
     for node, output in zip(nodes, outputs, strict=True):
         patch.replace_value(node.name, output)
     new.name = onnx_node.name
     patch.retire(onnx_node)
-    patch.cursor = new
+    patch.move_to(new)
 
 
 Selection = tuple[str, list[onnx_ir.Value | None], list[onnx_ir.Attr]]
