@@ -42,7 +42,7 @@ from cmrc.passes.rewriting.absorb import (
 )
 from cmrc.passes.rewriting.contract import sink_through_attention, sink_through_matmul, zero_units
 from cmrc.passes.rewriting.convolution import absorb_into_conv
-from cmrc.passes.rewriting.norms import fold_into_norm
+from cmrc.passes.rewriting.norms import fold_into_group_norm, fold_into_norm
 from cmrc.passes.rewriting.rewriter import (
     JOINED,
     PAST,
@@ -212,6 +212,8 @@ def _fold_across_units(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
     fn, whole = attrs["fn"], len(fact.units) == sweep.shape(fact.source)[fact.axis]
     if fn == "tile":
         return Declined("it repeats the units")
+    if fn == "group_norm":
+        return fold_into_group_norm(sweep, node, fact)
     if fn in ("layer_norm", "rms_norm") and len(attrs["axes"]) == 1 and not whole:
         return fold_into_norm(sweep, node, fact)
     if fn not in ("mean", "sum") or len(attrs["axes"]) > 1 or whole:

@@ -24,6 +24,7 @@ from cmrc.ir.recurrence import hidden_size
 from cmrc.ir.tensors import quantised
 from cmrc.passes.rewriting.contract import rise_through_attention, rise_through_matmul, rise_to_copies
 from cmrc.passes.rewriting.integers import blocks_cut
+from cmrc.passes.rewriting.norms import rise_through_group_norm
 from cmrc.passes.rewriting.recurrent import narrow
 from cmrc.passes.rewriting.rewriter import (
     DROPPED,
@@ -112,8 +113,8 @@ def rise_along_other_axes(rise: Rise, node: Node, wanted: Selection) -> RuleOutc
     source = axis
     if attrs.get("drop"):
         source = [d for d in range(len(shape)) if d not in axes][axis]
-    if source in axes and attrs["fn"] == "tile":
-        return _rise_to_repeated(rise, node, wanted)
+    if source in axes and attrs["fn"] in WITHIN:
+        return WITHIN[attrs["fn"]](rise, node, wanted)
     if source in axes:
         return Declined("it mixes the units with each other")
     inputs = [rise.select(x, source, keep)]
@@ -134,6 +135,9 @@ def _rise_to_repeated(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
     if repeats.shape[1] != each or not np.all(repeats == repeats[0]):
         return Declined("its readers need different positions of its repeats")
     return shrunk(node, (rise.select(x, axis, np.flatnonzero(repeats[0]).tolist()),), axis, keep)
+
+
+WITHIN = {"tile": _rise_to_repeated, "group_norm": rise_through_group_norm}  # along the axes that they act over
 
 
 def rise_through_reshape(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:

@@ -99,8 +99,8 @@ def _with_norms_together(
     while more := {norm.last for norm in every if _stops(result, norm.members)} - chosen - useless:
         chosen |= more
         result = _pipeline(put_together(graph, [norm for norm in every if norm.last in chosen]), since, watch)
-        left = {node.name for node in result.graph.nodes}
-        useless |= {norm.last for norm in every if norm.last in chosen and norm.node.name in left}
+        left = {(node.name, node.output.shape) for node in result.graph.nodes if node.op == "along"}
+        useless |= {norm.last for norm in every if norm.last in chosen and (norm.node.name, norm.shape) in left}
         if chosen & useless:  # those stay as the model has them
             chosen -= useless
             result = _pipeline(put_together(graph, [norm for norm in every if norm.last in chosen]), since, watch)

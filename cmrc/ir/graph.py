@@ -183,6 +183,7 @@ class Marks:
     body: str = ""  # the op inside whose body it is (If, Loop, Scan), by that op's first result: see ir/bodies.py
     effect: bool = False  # it does more than compute its results
     shape_only: tuple[int, ...] | None = None  # it reads only these sizes of its operand, none of its numbers
+    shapes: tuple[str, ...] = ()  # the values that alone take their shape from it
     takes_bias: bool = False  # the host's op has a place for a bias
     # An opaque op that reads its first operand along the last axis, only through these weights: pairs of operands, weight and
     # bias (-1: it has no place for one). A weight of three axes has one matrix per direction, and a bias twice as long.

@@ -16,22 +16,39 @@ so an affine do expresses them, and readers absorb it: their columns of S become
 constants differ. An RMS norm needs one carrier, √(Σ c²), and none for zeros, which stay 0.
 
 Over w instead of n units, ε and the square of the weight are n/w times as large.
+
+A group norm likewise. Whole groups of constants become constants, and whole groups that nobody reads go. Where a group keeps some
+units, mean and variance follow from those and from known numbers (`ir/ops/group_norm.py`), and the results for S are affine in two
+numbers for each group, that stand as units of their own:
+
+    y_s = γ_s·((c̄_g − μ_g)·r_g + (c_s − c̄_g)·r_g) + β_s        r_g = 1 / √(σ²_g + ε)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.axes import resized
+from cmrc.ir.axes import count_by_group, resized
 from cmrc.ir.graph import Array, Marks, Node, Operand, Tensor, Value, apply, attributes, literal, take
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.tensors import constant
-from cmrc.passes.rewriting.absorb import Known
-from cmrc.passes.rewriting.rewriter import Declined, RuleOutcome, Sweep, complement, past, taken
+from cmrc.passes.rewriting.absorb import Known, sink
+from cmrc.passes.rewriting.rewriter import (
+    Declined,
+    Rise,
+    RuleOutcome,
+    Selection,
+    Sweep,
+    complement,
+    parameter_axis,
+    past,
+    shrunk,
+    taken,
+)
 
 HALF = ("float16", "bfloat16")  # runtimes compute norms of these types in float32
 
@@ -147,6 +164,116 @@ def _leave_out(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
     nothing = np.zeros([len(fact.units) if d == axis else 1 for d in range(len(out.shape))])
     sweep.redirected[out.name] = sweep.do(spread, axis, fact.units, nothing, fact.sources)
     return taken("left out, the constants are 0")
+
+
+# ---------------------------------------------------------------- group norms
+
+
+def fold_into_group_norm(sweep: Sweep, node: Node, fact: Known) -> RuleOutcome:
+    """Constants along its units."""
+    attrs, out, axis = attributes(node, AlongAttrs), node.output, fact.axis
+    slab = fact.full()
+    if axis != 1:
+        return Declined("it mixes positions along the replaced axis")
+    if any(isinstance(operand, str) for operand in node.inputs[1:]):
+        return Declined("one of its parameters is computed at run time")
+    if slab.size != len(fact.units):
+        return Declined("the constants differ by position, so two numbers cannot represent them in the norm of a group")
+    each = int(out.shape[axis]) // attrs["groups"]
+    known = _of_groups(np.asarray(fact.units) // each, slab.reshape(-1), attrs["groups"])
+    gamma, beta = (_numbers(node, position, fact) for position in (1, 2))
+    whole = known.counts == each
+    root = np.sqrt(known.squares / each + attrs["eps"])
+    settled = np.where(whole[known.of_unit], gamma * known.deviations / root[known.of_unit], 0.0) + beta
+    settled = settled.reshape([-1 if d == axis else 1 for d in range(len(out.shape))])
+    if whole[known.of_unit].all():
+        return sink(sweep, node, {0: fact}, axis, fact.units, settled)
+    left = np.flatnonzero(~whole)
+    shifted, spread = ([g for g in left if some[g]] for some in (known.counts, known.squares))
+    own = [
+        [u for u, g in zip(fact.units, known.of_unit, strict=True) if g == group] for group in range(attrs["groups"])
+    ]
+    carriers = (*(own[g][0] for g in shifted), *(own[g][1] for g in spread))
+    keep = complement(fact.units, int(out.shape[axis]))
+    numbers = {
+        "counts": tuple((each - known.counts[left]).tolist()),
+        "known": tuple(known.counts[left].tolist()),
+        "centres": tuple(known.centres[left].tolist()),
+        "squares": tuple(known.squares[left].tolist()),
+    }
+    norm = _known_norm(sweep, node, fact, keep, len(carriers), numbers)
+    rows = _spread(sweep, norm, out, axis, {unit: i for i, unit in enumerate((*keep, *carriers))})
+    factors = [(g, 1.0) for g in shifted] + [(g, known.deviations) for g in spread]
+    mix = np.stack([np.where(known.of_unit == g, gamma * factor, 0.0) for g, factor in factors], axis=1)
+    output = Value(sweep.fresh(out.name, "do"), out.shape, out.dtype)
+    units = {"axis": axis, "units": fact.units, "parents": carriers}
+    inputs = (rows.name, literal(settled), literal(mix))
+    sweep.emit(Node("do", inputs, (output,), units, marks=Marks(sources=fact.sources)))
+    sweep.redirected[out.name] = output.name
+    return past(f"as an affine function of {len(carriers)} numbers beside the units that stay")
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """The constants by group: how many, their mean, their sum of squared deviations; by unit, its group and its deviation."""
+
+    counts: Array
+    centres: Array
+    squares: Array
+    of_unit: Array
+    deviations: Array
+
+
+def _of_groups(of_unit: Array, values: Array, groups: int) -> _Grouped:
+    centres, squares, deviations = np.zeros(groups), np.zeros(groups), np.zeros(len(values))
+    for group in np.unique(of_unit):
+        here = of_unit == group
+        centres[group] = values[here].mean()
+        if np.ptp(values[here]):
+            deviations[here] = values[here] - centres[group]
+            squares[group] = np.square(deviations[here]).sum()
+    return _Grouped(np.bincount(of_unit, minlength=groups), centres, squares, of_unit, deviations)
+
+
+def _known_norm(
+    sweep: Sweep, node: Node, fact: Known, keep: Sequence[int], carriers: int, numbers: Mapping[str, object]
+) -> str:
+    """The norm of the units that stay, and behind them the carriers."""
+    attrs, out = attributes(node, AlongAttrs), node.output
+    parameters = [
+        None if operand is None else _with_carriers(operand, keep, carriers, 1.0, fill=1.0 - i)
+        for i, operand in enumerate(node.inputs[1:])
+        if not isinstance(operand, str)
+    ]
+    norm = Value(sweep.fresh(node.name, "norm"), resized(out.shape, fact.axis, len(keep) + carriers), out.dtype)
+    about = {"fn": "known_group_norm", "axes": attrs["axes"], "eps": attrs["eps"], **numbers}
+    align = {"align": (None, *((1,),) * len(parameters))} if parameters else {}
+    inputs = (sweep.select(fact.source, fact.axis, keep), *parameters)
+    sweep.emit(Node("along", inputs, (norm,), {**about, **align}, path=node.path))
+    return norm.name
+
+
+def rise_through_group_norm(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome:
+    """Whole groups: the others are normalised without them."""
+    axis, keep = wanted.axis, wanted.keep
+    groups = attributes(node, AlongAttrs)["groups"]
+    each = int(node.output.shape[axis]) // groups
+    counts = count_by_group(keep, groups, each)
+    if axis != 1 or not keep.ordered or not np.isin(counts, (0, each)).all():
+        return Declined("the statistics of a group need all of its units: only whole groups can go")
+    inputs = [rise.select(node.inputs[0], axis, keep)]
+    for i, operand in enumerate(node.inputs[1:], start=1):
+        local = None if operand is None else parameter_axis(node, i, rise.shape(operand), axis, len(node.output.shape))
+        inputs.append(operand if local is None else rise.select(operand, local, keep))
+    return shrunk(node, inputs, axis, keep, groups=int(np.count_nonzero(counts)))
+
+
+def _numbers(node: Node, position: int, fact: Known) -> Array:
+    """A parameter of the replaced units; without one, 1 for the weight and 0 for the bias."""
+    operand = node.inputs[position] if position < len(node.inputs) else None
+    if not isinstance(operand, Tensor):
+        return np.full(len(fact.units), 2.0 - position)
+    return constant(take(operand, 0, fact.units)).reshape(-1)
 
 
 # ---------------------------------------------------------------- what these are made of

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cmrc.ir.graph import Graph, Node, Operand, Tensor, apply, attributes
+import numpy as np
+
+from cmrc.ir.graph import Graph, Node, Operand, Shape, Tensor, apply, attributes
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
 from cmrc.ir.tensors import constant
 
@@ -28,13 +30,17 @@ class SpelledNorm:
     last: str
     node: Node
 
+    @property
+    def shape(self) -> Shape:
+        return self.node.output.shape
+
 
 def spelled_norms(graph: Graph) -> Iterator[SpelledNorm]:
-    """Every layer norm and RMS norm over one axis that is spelled out."""
+    """Every layer norm and RMS norm over one axis, and every group norm, that is spelled out."""
     producers = {value.name: node for node in graph.nodes for value in node.outputs}
     readers = graph.consumers()
     for node in graph.nodes:
-        norm = _match(node, producers)
+        norm = _match(node, producers) or _match_groups(node, producers)
         if norm is not None:
             yield _with_parameters(graph, norm, readers)
 
@@ -56,8 +62,12 @@ def put_together(graph: Graph, norms: Collection[SpelledNorm]) -> Graph:
     members = set().union(*(norm.members for norm in norms))
     used = set(outputs)
     kept: list[Node] = []
+    gone: set[str] = set()
     for node in reversed(nodes):
         if node.name in members and node.name not in used:
+            gone.add(node.name)
+            continue
+        if node.marks.shapes and gone.issuperset(node.marks.shapes):
             continue
         used.update(node.values())
         kept.append(node)
@@ -93,6 +103,32 @@ def _match(node: Node, producers: Mapping[str, Node]) -> SpelledNorm | None:
     attrs = {"fn": kind, "axes": (axis,), "eps": eps}
     whole = Node("along", (source,), (replace(node.output, name=f"{node.name}::norm"),), attrs, path=node.path)
     return SpelledNorm(frozenset(member.name for member in members), node.name, whole)
+
+
+def _match_groups(node: Node, producers: Mapping[str, Node]) -> SpelledNorm | None:
+    """[batch, units, ...] -> [batch, groups, rest], an instance norm without parameters, and back: what torch exports."""
+    norm = producers.get(str(node.inputs[0])) if node.op == "reshape" else None
+    if norm is None or norm.op != "along" or attributes(norm, AlongAttrs)["fn"] != "instance_norm":
+        return None
+    apart, shape = producers.get(str(norm.inputs[0])), node.output.shape
+    neutral = all(
+        isinstance(o, Tensor) and bool(np.all(constant(o) == n))
+        for o, n in zip(norm.inputs[1:], (1.0, 0.0), strict=False)
+    )
+    if apart is None or apart.op != "reshape" or not isinstance(apart.inputs[0], str) or not neutral:
+        return None
+    source, rows = producers.get(apart.inputs[0]), apart.output.shape
+    before = source.output.shape if source is not None else ()
+    if before != shape or len(rows) != 3 or rows[0] != shape[0] or attributes(norm, AlongAttrs)["axes"] != (2,):
+        return None
+    units, groups = shape[1], rows[1]
+    if not isinstance(units, int) or not isinstance(groups, int) or units % groups:
+        return None
+    axes, eps = tuple(range(1, len(shape))), attributes(norm, AlongAttrs)["eps"]
+    attrs = {"fn": "group_norm", "axes": axes, "eps": eps, "groups": groups}
+    output = replace(node.output, name=f"{node.name}::norm")
+    whole = Node("along", (apart.inputs[0],), (output,), attrs, path=node.path)
+    return SpelledNorm(frozenset(member.name for member in (apart, norm, node)), node.name, whole)
 
 
 def _scaled(node: Node, producers: Mapping[str, Node]) -> tuple[str, Operand, list[Node]] | None:

@@ -211,13 +211,42 @@ case(
     affine("act", [1, 4], [0, 2]),
     stops="it is not an affine function of the replaced units",
 )
+# Of a group some units, all, or none are constant: means and variances over known numbers and those that are left.
+EVERY = [4, 5, 6, 7]  # the second of three groups
+for _name, _norm, _ask, _size in (
+    ("group_norm", lambda: nn.GroupNorm(3, 12), const("act", [1, 2, 4, 5, 9]), ("h", "w")),
+    ("group_norm_equal", lambda: nn.GroupNorm(3, 12), const("act", [1, 2, 4, 5, 9], 0.4), (6, 5)),
+    ("group_norm_of_one", lambda: nn.GroupNorm(1, 12, eps=0.1), const("act", [1, 2, 4]), (6, 5)),
+    ("group_norm_bare", lambda: nn.GroupNorm(2, 12, affine=False), const("act", [1, 2, 7, 8]), (6, 5)),
+    ("group_norm_mixed", lambda: nn.GroupNorm(3, 12), const("act", [*EVERY, 8]), (6, 5)),
+):
+    case(
+        _name,
+        lambda norm=_norm: chain(a=nn.Conv2d(3, 12, 3), act=nn.ReLU(), norm=norm(), b=nn.Conv2d(12, 4, 3, padding=1)),
+        ("n", 3, *_size),
+        _ask,
+        dynamic=("", "hnw") if _name == "group_norm" else ("n",),
+        save=_name == "group_norm",
+    )
 case(
-    "group_norm",
-    lambda: around(nn.GroupNorm(2, 6)),
-    ("n", 3, 6, 5),
-    const("act", [1, 4]),
-    stops="it mixes the units with each other",
+    "group_norm_vectors",
+    lambda: chain(a=nn.Linear(6, 12), act=nn.ReLU(), norm=nn.GroupNorm(3, 12), b=nn.Linear(12, 4)),
+    ("n", 6),
+    const("act", [1, 2, 4, 5, 9]),
 )
+
+
+def grouped() -> nn.Module:
+    """A group norm before an activation: whole groups alone."""
+    return chain(a=nn.Conv1d(3, 12, 3), norm=nn.GroupNorm(3, 12), act=nn.SiLU(), b=nn.Conv1d(12, 4, 1))
+
+
+case("group_norm_whole", grouped, ("n", 3, "t"), const("a", EVERY), dynamic=("", "nt"))
+case("group_norm_read_whole", grouped, ("n", 3, "t"), const("act", EVERY), dynamic=("", "nt"))
+case(
+    "group_norm_in_part", grouped, ("n", 3, 8), const("a", [1, 4]), stops="not an affine function of the replaced units"
+)
+case("group_norm_read", grouped, ("n", 3, 8), const("act", [1, 4]), stops="only whole groups can go", hosts=("fx",))
 
 
 def normed(norm: nn.Module) -> nn.Module:

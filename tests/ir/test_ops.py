@@ -170,6 +170,23 @@ def test_norms() -> None:
     )
 
 
+def test_group_norms() -> None:
+    """One of all units, and one of those that are left of them: two units of the first group and one of the last are constant."""
+    x, w, b = normal(2, 6, 4, 5), normal(6, seed=1), normal(6, seed=2)
+    x[:, 1], x[:, 2], x[:, 4] = 0.7, -0.2, 1.5
+    attrs, align = {"axes": (1, 2, 3), "eps": 1e-3}, {"align": (None, (1,), (1,))}
+    whole, tensors = {"fn": "group_norm", "groups": 2, **attrs}, [torch.from_numpy(array) for array in (x, w, b)]
+    agree(evaluate_op("along", {**whole, **align}, x, w, b), F.group_norm(tensors[0], 2, *tensors[1:], 1e-3))
+    bare = F.group_norm(tensors[0], 2, eps=1e-3)
+    agree(evaluate_op("along", whole, x), bare)
+    about = {"counts": (1, 2), "known": (2, 1), "centres": (0.25, 1.5), "squares": (0.405, 0.0)}
+    left = evaluate_op("along", {"fn": "known_group_norm", **attrs, **about}, x[:, [0, 3, 5]])
+    agree(left[:, :3], bare[:, [0, 3, 5]])
+    agree(left[:, 3] + 0.45 * left[:, 5], bare[:, 1])
+    agree(left[:, 3] - 0.45 * left[:, 5], bare[:, 2])
+    agree(left[:, 4], bare[:, 4])
+
+
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize(
     ("fn", "theirs"), [("mean", torch.mean), ("sum", torch.sum), ("amax", torch.amax), ("amin", torch.amin)]
@@ -196,7 +213,7 @@ def test_other_functions_along_axes() -> None:
 
 def test_every_function_along_axes_is_compared() -> None:
     assert {name for name, function in ALONG.items() if function.meaning} == {"mean", "sum", "amax", "amin", "prod", "max_pool", "avg_pool", "softmax", "layer_norm",
-                          "instance_norm", "rms_norm", "pick", "pad", "tile", "gather_elements"}  # fmt: skip
+                          "instance_norm", "rms_norm", "group_norm", "known_group_norm", "pick", "pad", "tile", "gather_elements"}  # fmt: skip
 
 
 # ---------------------------------------------------------------- the rest

@@ -9,7 +9,7 @@ import pytest
 from graphs import Do, Net, with_do
 from rewrites.constant import CONSTANT
 from rewrites.start import TWO, done, image, sequence, vector
-from rules import BESIDE, before_and_after, reasons, untested
+from rules import BESIDE, RISING, before_and_after, reasons, untested
 
 from cmrc.ir.graph import Graph, Marks, Node, Value, literal
 from cmrc.ir.text import to_text
@@ -125,6 +125,18 @@ def norm_of_constants_by_position() -> Graph:
     net, h = sequence(4, steps=2)
     net.along("layer_norm", h, (2,), net.leaf(4), net.leaf(4), eps=0.1)
     return done(net, Do(h, 2, (2, 0), np.linspace(-1.0, 1.0, 4).reshape(1, 2, 2)))
+
+
+def group_norm_of_constants_by_position() -> Graph:
+    net, h = image(channels=4, height=2, width=1)
+    net.along("group_norm", h, (1, 2, 3), eps=0.1, groups=2)
+    return done(net, Do(h, 1, (2, 0), np.linspace(-1.0, 1.0, 4).reshape(1, 2, 2, 1)))
+
+
+def group_norm_of_positions() -> Graph:
+    net, h = image(channels=4, height=2, width=1)
+    net.along("group_norm", h, (1, 2, 3), eps=0.1, groups=2)
+    return done(net, Do(h, 2, (0,), [0.5]))
 
 
 def recurrent(do: Do, *, bias: bool = True) -> Graph:
@@ -372,6 +384,11 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
         norm_of_constants_by_position,
         "the constants differ by position, so two numbers cannot represent them in a norm across the units",
     ),
+    (
+        group_norm_of_constants_by_position,
+        "the constants differ by position, so two numbers cannot represent them in the norm of a group",
+    ),
+    (group_norm_of_positions, "it mixes positions along the replaced axis"),
     (norm_of_zeros_with_weight_of_run_time, "one of its parameters is computed at run time"),
     (tiled_units, "it repeats the units"),
     (tiled_positions, "the constant would differ by position, and the number of positions is not fixed"),
@@ -421,7 +438,7 @@ def test_every_reason_is_tested() -> None:
     assert untested(constant_fold, tested) == []
     assert untested(absorb, tested) == []
     assert untested(convolution, tested) == []
-    assert untested(norms, tested) == []
+    assert untested(norms, tested | RISING) == []
 
 
 def test_units_that_stay_in_one_operand_say_so() -> None:

@@ -64,6 +64,12 @@ def mixed_units() -> Graph:
     return read(net, net.along("softmax", h, (1,)), (1, 3))
 
 
+def part_of_a_normed_group() -> Graph:
+    net, h = image(channels=4)
+    norm = net.along("group_norm", h, (1, 2, 3), net.leaf(4), net.leaf(4), eps=0.1, groups=2, align=(None, (1,), (1,)))
+    return read(net, norm, (0, 1, 3))
+
+
 def not_whole_positions() -> Graph:
     net, h = image(height=2, width=2)
     return read(net, net.reshape(h, "N", 16), (0, 5))
@@ -200,6 +206,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (uneven_groups, "its groups would keep different numbers of outputs"),
     (part_of_transposed_groups, "a grouped transposed convolution can only lose whole groups"),
     (mixed_units, "it mixes the units with each other"),
+    (part_of_a_normed_group, "the statistics of a group need all of its units: only whole groups can go"),
     (repeats_read_differently, "its readers need different positions of its repeats"),
     (
         not_whole_positions,

@@ -392,6 +392,8 @@ def effects(subject: Subject, host: Host) -> dict[str, torch.Tensor]:
             node.target = averaged
         elif opname(node) == "layer_norm":
             node.target = scaled
+        elif opname(node) == "group_norm":
+            node.target = scaled_by_group
         elif opname(node) == "batch_norm":  # torch's has no gradient for its statistics
             node.target = normalised
     module.recompile()
@@ -425,8 +427,34 @@ def scaled(
 ) -> Any:
     """A factor for each unit, as in a norm by squares alone: a unit of 0 hides its own, as it is hidden by folding its constant."""
     over = tuple(range(-len(shape), 0))
+    factor = torch.rsqrt(x.square().mean(over, True) + eps)
     shift = 1.0 if bias is None else 1.0 + 0.1 * bias
-    return x * torch.rsqrt(x.square().mean(over, True) + eps) * shift * (1.0 if weight is None else weight)
+    return carrying(x * factor * shift * (1.0 if weight is None else weight), x, factor)
+
+
+def scaled_by_group(
+    x: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = None
+) -> Any:
+    """The same for each group of a group norm."""
+    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    factor = torch.rsqrt(rows.square().mean((2, 3), True) + eps)
+    placed = [None if p is None else p.reshape(1, groups, -1, 1) for p in (weight, bias)]
+    normal = (
+        rows * factor * (1.0 if placed[0] is None else placed[0]) * (1.0 if placed[1] is None else 1 + 0.1 * placed[1])
+    )
+    turned = (part.permute(0, 3, 1, 2) for part in (normal, rows, factor.expand(-1, -1, -1, rows.shape[3])))
+    return torch.stack(
+        [carrying(*parts) for parts in zip(*(part.unbind(2) for part in turned), strict=True)], 2
+    ).permute(0, 2, 3, 1).reshape(x.shape)  # fmt: skip
+
+
+def carrying(normal: torch.Tensor, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """With what is left of constants behind a norm across them: one number, and a second where they differ, in units of their own."""
+    silent = (x == 0).flatten(0, -2).all(0).nonzero().flatten()
+    if len(silent) in (0, x.shape[-1]):
+        return normal
+    places = torch.zeros(x.shape[-1]).index_fill(0, silent[:2], 1.0)
+    return normal + places * factor
 
 
 def normalised(x: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from cmrc.hosts.autograd.arrays import torch_dtype
 from cmrc.ir.ops.functions import integers, pool_counts, pool_pads
+from cmrc.ir.ops.group_norm import sums_of
 
 Attrs = Mapping[str, Any]
 Meaning = Callable[..., Tensor]
@@ -226,6 +227,30 @@ def _standardise(x: Tensor, attrs: Attrs, weight: Tensor | None, bias: Tensor | 
     return y if bias is None else y + bias
 
 
+def _group_norm(x: Tensor, attrs: Attrs, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    y = functional.group_norm(x, attrs["groups"], eps=attrs["eps"])
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _known_group_norm(x: Tensor, attrs: Attrs, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    sums, flat = sums_of(attrs), x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
+    places, of_unit = torch.from_numpy(sums.places), torch.from_numpy(sums.group_of)
+    shares = torch.from_numpy(sums.shares).to(x)
+    shift, share, more, centre = torch.from_numpy(sums.constants).to(x)
+    mean = (flat.mean(2)[:, places] * shares).mean(2) + shift
+    centred = flat - mean[:, of_unit].unsqueeze(2)
+    distance = centre - mean
+    squares = (centred.square().mean(2)[:, places] * shares).mean(2)
+    root = torch.rsqrt(squares + share * distance.square() + more)
+    carriers = torch.cat([(distance * root)[:, sums.shifted], root[:, sums.spread]], 1)
+    planes = carriers.unsqueeze(2).expand(-1, -1, flat.shape[2])
+    y = torch.cat([centred * root[:, of_unit].unsqueeze(2), planes], 1)
+    y = y.reshape(x.shape[0], y.shape[1], *x.shape[2:])
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
 def _reduce(function: Callable[..., Tensor]) -> Meaning:
     return lambda x, attrs: function(x, tuple(attrs["axes"]), keepdim=not attrs.get("drop", False))
 
@@ -252,6 +277,8 @@ ALONG: dict[str, Meaning] = {
     "layer_norm": lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True),
     "instance_norm": lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True),
     "rms_norm": lambda x, attrs, w=None: _standardise(x, attrs, w, None, centre=False),
+    "group_norm": _group_norm,
+    "known_group_norm": _known_group_norm,
     "pick": lambda x, attrs: x.select(attrs["axes"][0], attrs["index"]),
     "gather_elements": lambda x, attrs, index: torch.take_along_dim(x, index.long(), attrs["axes"][0]),
     "tile": lambda x, attrs: x.tile(attrs["times"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from cmrc.hosts.fx.schema import Call
 from cmrc.ir.graph import ArrayLiteral, Graph, Node, Tensor, apply, attributes
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
+from cmrc.ir.ops.group_norm import sums_of
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import materialise
 
@@ -134,7 +135,8 @@ def _emit_along(draft: Draft, node: Node) -> fx.Node | None:
     if attrs["fn"] == "pad":
         flat = [p for pad in reversed(attrs["pads"]) for p in pad]
         return draft.call(aten.constant_pad_nd.default, x, flat, attrs["value"])
-    return _emit_rms_norm(draft, node, x) if attrs["fn"] == "rms_norm" else None
+    emit = NORMS.get(attrs["fn"])
+    return None if emit is None else emit(draft, node, x)
 
 
 def _emit_rms_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
@@ -155,6 +157,74 @@ def _emit_rms_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
     root = draft.call(aten.rsqrt.default, draft.call(aten.add.Scalar, mean, eps))
     normal = draft.call(aten.mul.Tensor, x, root)
     return normal if scale is None else draft.call(aten.mul.Tensor, normal, scale)
+
+
+def _emit_group_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
+    dtype = torch_dtype(node.output.dtype)
+    scale, shift = (draft.operand(o, node, i, dtype) for i, o in enumerate((*node.inputs[1:], None, None)[:2], start=1))
+    attrs = attributes(node, AlongAttrs)
+    return draft.call(aten.group_norm.default, x, attrs["groups"], scale, shift, attrs["eps"])
+
+
+def _emit_known_group_norm(draft: Draft, node: Node, x: fx.Node) -> fx.Node:
+    """A group norm of which some units are known (`ir/ops/group_norm.py`), in float32 at least."""
+    declared, base, rank = torch_dtype(node.output.dtype), node.name.replace(".", "_"), len(node.output.shape)
+    dtype = declared if declared == torch.float64 else torch.float32
+    sums, over = sums_of(attributes(node, AlongAttrs)), list(range(2, rank))
+    buffers: dict[str, fx.Node] = {}
+
+    def numbers(array: np.ndarray, name: str) -> fx.Node:
+        if name not in buffers:
+            tensor = torch.from_numpy(array)
+            buffers[name] = draft.constant(tensor.to(dtype) if tensor.is_floating_point() else tensor, f"{base}_{name}")
+        return buffers[name]
+
+    def taken(values: fx.Node, places: Sequence[int] | np.ndarray, name: str) -> fx.Node:
+        return draft.call(aten.index_select.default, values, 1, numbers(np.asarray(places, np.int64), name))
+
+    def by_unit(values: fx.Node) -> fx.Node:
+        spread = values if len(sums.places) == 1 else taken(values, sums.group_of, "groups")
+        return draft.call(aten.reshape.default, spread, [-1, len(sums.group_of) if spread is not values else 1, *ones])
+
+    def over_groups(values: fx.Node) -> fx.Node:
+        means = draft.call(aten.mean.dim, values, over) if over else values
+        means = means if sums.alike else taken(means, sums.places.reshape(-1), "places")
+        parts = draft.call(aten.unflatten.int, means, 1, list(sums.places.shape))
+        if sums.alike:
+            return draft.call(aten.mul.Scalar, draft.call(aten.mean.dim, parts, [2]), float(sums.shares[0, 0]))
+        return draft.call(aten.mean.dim, draft.call(aten.mul.Tensor, parts, numbers(sums.shares, "shares")), [2])
+
+    wide, ones = x if dtype == declared else draft.call(aten.to.dtype, x, dtype), [1] * len(over)
+    shift, share, more, centre = (numbers(row, name) for row, name in zip(sums.constants, NAMES, strict=True))
+    mean = draft.call(aten.add.Tensor, over_groups(wide), shift)
+    centred = draft.call(aten.sub.Tensor, wide, by_unit(mean))
+    distance = draft.call(aten.sub.Tensor, centre, mean)
+    known = draft.call(aten.mul.Tensor, draft.call(aten.mul.Tensor, distance, distance), share)
+    squares = over_groups(draft.call(aten.mul.Tensor, centred, centred))
+    root = draft.call(
+        aten.rsqrt.default, draft.call(aten.add.Tensor, draft.call(aten.add.Tensor, squares, known), more)
+    )
+    parts = [taken(draft.call(aten.mul.Tensor, distance, root), sums.shifted, "shifted")]
+    parts += [taken(root, sums.spread, "spread")] if sums.spread else []
+    carriers = draft.call(aten.cat.default, parts, 1) if len(parts) > 1 else parts[0]
+    if over:
+        flat = draft.call(aten.reshape.default, carriers, [-1, len(sums.shifted) + len(sums.spread), *ones])
+        carriers = draft.call(aten.expand.default, flat, [-1, -1, *(draft.call(aten.sym_size.int, x, d) for d in over)])
+    normal = draft.call(aten.cat.default, [draft.call(aten.mul.Tensor, centred, by_unit(root)), carriers], 1)
+    for target, parameter in zip((aten.mul.Tensor, aten.add.Tensor), node.inputs[1:], strict=False):
+        if isinstance(parameter, Tensor):
+            shape = (parameter.shape[0], *(1,) * (rank - 2))
+            placed = apply("reshape", (parameter,), {"shape": shape}, shape, parameter.dtype)
+            normal = draft.call(target, normal, draft.operand(placed, node, 1, dtype))
+    return normal if dtype == declared else draft.call(aten.to.dtype, normal, declared)
+
+
+NAMES = ("shift", "share", "more", "centre")
+NORMS: dict[str, Callable[[Draft, Node, fx.Node], fx.Node]] = {
+    "rms_norm": _emit_rms_norm,
+    "group_norm": _emit_group_norm,
+    "known_group_norm": _emit_known_group_norm,
+}
 
 
 def _emit_conv(draft: Draft, node: Node) -> fx.Node:

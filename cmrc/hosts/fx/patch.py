@@ -134,13 +134,13 @@ def _scale(draft: Draft, target: fx.Node, size: Scaled) -> fx.Node:
         return draft.lifted.call_function(operator.mul, (samples, size.new))
 
 
-def _patch_rms_norm(_: Draft, before: Node, node: Node, call: Call) -> None:
-    if (
-        attributes(node, FunctionAttrs)["fn"] == "rms_norm"
-        and attributes(node, AlongAttrs)["eps"] != attributes(before, AlongAttrs)["eps"]
-    ):
+def _patch_norm(_: Draft, before: Node, node: Node, call: Call) -> None:
+    now, was = attributes(node, AlongAttrs), attributes(before, AlongAttrs)
+    if now["fn"] == "rms_norm" and now["eps"] != was["eps"]:
         call["normalized_shape"] = [int(node.output.shape[-1])]
-        call["eps"] = attributes(node, AlongAttrs)["eps"]
+        call["eps"] = now["eps"]
+    elif now["fn"] == "group_norm" and now["groups"] != was["groups"]:
+        call["num_groups"] = now["groups"]
 
 
 def _patch_scale(_: Draft, before: Node, node: Node, call: Call) -> None:
@@ -164,7 +164,7 @@ AttributePatch: TypeAlias = Callable[[Draft, Node, Node, Call], None]
 ATTRIBUTES: dict[str, AttributePatch] = {
     "reshape": _patch_sizes,
     "expand": _patch_sizes,
-    "along": _patch_rms_norm,
+    "along": _patch_norm,
     "attention": _patch_scale,
     "conv": _patch_groups,
     "select": _patch_positions,

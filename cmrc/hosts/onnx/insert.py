@@ -19,6 +19,7 @@ from cmrc.hosts.onnx.patch import ModelPatch
 from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, apply, attributes, numpy_dtype
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
+from cmrc.ir.ops.group_norm import sums_of
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import constant
 
@@ -238,18 +239,24 @@ def insert_plane(patch: ModelPatch, node: Node) -> None:
     if all(isinstance(n, int) for n in node.output.shape):
         patch.insert("ConstantOfShape", [_ints(patch, *(int(n) for n in node.output.shape))], node.output, [one])
         return
-    x, first = _source(patch, node), attributes(node, AxisAttrs)["axis"] + 1
-    rank = len(patch.shapes[str(node.inputs[0])])
-    shape = patch.insert("Shape", [x], f"{node.name}.shape")
-    if patch.opset >= 10:
-        bounds = [_ints(patch, n) for n in (first, rank)]
-        spatial = patch.insert("Slice", [shape, *bounds], f"{node.name}.spatial")
-    else:
-        given = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [rank])]
-        spatial = patch.insert("Slice", [shape], f"{node.name}.spatial", given)
-    lead = _ints(patch, *(1,) * first)
-    size = patch.insert("Concat", [lead, spatial], f"{node.name}.size", [onnx_ir.AttrInt64("axis", 0)])
+    first = attributes(node, AxisAttrs)["axis"] + 1
+    size = _sizes_from(patch, node, (1,) * first, "size")
     patch.insert("ConstantOfShape", [size], node.output, [one])
+
+
+def _sizes_from(patch: ModelPatch, node: Node, lead: tuple[int, ...], name: str) -> onnx_ir.Value:
+    """These sizes, then those of the node's operand behind them."""
+    first, shape = len(lead), patch.shapes[str(node.inputs[0])]
+    if all(isinstance(n, int) for n in shape[first:]):
+        return _ints(patch, *lead, *(int(n) for n in shape[first:]))
+    sizes = patch.insert("Shape", [_source(patch, node)], f"{node.name}.{name}.shape")
+    if patch.opset >= 10:
+        bounds = [_ints(patch, n) for n in (first, len(shape))]
+        rest = patch.insert("Slice", [sizes, *bounds], f"{node.name}.{name}.rest")
+    else:
+        given = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [len(shape)])]
+        rest = patch.insert("Slice", [sizes], f"{node.name}.{name}.rest", given)
+    return patch.insert("Concat", [_ints(patch, *lead), rest], f"{node.name}.{name}", [onnx_ir.AttrInt64("axis", 0)])
 
 
 def insert_conv(patch: ModelPatch, node: Node) -> None:
@@ -329,23 +336,107 @@ def _fits_attribute(number: float, dtype: str) -> bool:
 
 def _spell_out_norm(patch: ModelPatch, node: Node, x: onnx_ir.Value, dtype: str, output: Value | str) -> onnx_ir.Value:
     """(x − mean) / √(mean (x − mean)² + ε) · w + b; an RMS norm without the mean and b."""
-    axes, name, rank = attributes(node, AlongAttrs)["axes"], node.name, len(node.output.shape)
+    axes, name = attributes(node, AlongAttrs)["axes"], node.name
     if attributes(node, FunctionAttrs)["fn"] == "layer_norm":
         x = patch.insert("Sub", [x, _mean(patch, x, axes, f"{name}.mean")], f"{name}.centred")
     square = patch.insert("Mul", [x, x], f"{name}.square")
     eps = patch.array(np.asarray(attributes(node, AlongAttrs)["eps"], dtype=numpy_dtype(dtype)))
     shifted = patch.insert("Add", [_mean(patch, square, axes, f"{name}.variance"), eps], f"{name}.shifted")
     root = patch.insert("Sqrt", [shifted], f"{name}.root")
-    steps = [("Div", root)]
+    return _in_steps(patch, node, x, [("Div", [root])], dtype, output)
+
+
+def _in_steps(
+    patch: ModelPatch,
+    node: Node,
+    x: onnx_ir.Value,
+    steps: list[tuple[str, list[onnx_ir.Value]]],
+    dtype: str,
+    output: Value | str,
+) -> onnx_ir.Value:
+    """x through these ops, then times the weight of a norm and plus its bias."""
+    axis, rank = min(attributes(node, AlongAttrs)["axes"]), len(node.output.shape)
     for op, parameter in zip(("Mul", "Add"), node.inputs[1:], strict=False):
         if isinstance(parameter, Tensor):
-            if len(parameter.shape) == 1 and axes != (rank - 1,):
-                shape = (*parameter.shape, *(1,) * (rank - axes[0] - 1))
+            if len(parameter.shape) == 1 and axis != rank - 1:
+                shape = (*parameter.shape, *(1,) * (rank - axis - 1))
                 parameter = apply("reshape", (parameter,), {"shape": shape}, shape, parameter.dtype)
-            steps.append((op, patch.initializer(parameter, dtype=dtype)))
-    for i, (op, other) in enumerate(steps):
-        x = patch.insert(op, [x, other], output if i == len(steps) - 1 else f"{name}.{op.lower()}")
+            steps.append((op, [patch.initializer(parameter, dtype=dtype)]))
+    for i, (op, others) in enumerate(steps):
+        given = [onnx_ir.AttrInt64("axis", axis)] if op == "Concat" else []
+        x = patch.insert(op, [x, *others], output if i == len(steps) - 1 else f"{node.name}.{op.lower()}", given)
     return x
+
+
+def _insert_group_norm(patch: ModelPatch, node: Node) -> None:
+    """As an instance norm of groups, the way torch writes it."""
+    attrs, dtype = attributes(node, AlongAttrs), node.output.dtype
+    rows = patch.insert("Reshape", [_source(patch, node), _ints(patch, 0, attrs["groups"], -1)], f"{node.name}.groups")
+    neutral = [patch.array(np.full(attrs["groups"], n, numpy_dtype(dtype))) for n in (1.0, 0.0)]
+    eps = onnx_ir.AttrFloat32("epsilon", attrs["eps"])
+    normal = patch.insert("InstanceNormalization", [rows, *neutral], f"{node.name}.normal", [eps])
+    units = int(patch.shapes[str(node.inputs[0])][1])
+    sizes = _sizes_from(patch, node, (0, units), "sizes")
+    _in_steps(patch, node, normal, [("Reshape", [sizes])], dtype, node.output)
+
+
+def _insert_known_group_norm(patch: ModelPatch, node: Node) -> None:
+    """A group norm of which some units are known (`ir/ops/group_norm.py`), in float32 at least. Groups are [batch, groups, 1]."""
+    dtype, name, rank = node.output.dtype, node.name, len(node.output.shape)
+    narrow = dtype in ("float16", "bfloat16")
+    wide = "float32" if narrow else dtype
+    sums, over, x = sums_of(attributes(node, AlongAttrs)), tuple(range(2, rank)), _source(patch, node)
+    x = _cast(patch, x, data_type(wide), f"{name}.wide") if narrow else x
+    (groups, most), units, along = sums.places.shape, len(sums.group_of), [onnx_ir.AttrInt64("axis", 1)]
+
+    def numbers(array: np.ndarray) -> onnx_ir.Value:
+        return patch.array(array.astype(numpy_dtype(wide)))
+
+    def shaped(values: onnx_ir.Value, tag: str, *sizes: int) -> onnx_ir.Value:
+        return patch.insert("Reshape", [values, _ints(patch, 0, *sizes)], f"{name}.{tag}")
+
+    def over_groups(values: onnx_ir.Value, tag: str) -> onnx_ir.Value:
+        means = _mean(patch, values, over, f"{name}.{tag}.units") if over else values
+        if not sums.alike:
+            rows = shaped(means, f"{tag}.row", units)
+            means = patch.insert(
+                "Gather", [rows, _ints(patch, *sums.places.reshape(-1))], f"{name}.{tag}.placed", along
+            )
+        parts = shaped(means, f"{tag}.groups", groups, most)
+        if sums.alike:
+            return patch.insert(
+                "Mul", [_mean(patch, parts, (2,), f"{name}.{tag}.mean"), numbers(sums.shares[0, 0])], f"{name}.{tag}"
+            )
+        weighed = patch.insert("Mul", [parts, numbers(sums.shares)], f"{name}.{tag}.weighed")
+        return _mean(patch, weighed, (2,), f"{name}.{tag}")
+
+    def by_unit(values: onnx_ir.Value, tag: str) -> onnx_ir.Value:
+        if groups > 1:
+            values = patch.insert("Gather", [values, _ints(patch, *sums.group_of)], f"{name}.{tag}.spread", along)
+        return shaped(values, f"{tag}.by_unit", units if groups > 1 else 1, *(1,) * len(over))
+
+    shift, share, more, centre = (numbers(row[:, None]) for row in sums.constants)
+    mean = patch.insert("Add", [over_groups(x, "part"), shift], f"{name}.mean")
+    centred = patch.insert("Sub", [x, by_unit(mean, "mean")], f"{name}.centred")
+    distance = patch.insert("Sub", [centre, mean], f"{name}.distance")
+    known = patch.insert("Mul", [patch.insert("Mul", [distance, distance], f"{name}.squared"), share], f"{name}.known")
+    left = over_groups(patch.insert("Mul", [centred, centred], f"{name}.square"), "squares")
+    both = patch.insert("Add", [patch.insert("Add", [left, known], f"{name}.variance"), more], f"{name}.shifted")
+    root = patch.insert("Sqrt", [both], f"{name}.root")
+    parts = [(patch.insert("Div", [distance, root], f"{name}.moved"), sums.shifted, "carriers")]
+    if sums.spread:
+        parts.append((patch.insert("Reciprocal", [root], f"{name}.inverse"), sums.spread, "scales"))
+    some = [patch.insert("Gather", [value, _ints(patch, *own)], f"{name}.{tag}", along) for value, own, tag in parts]
+    carriers = some[0] if len(some) == 1 else patch.insert("Concat", some, f"{name}.numbers", along)
+    carriers = shaped(carriers, "flat", len(sums.shifted) + len(sums.spread), *(1,) * len(over))
+    if over:
+        carriers = patch.insert("Expand", [carriers, _sizes_from(patch, node, (1, 1), "plane")], f"{name}.planes")
+    normal = patch.insert("Div", [centred, by_unit(root, "root")], f"{name}.normal")
+    steps = [("Concat", [carriers])]
+    if not narrow:
+        _in_steps(patch, node, normal, steps, wide, node.output)
+        return
+    _cast(patch, _in_steps(patch, node, normal, steps, wide, f"{name}.scaled"), data_type(dtype), node.output)
 
 
 def _insert_mean(patch: ModelPatch, node: Node) -> None:
@@ -382,6 +473,8 @@ def _insert_pad(patch: ModelPatch, node: Node) -> None:
 ALONG = {
     "layer_norm": _insert_norm,
     "rms_norm": _insert_norm,
+    "group_norm": _insert_group_norm,
+    "known_group_norm": _insert_known_group_norm,
     "mean": _insert_mean,
     "pad": _insert_pad,
 }

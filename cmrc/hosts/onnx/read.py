@@ -34,7 +34,7 @@ from cmrc.hosts.onnx.nodes import (
 from cmrc.hosts.onnx.ops.recurrent import RECURRENT, recurrence
 from cmrc.hosts.onnx.ops.row import LeftWhole, ModelReading, Row, Step, View, contents_of, row_name, times
 from cmrc.hosts.onnx.ops.table import EVALUATED, OPAQUE, ROWS
-from cmrc.hosts.onnx.shapes import Sizes, infer, symbols
+from cmrc.hosts.onnx.shapes import Sizes, infer, shaped_alone, symbols
 from cmrc.ir.axes import product
 from cmrc.ir.graph import (
     CONSTANT,
@@ -387,7 +387,7 @@ class _Reader:
         for at, output, source, dims in self.open_shapes:
             needed, node = self.sizes.needed(output, source, dims), self.nodes[at]
             if needed:
-                self.nodes[at] = node.with_marks(shape_only=needed)
+                self.nodes[at] = node.with_marks(shape_only=needed, shapes=shaped_alone(output))
             else:
                 self.nodes[at] = replace(node, inputs=(), marks=Marks(host_op="Shape", body=node.marks.body))
                 self.slots[node.name] = ()

@@ -355,6 +355,14 @@ class Sizes:
         return reshapes
 
 
+def shaped_alone(sizes: onnx_ir.Value) -> tuple[str, ...]:
+    """The results of the Reshapes that take these sizes for their target, where nobody else reads them."""
+    uses = [] if sizes.is_graph_output() else list(sizes.uses())
+    if not all(use.node.op_type == "Reshape" and not use.node.domain and use.idx == 1 for use in uses):
+        return ()
+    return tuple(use.node.outputs[0].name or "" for use in uses)
+
+
 def _can_write(shape: Shape, own: Shape) -> bool:
     """A constant target holds one size that is worked out (-1); more where they are copied from the input (0)."""
     unknown = [i for i, n in enumerate(shape) if isinstance(n, str)]

@@ -13,6 +13,7 @@ import numpy as np
 from cmrc.ir.axes import aligned
 from cmrc.ir.graph import Array, Dim, Node, as_dtype, attributes
 from cmrc.ir.ops.arrays import softmax, windows
+from cmrc.ir.ops.group_norm import group_norm, known_group_norm
 from cmrc.ir.spec import Alignment, Extent, Function, Op, Pads, Shapes, differ, either, several
 
 # No `from __future__ import annotations` here: `NotRequired` must be seen when a class is made.
@@ -254,7 +255,7 @@ def _reduction(function: Callable[..., Array] | None = None, **facts: Any) -> Fu
     return Function(function and _reduce(function), options=("drop",), extent=Extent.ONE, **facts)
 
 
-def _norm(meaning: Callable[..., Array] | None = None) -> Function:
+def _norm(meaning: Callable[..., Array]) -> Function:
     return Function(meaning, needs=("eps",))
 
 
@@ -281,6 +282,10 @@ ALONG: dict[str, Function] = {
     "layer_norm": _norm(lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True)),
     "instance_norm": _norm(lambda x, attrs, w=None, b=None: _standardise(x, attrs, w, b, centre=True)),
     "rms_norm": _norm(lambda x, attrs, w=None: _standardise(x, attrs, w, None, centre=False)),
+    "group_norm": Function(group_norm, needs=("eps", "groups")),
+    "known_group_norm": Function(
+        known_group_norm, needs=("eps", "counts", "known", "centres", "squares"), extent=Extent.OTHER
+    ),
     "pick": _movement(
         lambda x, attrs: np.take(x, attrs["index"], axis=attrs["axes"][0]), needs=("index",), options=("drop",)
     ),
@@ -308,7 +313,6 @@ ALONG: dict[str, Function] = {
     "cumsum": Function(options=("drop",)),
     "flip": _movement(),
     "gather": _movement(options=("drop",)),
-    "group_norm": _norm(),
     "hardmax": Function(),
     "l1": _reduction(),
     "l2": _reduction(),
@@ -389,15 +393,20 @@ class AlongAttrs(TypedDict):
     axes: tuple[int, ...]
     align: NotRequired[Alignment]
     drop: NotRequired[bool]
+    centres: NotRequired[tuple[float, ...]]
     ceil: NotRequired[bool]
+    counts: NotRequired[tuple[int, ...]]
     dilation: NotRequired[tuple[int, ...]]
     divisor: NotRequired[int | None]
     eps: NotRequired[float]
+    groups: NotRequired[int]
     include_pad: NotRequired[bool]
     index: NotRequired[int]
     kernel: NotRequired[tuple[int, ...]]
+    known: NotRequired[tuple[int, ...]]
     pad: NotRequired[Pads | str]
     pads: NotRequired[Pads]
+    squares: NotRequired[tuple[float, ...]]
     stride: NotRequired[tuple[int, ...]]
     times: NotRequired[tuple[Dim, ...]]
     value: NotRequired[float]

@@ -101,12 +101,15 @@ POOLS = [{}, {"ceil": True}, {"dilation": (1, 2)}, {"dilation": (2, 1), "ceil": 
 AVERAGES = [*POOLS, {"include_pad": True}, {"include_pad": True, "ceil": True}, {"divisor": 5}]
 REDUCTIONS = [{"axes": (1,)}, {"axes": (0, 2), "drop": True}, {"axes": (2,), "drop": False}]
 NORMS = [{"axes": (2,), "eps": 1e-5}, {"axes": (1, 2), "eps": 0.1}, {"axes": (1,), "eps": 1e-3}]
+KNOWN = {"counts": (2, 4), "known": (1, 2), "centres": (0.5, -0.3), "squares": (0.0, 0.6)}
 ALONGS: dict[str, tuple[tuple[int, ...], list[dict[str, Any]]]] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "prod"), ((2, 3, 4), REDUCTIONS)),
     "max_pool": ((2, 3, 7, 6), [{**POOL, **more} for more in POOLS]),
     "avg_pool": ((2, 3, 7, 6), [{**POOL, **more} for more in AVERAGES]),
     "softmax": ((2, 3, 4), [{"axes": (1,)}, {"axes": (1, 2)}]),
     **dict.fromkeys(("layer_norm", "instance_norm", "rms_norm"), ((2, 3, 4), NORMS)),
+    "group_norm": ((2, 6, 4), [{"axes": (1, 2), "eps": 1e-3, "groups": groups} for groups in (1, 3)]),
+    "known_group_norm": ((2, 6, 4), [{"axes": (1, 2), "eps": 1e-3, **KNOWN}, {"axes": (1, 2), "eps": 0.1, **KNOWN, "counts": (3, 3)}]),
     "pick": ((2, 3, 4), [{"axes": (1,), "index": 2}, {"axes": (2,), "index": -1, "drop": True}]),
     "gather_elements": ((2, 3, 4), [{"axes": (1,)}]),
     "tile": ((2, 3), [{"axes": (0, 1), "times": (2, 3)}]),
@@ -125,11 +128,13 @@ def test_along(fn: str) -> None:
             x = rng.normal(0, 1.5, shape)
             more: list[np.ndarray] = []
             if fn.endswith("norm") and seed:
-                weight, bias = rng.normal(size=shape[2]), rng.normal(size=shape[2])
+                size = {"group_norm": 6, "known_group_norm": 6 + 3}.get(fn, shape[2])
+                weight, bias = rng.normal(size=size), rng.normal(size=size)
                 more = [weight] if fn == "rms_norm" else [weight, bias]
             if fn == "gather_elements":
                 more = [rng.integers(0, 3, (2, 5, 4))]
-            align = {"align": (None, *((2,) for _ in more))} if fn.endswith("norm") and more else {}
+            axis = 1 if "group" in fn else 2
+            align = {"align": (None, *((axis,) for _ in more))} if fn.endswith("norm") and more else {}
             agree("along", {"fn": fn, **options, **align}, x, *more)
 
 

@@ -121,6 +121,22 @@ def along_the_units_as_a_sum() -> Graph:
     return done(net, Do(h, 2, (1,), np.arange(3.0).reshape(1, 3, 1)))
 
 
+def along_group_norm() -> Graph:
+    """One unit of the first group is left beside two numbers that stand for the others; the second group is whole."""
+    net, h = image(channels=6)
+    norm = net.along("group_norm", h, (1, 2, 3), net.leaf(6), net.leaf(6), eps=0.1, groups=2, align=(None, (1,), (1,)))
+    net.conv(norm, 2, (1, 1))
+    return done(net, Do(h, 1, (2, 0), *TWO))
+
+
+def along_group_norm_of_whole_groups() -> Graph:
+    """What a norm makes of a group of constants is constant."""
+    net, h = image(channels=4)
+    norm = net.along("group_norm", h, (1, 2, 3), net.leaf(4), None, eps=0.1, groups=2, align=(None, (1,), None))
+    net.conv(net.pointwise("relu", norm), 2, (1, 1))
+    return done(net, Do(h, 1, (3, 2), *TWO))
+
+
 ALONG: dict[str, Example] = {
     "along-mean": along_mean,
     "along-dropped-positions": along_dropped_positions,
@@ -133,6 +149,8 @@ ALONG: dict[str, Example] = {
     "along-norm-of-constants": along_norm_of_constants,
     "along-norm-of-zeros": along_norm_of_zeros,
     "along-norm-of-zeros-without-weight": along_norm_of_zeros_without_weight,
+    "along-group-norm": along_group_norm,
+    "along-group-norm-of-whole-groups": along_group_norm_of_whole_groups,
     "along-gather": along_gather,
     "along-repeats": along_repeats,
     "along-the-units": along_the_units,

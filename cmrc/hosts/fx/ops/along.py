@@ -111,7 +111,8 @@ def read_rms_norm(a: Arguments) -> Read:
 
 @row("group_norm")
 def read_group_norm(a: Arguments) -> Read:
-    return along("group_norm", range(1, a.rank()), 2, 3, eps=float(a["eps"]), align=(None, (1,), (1,)))
+    attrs = {"eps": float(a["eps"]), "groups": int(a["num_groups"]), "align": (None, (1,), (1,))}
+    return along("group_norm", range(1, a.rank()), 2, 3, **attrs)
 
 
 @row("instance_norm")

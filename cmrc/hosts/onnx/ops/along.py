@@ -144,6 +144,18 @@ def all_but_batch(view: View) -> tuple[int, ...]:
     return tuple(range(1, len(view.shape())))
 
 
+def read_group_norm(view: View) -> Step:
+    if view.opset < 21:
+        raise LeftWhole("before opset 21 its scale and bias have one number for each group")
+    view.first_output_only()
+    attrs = {
+        "eps": float(view.attr("epsilon", 1e-5)),
+        "groups": view.attr("num_groups", 1),
+        "align": (None, (1,), (1,)),
+    }
+    return Step("along", (0, 1, 2), {"fn": "group_norm", "axes": all_but_batch(view), **attrs}, view.out(view.shape()))
+
+
 def read_cumsum(view: View) -> Step:
     position = view.constant(1, "axis")
     if position is None:

@@ -116,7 +116,7 @@ ROWS: dict[str, Row] = {
     "GlobalAveragePool": over_spatial("mean"),
     "GlobalLpPool": over_spatial("lp_pool"),
     "GlobalMaxPool": over_spatial("amax"),
-    "GroupNormalization": norm("group_norm", along.all_but_batch, 2, per_channel=True),
+    "GroupNormalization": Row(along.read_group_norm, write="groups"),
     "Hardmax": Row(lambda view: along.read_softmax(view, "hardmax")),
     "InstanceNormalization": norm("instance_norm", along.spatial, 2, per_channel=True),
     "LayerNormalization": norm("layer_norm", along.from_axis, 2),

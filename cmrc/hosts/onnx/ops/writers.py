@@ -42,6 +42,12 @@ def write_norm(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], be
         onnx_node.attributes["epsilon"] = onnx_ir.AttrFloat32("epsilon", attributes(now, AlongAttrs)["eps"])
 
 
+def write_groups(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
+    """A group norm of fewer groups."""
+    rewire(patch, onnx_node, nodes[0], before[0])
+    _set_ints(onnx_node, num_groups=attributes(nodes[0], AlongAttrs)["groups"])
+
+
 def write_concat(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], before: list[Node]) -> None:
     """Fewer inputs, perhaps; those that were there stay the ONNX values they were."""
     node = nodes[0]
@@ -442,6 +448,7 @@ WRITERS: dict[str, NodeWriter] = {
     "heads": write_heads,
     "integers": write_integers,
     "norm": write_norm,
+    "groups": write_groups,
     "resize": write_resize,
     "select": write_select,
     "shape": write_shape,
