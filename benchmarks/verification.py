@@ -293,7 +293,8 @@ quarters of its units.
 curvature-weighted variance, as the name says). *With gradient* it scores {ranking[below 0][0]:.2f} of the units below 0, because shifting them would lower the
 task's loss, and its ranks have little to do with those of CMR-Logit (rank correlation {ranking[with][0]:.2f}; without gradient {ranking[without][0]:.2f}): it looks for a better
 network, not for the same one. *CMR-Const, each alone* folds every unit's own c*, *CMR-Const* refits them together. The last five
-rows are ours: joint selection, affine maps fitted for swaps by least squares, and maps learned on swaps by least KL.
+rows are ours: joint selection, affine maps fitted for swaps by least squares, and maps learned on swaps by least KL. The last
+have the highest IIA and the lowest KL of all at every size.
 """,
         body,
         draw,
