@@ -169,8 +169,13 @@ class Builder:
             raise Unfit("onnxruntime hangs in a convolution without elements")
         if op in ("LSTM", "GRU", "RNN") and any(o is not None and not o.array.size for o in operands):
             raise Unfit("onnxruntime ends the process in a recurrent layer without samples")
-        if op == "MatMul" and any(o is not None and o.shape == (0,) for o in operands):
-            raise Unfit("onnxruntime leaves the product with a vector of no elements unset")
+        if op == "MatMul" and any(
+            o is not None and (o.shape == (0,) or (not o.array.size and operands[0] is o and not o.shape[-1]))
+            for o in operands
+        ):
+            raise Unfit(
+                "onnxruntime leaves the product with a vector of no elements unset, and one over no elements behind a Transpose"
+            )
         attrs = {name: value for name, value in attrs.items() if value is not None}
         if any(isinstance(value, list) and not value for value in attrs.values()):
             raise Unfit("an empty list of numbers")

@@ -208,15 +208,15 @@ def insert_pointwise(patch: ModelPatch, node: Node) -> None:
 def _is_misread_as_gemm(patch: ModelPatch, maker: Node) -> bool:
     """Whether onnxruntime could not load the model if a vector were added to this product.
 
-    From three axes on it makes one Gemm of both (onnxruntime 1.31). From opset 21 on it quantises in front of it once more, as uint8
-    also what is int8; before opset 11 it rounds the sum by an op that is not there yet. It leaves a sum of two axes alone.
+    It makes one Gemm of both (onnxruntime 1.31). From opset 21 on it quantises in front of it once more, as uint8 also what is int8,
+    if there are three axes or more; before opset 11 it rounds the sum by an op that is not there yet.
     """
     x = maker.inputs[0]
     source = patch.values[x].producer() if isinstance(x, str) and x in patch.values else None
-    if maker.op != "linear" or len(maker.output.shape) < 3 or source is None or source.op_type != "DequantizeLinear":
+    if maker.op != "linear" or source is None or source.op_type != "DequantizeLinear":
         return False
     unsigned = source.inputs[0].dtype == onnx_ir.DataType.UINT8  # type: ignore[union-attr]
-    return patch.opset < 11 or (patch.opset >= 21 and not unsigned)
+    return patch.opset < 11 or (patch.opset >= 21 and len(maker.output.shape) > 2 and not unsigned)
 
 
 OPS = {

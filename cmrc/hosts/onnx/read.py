@@ -345,7 +345,9 @@ class _Reader:
         operands, like = view.operands, "unknown"
         if recurrent:  # a bias that is left out may come
             operands += (None,) * (4 - len(operands))
-            like = self.dtypes.get(operands[0], like) if isinstance(operands[0], str) else like
+            like = next(
+                (kind for o in operands[:3] if (kind := self._dtype_of(o)) != like), like
+            )  # they are all of one type
             marks = replace(marks, why=marks.why or HIDDEN_UNITS, weighed=((1, 3),), recurrence=recurrence(view.node))
         known = OPAQUE.get(row_name(view.node))
         described = [(shape, like) for shape in view.inferred] if known is None else known(view)
@@ -358,6 +360,11 @@ class _Reader:
         inputs = (*operands, *captured)
         marks = replace(marks, host_op=view.node.op_type)
         self.nodes.append(Node("opaque", inputs, tuple(outputs), {}, origin, path, marks))
+
+    def _dtype_of(self, operand: Operand) -> str:
+        if isinstance(operand, str):
+            return self.dtypes.get(operand, "unknown")
+        return "unknown" if operand is None else operand.dtype
 
     def _constant_output(self, value: onnx_ir.Value) -> None:
         """The model returns a constant: an IR output must be a value."""

@@ -92,7 +92,12 @@ def _separated(before: ReadAs, now: ReadAs) -> dict[str, onnx_ir.Node]:
     apart: dict[str, onnx_ir.Node] = {}
     for onnx_node, members in now.items():
         parts = before[onnx_node]
-        if any(node.marks.separable for node in parts) and differs_inside(parts, {n.name: n for n in members}):
+        whole = members[0].op == "opaque"  # nothing in it moves
+        if (
+            not whole
+            and any(node.marks.separable for node in parts)
+            and differs_inside(parts, {n.name: n for n in members})
+        ):
             apart.update((node.name, onnx_node) for node in members)
     return apart
 
@@ -194,9 +199,15 @@ def _update_shapes(patch: ModelPatch) -> None:
 
 
 def _remove_nodes(patch: ModelPatch, used: Collection[onnx_ir.Value], graph: onnx_ir.Graph) -> None:
-    """Nodes that other nodes have replaced, and nodes that lost their last reader."""
+    """Nodes that other nodes have replaced or that lost their last reader, and what had no reader before and reads one that was replaced."""
+    behind: set[onnx_ir.Value | None] = (
+        set()
+    )  # a Shape that nobody reads may read what is dropped: it is no operand in the IR
+    for node in graph:
+        if node in patch.retired or not behind.isdisjoint(node.inputs):
+            behind.update(node.outputs)
     for node in reversed(list(graph)):
-        dead = node in patch.retired or any(value in used for value in node.outputs)
+        dead = node in patch.retired or any(value in used or value in behind for value in node.outputs)
         if dead and not any(value.uses() or value.is_graph_output() for value in node.outputs):
             for inner in list(inner_nodes(node)):
                 inner.resize_inputs(0)
