@@ -474,7 +474,9 @@ def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
     """The host's idle nodes that do not keep anything else alive: those stay as they were."""
     if not idle:
         return set()
-    lost = idle_nodes(graph) - idle
+    inputs = {value.name for value in graph.inputs}
+    sizes = {node.name for node in graph.nodes if node.marks.shape_only is not None and inputs.issuperset(node.values())}
+    lost = idle_nodes(graph) - idle - sizes  # an input is there anyway
     if not lost:
         return set(idle)
     makers = {value.name: node.name for node in graph.nodes for value in node.outputs}

@@ -395,7 +395,8 @@ def _heads(node: Node, shapes: Mapping[str, Shape], readers: Mapping[str, list[N
         else:
             before = shapes[value.name]
             parts = [s for s in segments(before, reader.output.shape) if s.before[0] <= perm.index(last) < s.before[1]]
-            merged = [perm[i] for s in parts for i in range(*s.before) if perm[i] != last and before[i] != 1]
+            beside = [(perm[i], before[i]) for s in parts for i in range(*s.before) if perm[i] != last]
+            merged = [axis for axis, size in beside if size != 1] or [axis for axis, _ in beside]  # a single head
             if len(merged) == 1 and isinstance(node.output.shape[merged[0]], int):
                 return merged[0]
             break

@@ -224,6 +224,8 @@ case(
     dynamic=("", "n"),
     save=True,
 )
+# A vector of no numbers stands before values of another rank: what a cache of keys begins as.
+case("concat_with_nothing", moved(lambda x: torch.cat([torch.tensor([]), x], 1)), ("n", "t", 6), const("act", [1, 4]))
 case("concat_all_of_a_branch", branches, ("n", 3, 6, 5), const("f", [0, 1, 2, 3], left=0))
 case("concat_two_affines", branches, ("n", 3, "h", "w"), affine("f", [1], [0, 2]), affine("g", [2, 4], [1, 3]))
 case("concat_result", lambda: net(lambda m, x: m.b(m.cat(m.p(x), m.q(x))), p=nn.Linear(6, 4), q=nn.Linear(6, 5), cat=step(lambda x, y: torch.cat([x, y], -1)), b=nn.Linear(9, 3)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from graphs import Net
 from rewrites.dead import DEAD, heads, read
@@ -309,6 +310,22 @@ def test_idle_nodes_go_with_what_they_read() -> None:
     after, changed = dead_subgraph.run(folded, Log(idle=idle))
     assert changed
     assert [node.name for node in after.nodes] == ["linear_2", kept, out]
+
+
+def test_sizes_of_an_input_hold_nothing_alive() -> None:
+    """A target shape, which no operand names, is made of them: the op that takes it still needs it where others of its readers went."""
+    net, h = vector()
+    size = net.node("opaque", ("x",), (1,), name="size", value_dtype="int64", shape_only=(0,))
+    target = net.node("concat", (size, literal(np.array([4]))), (2,), name="target", value_dtype="int64", axis=0)
+    counted = net.pointwise("cast", size, dtype="float32")
+    out = net.linear(h, 2)
+    net.output(net.pointwise("mul", out, counted))
+    before = net.graph()
+    assert idle_nodes(before) == {target}
+    folded = replace(before, nodes=before.nodes[:-1], outputs=(out,))
+    after, _ = dead_subgraph.run(folded, Log(idle=idle_nodes(before)))
+    assert {size, target} <= {node.name for node in after.nodes}
+    assert counted not in {node.name for node in after.nodes}
 
 
 def test_nodes_with_an_effect_stay() -> None:

@@ -118,6 +118,8 @@ def head_sites(program: cmrc.Program) -> list[tuple[Site, int]]:
         q, k = program.values[value].shape, program.values[str(values)].shape
         shared = int(q[-3]) // int(k[-3]) if len(k) > 3 and isinstance(k[-3], int) and int(k[-3]) > 0 else 1
         site = program.site_of(value, program.axes.get(value, len(program.values[value].shape) - 3))
+        if site.units == 1:
+            continue
         heads.append((site, max(shared, _repeats(program, str(values)))))
     return heads
 

@@ -180,6 +180,29 @@ hf(
     **EXPERTS,
 )
 
+hf(
+    "olmoe",
+    "OlmoeConfig",
+    "OlmoeForCausalLM",
+    tokens(),
+    **{k: v for k, v in LLAMA.items() if k != "head_dim"},
+    num_experts=3,
+    num_experts_per_tok=2,
+    **EXPERTS,
+)
+hf(
+    "gpt_oss",
+    "GptOssConfig",
+    "GptOssForCausalLM",
+    tokens(),
+    **LLAMA,
+    num_local_experts=3,
+    num_experts_per_tok=2,
+    sliding_window=4,
+    layer_types=["sliding_attention", "full_attention"],
+    **EXPERTS,
+)
+
 # ---------------------------------------------------------------- convolutions with gates
 
 hf(
@@ -192,4 +215,103 @@ hf(
     depth_coefficient=0.5,
     hidden_dim=320,
     depthwise_padding=[],
+)
+
+# ---------------------------------------------------------------- norms across replaced units, windows, pooled streams
+
+hf(
+    "hiera",
+    "HieraConfig",
+    "HieraForImageClassification",
+    image(64),
+    embed_dim=12,
+    image_size=[64, 64],
+    patch_size=[7, 7],
+    patch_stride=[4, 4],
+    patch_padding=[3, 3],
+    mlp_ratio=2.0,
+    depths=[1, 1, 1],
+    num_heads=[1, 2, 4],
+    query_stride=[2, 2],
+    num_query_pool=2,
+    masked_unit_size=[8, 8],
+    masked_unit_attention=[True, True, False],
+)
+hf(
+    "sam",
+    "SamVisionConfig",
+    "SamVisionModel",
+    image(),
+    output="last_hidden_state",
+    hidden_size=24,
+    output_channels=16,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    image_size=32,
+    patch_size=8,
+    window_size=2,
+    global_attn_indexes=[1],
+    mlp_dim=32,
+)
+hf(
+    "poolformer",
+    "PoolFormerConfig",
+    "PoolFormerForImageClassification",
+    image(64),
+    hidden_sizes=[8, 12, 16, 20],
+    depths=[1, 1, 1, 1],
+    mlp_ratio=2.0,
+)
+hf(
+    "focalnet",
+    "FocalNetConfig",
+    "FocalNetForImageClassification",
+    image(),
+    image_size=32,
+    embed_dim=12,
+    depths=[1, 1],
+    hidden_sizes=[12, 24],
+    focal_levels=[2, 2],
+    focal_windows=[3, 3],
+    mlp_ratio=2.0,
+)
+hf(
+    "modernbert",
+    "ModernBertConfig",
+    "ModernBertForSequenceClassification",
+    tokens(),
+    **BERT,
+    max_position_embeddings=32,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=1,
+    cls_token_id=1,
+    sep_token_id=1,
+    attn_implementation="sdpa",
+    local_attention=4,
+)
+hf(
+    "xlm",
+    "XLMConfig",
+    "XLMForSequenceClassification",
+    tokens(),
+    vocab_size=64,
+    emb_dim=24,
+    n_layers=2,
+    n_heads=6,
+    max_position_embeddings=32,
+)
+hf(
+    "recurrent_gemma",
+    "RecurrentGemmaConfig",
+    "RecurrentGemmaForCausalLM",
+    tokens(),
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=1,
+    intermediate_size=32,
+    vocab_size=64,
+    lru_width=24,
+    attention_window_size=8,
 )

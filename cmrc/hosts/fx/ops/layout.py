@@ -81,8 +81,10 @@ def read_movedim(a: Arguments) -> Read:
 
 @row("cat", "concat")
 def read_concat(a: Arguments) -> Read:
-    operands = tuple((0, i) for i in range(len(a["tensors"])))
-    return Read("concat", operands, {"axis": int(a["dim"]) % len(a.out_shape())})
+    rank = len(a.out_shape())
+    # Next to others, torch also takes vectors of no numbers, which a cache begins with.
+    joined = [i for i, part in enumerate(a["tensors"]) if rank == 1 or tuple(part.meta["val"].shape) != (0,)]
+    return Read("concat", tuple((0, i) for i in joined), {"axis": int(a["dim"]) % rank})
 
 
 @row("slice.Tensor")
