@@ -475,7 +475,9 @@ def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
     if not idle:
         return set()
     inputs = {value.name for value in graph.inputs}
-    sizes = {node.name for node in graph.nodes if node.marks.shape_only is not None and inputs.issuperset(node.values())}
+    sizes = {
+        node.name for node in graph.nodes if node.marks.shape_only is not None and inputs.issuperset(node.values())
+    }
     lost = idle_nodes(graph) - idle - sizes  # an input is there anyway
     if not lost:
         return set(idle)
