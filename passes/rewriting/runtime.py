@@ -217,6 +217,9 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     for i, operand in enumerate(node.inputs[1:], start=1):
         if isinstance(operand, str):
             return Declined("one of its parameters is computed at run time")
+        others = [d for d in range(len(seen)) if d != fact.axis and d not in axes and seen[d] == 1]
+        if operand is not None and any(runs_along(node, i, operand.shape, d) for d in others):
+            return Declined("one of its parameters differs along an axis where the constants are the same")
         local = None if operand is None else parameter_axis(node, i, operand.shape, fact.axis, len(seen))
         inputs.append(operand if operand is None or local is None else take(operand, local, fact.units))
     dropped = bool(attrs.get("drop"))
