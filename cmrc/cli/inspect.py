@@ -136,6 +136,12 @@ def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
         reason, count = reasons.most_common(1)[0]
         rest = f"fold; most often ({count} times) because: {reason}"
     terminal.out.print(f"{'sites':<8} {len(sites)}, of which {len(foldable) or 'none'} {rest}")
+    hidden = [site.name for site in foldable if site.recurrence is not None]
+    inside = [site.name for site in foldable if site.recurrence is None and program.why_apart(site.value)]
+    if hidden:
+        terminal.out.print(f"{'hidden':<8} units of recurrent layers, replaced at every step: {listed(hidden, 4)}")
+    if inside:
+        terminal.out.print(f"{'inside':<8} If, Loop or Scan: {listed(inside, 4)}")
 
 
 def why_none(program: Program) -> str:

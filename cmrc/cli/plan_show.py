@@ -96,6 +96,7 @@ class _Made(BaseModel):
     samples: int
     sites: dict[str, _Site]
     certificate: _Certificate | None = None
+    left_out: dict[str, str] = {}
 
 
 def show_made(plan: Plan, *, every_unit: bool = False) -> None:
@@ -117,6 +118,8 @@ def show_made(plan: Plan, *, every_unit: bool = False) -> None:
         remark = f"{site.curvature}; the mean for {site.means} columns without a c*" if site.means else site.curvature
         table.add_row(name, str(site.units), str(site.kept), f"{site.predicted:.4g}", remark)
     terminal.out.print(table)
+    for name, reason in record.left_out.items():
+        terminal.out.print(f"left out: {name}: {reason}")
     for name, site in record.sites.items():
         if site.parts is not None:
             show_parts(plan, name, site.parts, every_unit)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeGuard, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -265,7 +265,14 @@ def take(tensor: Tensor, axis: int, keep: Sequence[int]) -> Tensor:
         local = axis - len(tensor.shape) + len(tensor.inputs[0].shape)
         if local < 0 or tensor.inputs[0].shape[local] == 1:  # copies: fewer of them
             return Apply("expand", tensor.inputs, {"shape": shape}, shape, tensor.dtype)
+    if isinstance(tensor, Apply) and tensor.op == "select" and _is_one_number(tensor.inputs[0]):
+        return Apply("expand", tensor.inputs[0].inputs, {"shape": shape}, shape, tensor.dtype)
     return Apply("select", (tensor,), {"axis": axis, "keep": Index.of(keep)}, shape, tensor.dtype)
+
+
+def _is_one_number(tensor: Tensor) -> TypeGuard[Apply]:
+    """Whether a tensor is copies of one number, such as a state of zeros."""
+    return isinstance(tensor, Apply) and tensor.op == "expand" and all(n == 1 for n in tensor.inputs[0].shape)
 
 
 Kind = TypeVar("Kind")

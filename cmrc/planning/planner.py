@@ -15,10 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cmrc.errors import ObjectiveError, StatsError
+from cmrc.errors import ObjectiveError, SiteError, StatsError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.graph import Array
 from cmrc.one_order import one_order
+from cmrc.planning.apart import BUDGET, plan_apart
 from cmrc.planning.certified import KEEPS, Certify, certified, for_swaps, require_plain
 from cmrc.planning.constants import with_best_orders, with_orders_for
 from cmrc.planning.counts import counts_of_steps, final_counts, require_budget
@@ -82,7 +83,9 @@ def plan(
     if stats is not None and stats.fingerprint is not None:
         fix = "calibrate this model, or plan for the model that was calibrated"
         stats.fingerprint.require(program.fingerprint, "", what="the statistics were", fix=fix)
-    sites = sites_of(program, chosen, stats)
+    sites, apart = sites_of(program, chosen, stats), sites_of(program, chosen, stats, apart=True)
+    if not sites and (certify is not None or chosen.budget is not None):
+        raise SiteError("the model cannot be cut at any site that folds", fix="say how many units stay: keep=")
     again = data is not None and not isinstance(data, Iterator)
     if certify is not None:
         require_plain(chosen, checkpoint)
@@ -102,7 +105,14 @@ def plan(
     kind = SpreadProgress if spread else Progress
     progress = None if checkpoint is None else kind.start(Path(checkpoint), program, chosen, stats, data)
     planning = _Planning(program, data, chosen, sites, watch, progress, spread=spread)
-    result = planning.run(stats)
+    if chosen.budget is not None:
+        planning.left_out |= {site.name: BUDGET for site in apart}
+    result = planning.run(stats) if sites else planning.result
+    if chosen.budget is None and apart:
+        probe = LossProbe(program, chosen, data, watch)
+        result = plan_apart(
+            program, chosen, apart, planning, stats, lambda ranked: final_counts(program, [ranked], chosen, probe)[0]
+        )
     if checkpoint is not None and not keep_checkpoint and not (spread and distributed.shard()[0]):
         remove_checkpoint(Path(checkpoint))
     return result
@@ -175,7 +185,9 @@ class SizePlanner:
     @cached_property
     def _first(self) -> _Planning:
         recipe = self._recipe({})
-        return _Planning(self.program, self.data, recipe, sites_of(self.program, recipe, self.stats), self.watch)
+        apart = {site.name: BUDGET for site in sites_of(self.program, recipe, self.stats, apart=True)}
+        sites = sites_of(self.program, recipe, self.stats)
+        return _Planning(self.program, self.data, recipe, sites, self.watch, left_out=apart)
 
     @cached_property
     def _scored(self) -> list[Ranked]:
@@ -312,6 +324,10 @@ class _Planning:
             if self.progress is not None:
                 self.progress.save_counts(counts)
         return counts
+
+    def statistics_of(self, site: Site) -> Stats:
+        """Of one site, with what is replaced so far."""
+        return self._calibrate([site], self.recipe.needs)
 
     def first_statistics(self) -> Stats:
         """Of all sites, in the model itself."""

@@ -10,6 +10,7 @@ import numpy as np
 from cmrc.errors import RecipeError, SiteError, StatsError
 from cmrc.planning.recipe import Recipe
 from cmrc.program.program import Program
+from cmrc.program.reach import last_of_each_run
 from cmrc.program.sites import Site
 from cmrc.statistics.calibrate import choose
 from cmrc.statistics.site_stats import SiteStats
@@ -52,7 +53,8 @@ def moments_of_data(site: Site) -> Iterator[None]:
         ) from error
 
 
-def sites_of(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site]:
+def sites_of(program: Program, recipe: Recipe, stats: Stats | None, *, apart: bool = False) -> list[Site]:
+    """The sites that the recipe means, at which the model can be cut; or those `apart`, at which it cannot."""
     for pattern in recipe.keep if isinstance(recipe.keep, dict) else ():
         program.find(pattern)  # which says where a name is none of the model
     protected = {site.value for pattern in recipe.protect for site in program.find(pattern)}
@@ -60,13 +62,23 @@ def sites_of(program: Program, recipe: Recipe, stats: Stats | None) -> list[Site
         known = [site.columns for site in stats.sites.values()]
         chosen = [program.site_of(c.value, c.axis, c.name) for c in known]
     else:
-        chosen = choose(program, recipe.sites)
+        chosen = choose(program, recipe.sites, apart=True)
+    if recipe.sites == ["*"]:
+        chosen += [site for site in apart_sites(program) if site.value not in {other.value for other in chosen}]
     if not chosen:
         raise SiteError("no site of this model folds", fix="`cmrc inspect` shows what stops each of them")
-    sites = [site for site in chosen if site.value not in protected]
-    if not sites:
+    if all(site.value in protected for site in chosen):
         raise RecipeError("every site is protected", fix="name sites that may change")
-    return sites
+    return [site for site in chosen if site.value not in protected and bool(program.why_apart(site.value)) is apart]
+
+
+def apart_sites(program: Program) -> list[Site]:
+    """The sites that fold, at which the model cannot be cut."""
+    if not any(node.marks.recurrence or node.marks.body for node in program.graph.nodes):
+        return []
+    sites = [site for site in program.list_sites() if program.why_apart(site.value)]
+    folding = [s for s in map(program.describe, sites) if s.folding is not None and s.folding.constant.folds]
+    return last_of_each_run(program, folding)
 
 
 def named_sites(program: Program, recipe: Recipe) -> set[str]:

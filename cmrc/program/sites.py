@@ -22,7 +22,7 @@ from cmrc.ir.axes import move, segments
 from cmrc.ir.graph import Graph, Node, Shape, Value, attributes
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.ops.layout import TransposeAttrs
-from cmrc.ir.recurrence import HIDDEN, hidden_states
+from cmrc.ir.recurrence import HIDDEN, hidden_states, recurrence_of, returned_state
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 
 NUMBERED = re.compile(r"_\d+$")  # mul_17, /mlp/Mul_output_0: a name that an exporter numbered
@@ -149,6 +149,21 @@ class Sites:
         if holder is None:
             return ""
         return f"it is inside {holder.label} ({holder.kind}), which runs as one op, so the model cannot be cut there"
+
+    def tapped(self, value: str) -> str:
+        """The value that shows the numbers of a site when the model runs; empty where none does."""
+        if value in self.hidden_states:
+            node, _ = self.hidden_states[value]
+            return returned_state(node).name if "every" in recurrence_of(node).results else ""
+        kinds, maker = [], self.producers.get(value)
+        while maker is not None and maker.marks.body:
+            maker = self.producers[maker.marks.body]
+            kinds.append(maker.kind)
+        once = all(kind == "If" for kind in kinds[1:])  # how often an inner one runs may differ from run to run
+        whole = (
+            not kinds or kinds[0] == "If" or self.axes.get(value, 0) > 0
+        )  # runs are laid one behind the other along the first axis
+        return value if once and whole else ""
 
     @cached_property
     def inside(self) -> frozenset[str]:

@@ -81,7 +81,7 @@ def calibrate(
     same call continues from there, to the same bits; the file is removed at the end. A shard adds its number to the name.
     """
     needs = _require_known_needs(need, curvature)
-    columns = [columns_of(program, site, position_of(positions, site)) for site in choose(program, sites)]
+    columns = [columns_of(program, site, position_of(positions, site)) for site in choose(program, sites, apart=True)]
     recorded = {"need": sorted(needs), "seed": seed, "positions": {c.name: c.positions for c in columns}}
     if needs & BY_DERIVATIVES:
         recorded |= {"loss": loss, "curvature": curvature, "draws": draws}
@@ -95,7 +95,8 @@ def calibrate(
         saved = Checkpoint(_of_shard(Path(checkpoint), shard), digest_of(asked), every)
         stats = saved.load() or stats
     running = program.host if host is None else host
-    source = Taps(program.host, running, list(stats.sites)) if taps is None else taps
+    tapped = {name: program.tapped(name) for name in stats.sites}
+    source = Taps(program.host, running, tapped) if taps is None else taps
     calibration = _Calibration(program, running, source, stats.sites, needs, Options(loss, curvature, draws, seed))
     data = in_batches_of_model(data, program.graph.inputs)
     parts = batches(data, program.host.inputs, size=size, shard=shard)
@@ -167,8 +168,10 @@ def _require_finite(sites: Iterable[SiteStats], batch: Batch, number: int, first
 class Taps:
     """The values of some sites for a batch, by the model itself and by the form in use. Only what they depend on is run."""
 
-    def __init__(self, plain: Host, host: Host, names: Sequence[str]) -> None:
-        self.plain, self.host, self.names = plain, host, list(names)
+    def __init__(self, plain: Host, host: Host, names: Iterable[str] | Mapping[str, str]) -> None:
+        """A mapping of names gives for each site the value that shows its numbers."""
+        self.plain, self.host = plain, host
+        self.names = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
         self.beside: Columns | None = None  # of a single site: see `readers.beside`
         self.read_anew = True  # whether nobody has told yet which data these are
         self.unmoved: SiteStats | None = None  # of a single site, where wanted: its statistics in the model itself
@@ -183,14 +186,15 @@ class Taps:
 
     def _run(self, host: Host, batch: Batch) -> Mapping[str, Array]:
         if id(host) not in self._pieces:
-            names = [*self.names, *([self.beside.value] if self.beside else [])]
-            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], names)
+            names = dict.fromkeys([*self.names.values(), *([self.beside.value] if self.beside else [])])
+            self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], list(names))
         values: Mapping[str, Array] = self._pieces[id(host)].run(host.bind(batch.inputs))
-        return values
+        return {**values, **{site: values[name] for site, name in self.names.items()}}
 
 
-def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
-    """The sites that names and globs mean, in the order of the graph. The glob * means those that fold.
+def choose(program: Program, sites: str | Sequence[str], *, apart: bool = False) -> list[Site]:
+    """The sites that names and globs mean, in the order of the graph. The glob * means those that fold, and at which the model can
+    be cut. A site `apart`, at which it cannot, may be named where its statistics suffice.
 
     Where none folds for affine maps as well (in a quantised model), it means those that fold for constants.
     """
@@ -209,13 +213,10 @@ def choose(program: Program, sites: str | Sequence[str]) -> list[Site]:
     if not named:
         raise SiteError("no site was named", fix="name sites, or globs of them")
     for site in named.values():
-        if problem := program.why_apart(site.value):
-            raise SiteError(
-                problem,
-                node=site.name,
-                op=site.op,
-                fix="leave this site out, and choose its units and constants by hand",
-            )
+        problem = program.why_apart(site.value)
+        if problem and not (apart and program.tapped(site.value)):
+            fix = "leave this site out, and choose its units and constants by hand"
+            raise SiteError(problem, node=site.name, op=site.op, fix=fix)
     return sorted(named.values(), key=lambda site: order[site.value])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from cmrc.errors import ObjectiveError
 from cmrc.ir.axes import product
@@ -20,6 +21,7 @@ from cmrc.ir.graph import Array, Node, Shape, Tensor, attributes
 from cmrc.ir.ops.affine import ConvAttrs, LinearAttrs
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.layout import ConcatAttrs
+from cmrc.ir.recurrence import is_joined, recurrence_of, returned_state
 from cmrc.ir.spec import AxisAttrs
 from cmrc.ir.tensors import constant, evaluate_op
 from cmrc.program.sites import Sites
@@ -92,9 +94,14 @@ def readers(program: Sites, columns: Columns) -> list[Reader]:
     """Every affine op that the units reach."""
     graph = program.graph
     shapes = {name: _smallest(value.shape) for name, value in graph.values().items()}
-    shape = shapes[columns.value]
-    reached = {columns.value: _Reached(_numbers(columns, shape), np.ones(shape), True)}
     reading: list[Reader] = []
+    name = columns.value
+    if name in program.hidden_states:  # the recurrence reads it, and whoever reads what the op returns
+        node, _ = program.hidden_states[name]
+        reading.append(Reader(node, hidden_weights(node), True))
+        name = program.tapped(name) or node.name
+    shape = shapes[name]
+    reached = {name: _Reached(_numbers(columns, shape), np.ones(shape), True)}
     for node in graph.nodes:
         if not any(name in reached for name in node.values()):
             continue
@@ -105,6 +112,13 @@ def readers(program: Sites, columns: Columns) -> list[Reader]:
         if passed is not None:
             reached[node.name] = passed
     return reading
+
+
+def hidden_weights(node: Node) -> Array:
+    """The weights by which a recurrence reads its own hidden units, [gates, units]."""
+    matrices = [constant(m) for cell in recurrence_of(node).cells if isinstance(m := node.inputs[cell[1]], Tensor)]
+    flat = [matrix.reshape(-1, matrix.shape[-1]).astype(np.float64) for matrix in matrices]
+    return np.asarray(block_diag(*flat) if is_joined(node, returned_state(node)) else np.concatenate(flat))
 
 
 def outgoing(program: Sites, columns: Columns) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cmrc.errors import CertifyError, VerifyError
+from cmrc.errors import CertifyError, SiteError, VerifyError
 from cmrc.ir.graph import Array
 from cmrc.one_order import one_order
 from cmrc.program.lower import Lowered
@@ -76,12 +76,16 @@ def verify(
     verifier = Verifier(program, model, data, plan=plan, site=site, **reading)
     asked = Asked(p, None if until is None else Target.of(until), delta, Scope.parse(about))
     asked.require(len(verifier.data), swaps)
+    if swaps and not verifier.variables:
+        name, reason = next(iter(verifier.not_swapped.items()))
+        raise SiteError(reason, node=name, fix="name a site after it: site=, or compare without swaps: swaps=0")
     verifier.truth()  # labels that do not fit are reported before the work
     keep = {v.site: (len(v.keep), v.units) for v in verifier.variables}
     plain = verifier.plain()
     setting = {
         "swaps": swaps, "p": p, "seed": seed, "inputs": len(verifier.data), "sites": dict(verifier.sizes),
         "about": str(asked.scope), "distinct": distinct, "stress": stress,
+        "not swapped": verifier.not_swapped,
     }  # fmt: skip
     if not swaps or (asked.target is not None and not asked.target.quantity.swaps):
         decision = None if asked.target is None else decide_plain(asked.target, plain, delta)

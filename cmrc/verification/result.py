@@ -295,7 +295,14 @@ class Verification:
         more = f" and {len(sites) - SHOWN} more sites" if len(sites) > SHOWN else ""
         where = ", ".join(sites[:SHOWN]) + more
         swaps = f"{self.setting['swaps']} swaps at rate {self.setting['p']}" if self.swapped is not None else "no swaps"
-        lines = [f"{swaps} on {self.setting['inputs']} inputs: {where}", ""]
+        lines = [
+            f"{swaps} on {self.setting['inputs']} inputs: {where}"
+            if where
+            else f"{swaps} on {self.setting['inputs']} inputs"
+        ]
+        if self.swapped is not None:
+            lines += [f"not swapped: {site}: {why}" for site, why in self.setting.get("not swapped", {}).items()]
+        lines += [""]
         rows = []
         if self.swapped is not None:
             rows = [("IIA", str(self.iia))]

@@ -58,7 +58,7 @@ def variables(program: Program, plan: Plan, site: str | Sequence[str] | None = N
     for entry in plan.entries:
         replaced.setdefault((entry.value, entry.axis), set()).update(entry.units)
     if site is None:
-        places = list(replaced)
+        places = [(value, axis) for value, axis in replaced if not program.why_apart(value)]
     else:
         names = [site] if isinstance(site, str) else list(site)
         named = [s for name in names for s in program.find(name)]
@@ -78,7 +78,7 @@ def variables(program: Program, plan: Plan, site: str | Sequence[str] | None = N
         chosen.append(Variables(known.name, value, axis, known.units, keep))
     if len({v.value for v in chosen}) != len(chosen):
         raise VerifyError("there are interventions on one value along two axes", fix="name the sites to verify: site=")
-    if not chosen:
+    if not replaced and not chosen:
         raise VerifyError("the plan replaces nothing", fix="give a plan with at least one do, or name sites: site=")
     return chosen
 
@@ -135,11 +135,13 @@ class Verifier:
         self.data = data if isinstance(data, HeldOut) else HeldOut.collect(data, program.host.inputs, counted)
         self.variables = variables(program, self.plan, site)
         self.sizes = {v.value: v.units for v in self.variables}
+        apart = {entry.value: entry.site for entry in self.plan.entries if program.why_apart(entry.value)}
+        self.not_swapped = {name: program.why_apart(value) for value, name in apart.items()}
         self.small = Program(program.clamped(reduced) if isinstance(reduced, Plan) else reduced.host)
         self.whole = {
             v.value: _is_whole(self.small, v) for v in self.variables
         }  # whether it still has all units of a site
-        if isinstance(reduced, Program) and all(self.whole.values()) and self.plan.entries:
+        if isinstance(reduced, Program) and all(self.whole.values()) and self.variables:
             _require_another(program, reduced)
         self.output = _output(program, output)
         first = Interpreter(program, budget).run({name: array[:1] for name, array in self.data.inputs.items()})

@@ -360,15 +360,83 @@ def test_a_graph_is_run_with_its_bodies_inside() -> None:
     assert node.values() == ["wide", "x", "side", "deep"]
 
 
-def test_the_model_is_not_cut_inside_a_body() -> None:
+def three_runs() -> onnx.ModelProto:
     proto = plain_loop({})
     trips = next(i for i, value in enumerate(proto.graph.input) if value.name == "trips")
     del proto.graph.input[trips]
     proto.graph.initializer.append(numpy_helper.from_array(np.array(3), "trips"))
-    program, data = cmrc.trace(proto), [{"x": ROWS}]
+    return proto
+
+
+def by_its_rows() -> onnx.ModelProto:
+    """The branches, chosen by the sign of what comes in."""
+    proto = conditional({})
+    del proto.graph.input[1:]
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32(0), "zero"))
+    lines = ["mean = ReduceMean<keepdims=0>(x)", "wide = Greater(mean, zero)", "deep = Less(mean, zero)"]
+    for i, line in enumerate(lines):
+        proto.graph.node.insert(i, parser.parse_node(line))
+    return proto
+
+
+def test_the_model_is_not_cut_inside_a_body() -> None:
+    program, data = cmrc.trace(three_runs()), [{"x": ROWS}]
     reason = r"it is inside loop \(Loop\), which runs as one op, so the model cannot be cut there"
-    with pytest.raises(SiteError, match=reason):
-        cmrc.calibrate(program, data, sites="loop/body/a")
     lowered = cmrc.lower(program, cmrc.Plan(program).do("loop/body/a", **CONSTANTS.request()))
     with pytest.raises(SiteError, match=reason):
         cmrc.verify(program, lowered, data)
+
+
+def test_statistics_are_those_of_every_run() -> None:
+    program, x = cmrc.trace(three_runs()), random(20, READ)
+    stats = cmrc.calibrate(program, [{"x": x[:12]}, {"x": x[12:]}], sites="loop/body/a")
+    w = {name.removeprefix("loop/body/"): leaf.load() for name, leaf in program.graph.leaves().items()}
+    side, state, rows = np.maximum(x @ w["v1"], 0) @ w["v2"], x, []
+    for _ in range(3):
+        rows.append(np.maximum(state @ w["w1"] + w["b1"], 0))
+        state = state + rows[-1] @ w["w2"] + side
+    (site,) = stats.sites.values()
+    assert site.count == 60
+    assert distance(site.mean, np.concatenate(rows).mean(0)) <= EXACT_F32
+
+
+def test_statistics_of_a_branch_are_those_of_the_batches_that_take_it() -> None:
+    program, x = cmrc.trace(by_its_rows()), np.abs(random(20, READ))
+    stats = cmrc.calibrate(program, [{"x": x[:12]}, {"x": -x[12:]}], sites=["choice/then/a", "choice/else/a"])
+    assert [stats[name].count for name in ("choice/then/a", "choice/else/a")] == [12, 8]
+    w = {name: leaf.load() for name, leaf in program.graph.leaves().items()}
+    side = np.maximum(x[:12] @ w["v1"], 0) @ w["v2"]
+    then = np.maximum((x[:12] + side) @ w["choice/then/w1"] + w["b"], 0)
+    assert distance(stats["choice/then/a"].mean, then.mean(0)) <= EXACT_F32
+
+
+def test_a_default_plan_replaces_units_inside() -> None:
+    program, x = cmrc.trace(three_runs()), random(60, READ)
+    plan = cmrc.plan(program, data=[{"x": x}], keep=0.5)
+    assert {name: site["kept"] for name, site in plan.made["sites"].items()} == {"u": 4, "loop/body/a": 4}
+    lowered = cmrc.lower(program, plan)
+    assert lowered.check({"x": x}).holds
+    branches, x = cmrc.trace(by_its_rows()), np.abs(x)
+    plan = cmrc.plan(branches, data=[{"x": x}, {"x": -x}], keep=0.5)
+    inner = {"choice/then/t_inner/else/ai", "choice/else/f_inner/then/ai"}  # the other two are never run
+    assert plan.made["sites"].keys() == {"u", "choice/then/a", "choice/else/a", *inner}
+    assert all("the statistics have no rows" in reason for reason in plan.made["left_out"].values())
+    lowered = cmrc.lower(branches, plan)
+    assert all(lowered.check({"x": rows}).holds for rows in (x, -x))
+
+
+def test_what_runs_a_different_number_of_times_is_left_out_by_name() -> None:
+    """A branch inside a loop: which runs take it is not known."""
+    proto = three_runs()
+    loop_node = next(node for node in proto.graph.node if node.op_type == "Loop")
+    body = loop_node.attribute[0].g
+    arms = [branch(f"t.{name}", 10 * i, {}) for i, name in enumerate(("p", "q"), 1)]
+    proto.graph.initializer.append(numpy_helper.from_array(random(UNITS, seed=9), "b"))
+    added = next(node for node in body.node if node.output[0] == "next")
+    added.input[1] = "d"
+    body.node.insert(0, helper.make_node("If", ["c"], ["d0"], name="inner", then_branch=arms[0], else_branch=arms[1]))
+    body.node.insert(1 + len(body.node) - 3, helper.make_node("Add", ["d0", "t"], ["d"]))
+    plan = cmrc.plan(cmrc.trace(proto), data=[{"x": random(40, READ)}], keep=0.5)
+    assert plan.made["sites"].keys() == {"u", "loop/body/a"}
+    assert plan.made["left_out"].keys() == {"loop/body/inner/then/ai", "loop/body/inner/else/ai"}
+    assert all("it is inside loop (Loop)" in reason for reason in plan.made["left_out"].values())

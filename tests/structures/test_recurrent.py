@@ -268,7 +268,7 @@ class Stacked(nn.Module):
         return self.out(self.rnn(x)[0][:, -1])
 
 
-def test_sites_are_listed_and_left_out_of_statistics() -> None:
+def test_sites_are_listed_and_not_cut() -> None:
     x = torch.randn(8, STEPS, READ, generator=torch.Generator().manual_seed(0))
     program = cmrc.trace(Stacked().eval(), (x,))
     hidden = [site for site in program.sites() if site.recurrence is not None]
@@ -277,11 +277,67 @@ def test_sites_are_listed_and_left_out_of_statistics() -> None:
     with pytest.raises(SiteError, match="no site is called"):  # a glob means what layers return
         program.list_sites("rnn*")
     assert [site.name for site in program.list_sites("rnn:*")] == ["rnn:hidden@0", "rnn:hidden@1"]
-    with pytest.raises(SiteError, match="its recurrence reads it at every step"):
-        cmrc.calibrate(program, [x], sites="rnn:hidden@1")
     lowered = cmrc.lower(program, cmrc.Plan(program).do("rnn:hidden@1", units=[2], constant=0.3))
     with pytest.raises(SiteError, match="the model cannot be cut there"):
         cmrc.verify(program, lowered, [x])
+    assert "agreement without swaps" in str(cmrc.verify(program, lowered, [x], swaps=0))
+
+
+def test_statistics_of_a_hidden_state_are_those_of_what_the_op_returns() -> None:
+    x = torch.randn(8, STEPS, READ, generator=torch.Generator().manual_seed(0))
+    net = Stacked().eval()
+    program = cmrc.trace(net, (x,))
+    stats = cmrc.calibrate(program, [x], sites="rnn:hidden@1")
+    (known,) = stats.sites.values()
+    with torch.no_grad():
+        every = to_numpy(net.rnn(x)[0]).reshape(-1, 6)
+    assert distance(known.mean, every.mean(0)) <= EXACT_F32
+
+
+@pytest.mark.parametrize("keep", [0.5, {"rnn:hidden@0": 4, "rnn:hidden@1": 2}])
+def test_a_default_plan_has_hidden_units(keep: Any) -> None:
+    """They come last, each fitted with everything before in place, and much better than at random."""
+    x = torch.randn(64, STEPS, READ, generator=torch.Generator().manual_seed(0))
+    program = cmrc.trace(Stacked().eval(), (x,))
+    plan = cmrc.plan(program, data=[x], keep=keep)
+    kept = {name: site["kept"] for name, site in plan.made["sites"].items()}
+    assert kept == ({"rnn:hidden@0": 3, "rnn:hidden@1": 3} if keep == 0.5 else keep)
+    lowered = cmrc.lower(program, plan)
+    assert lowered.check([x]).holds
+    rng, plain = np.random.default_rng(0), program.run([x])[0]
+
+    def apart(made: cmrc.Plan) -> float:
+        return float(np.square(cmrc.lower(program, made).host.run([x])[0] - plain).mean())
+
+    by_chance = []
+    for _ in range(4):
+        drawn = cmrc.Plan(program)
+        for name, count in kept.items():
+            drawn.do(name, units=rng.permutation(6)[count:], constant=0.0)
+        by_chance.append(apart(drawn))
+    assert apart(plan) < 0.7 * float(np.mean(by_chance))
+
+
+def test_a_budget_leaves_hidden_units_out_by_name() -> None:
+    class Headed(Stacked):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Linear(3, 16)
+            self.last = nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.mlp(super().forward(x)).relu())
+
+    x = torch.randn(16, STEPS, READ, generator=torch.Generator().manual_seed(0))
+    program = cmrc.trace(Headed().eval(), (x,))
+    plan = cmrc.plan(program, data=[x], budget={"of": "units", "amount": 0.5})
+    assert all(
+        "the model cannot be cut there: name it, with keep=" in plan.made["left_out"][f"rnn:hidden@{i}"] for i in (0, 1)
+    )
+    both = cmrc.plan(program, data=[x], keep=0.5)
+    assert {"rnn:hidden@0", "rnn:hidden@1"} < both.made["sites"].keys()
+    verified = cmrc.verify(program, cmrc.lower(program, both), [x], swaps=20)
+    assert "not swapped: rnn:hidden@0: its recurrence reads it at every step" in str(verified)
 
 
 def test_the_site_knows_how_it_folds_and_is_kept_in_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bodies of If, Loop and Scan: names of their own, what one run hands to the next, and constants inside.
+"""The bodies of If, Loop and Scan: names of their own, what one run hands to the next, constants inside, and values that are shown.
 
 A body has names of its own, which need not differ from those of another body. Here each value inside gets the place where it
 is as the front of its name (`loop/body/relu`), so that one name means one value in the whole model.
@@ -6,12 +6,14 @@ is as the front of its name (`loop/body/relu`), so that one name means one value
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir
 
-from cmrc.hosts.onnx.nodes import own_values, placed, subgraphs, values_of
+from cmrc.hosts.onnx.nodes import data_type, nodes_of, open_bodies, own_values, placed, subgraphs, values_of
+from cmrc.ir.graph import Value
 
 
 class Carried(NamedTuple):
@@ -91,3 +93,55 @@ def lift(graph: onnx_ir.Graph, name: str) -> None:
         assert node.graph is not None
         node.graph.remove(node)
         graph.append(node)
+
+
+# ---------------------------------------------------------------- values inside a body, shown outside
+
+
+def show(graph: onnx_ir.Graph, wanted: Mapping[str, Value]) -> dict[str, str]:
+    """Make values inside bodies results of the graph's own nodes, and say by what names.
+
+    A branch that is not taken gives an empty value. A Loop or Scan gives one for each run, one behind the other along a new first axis.
+    """
+    holders = {body: node for node in nodes_of(graph) for body in open_bodies(node)}
+    values, shown = values_of(graph), dict[str, str]()
+    for name, known in wanted.items():
+        value = values[name]
+        value.dtype = data_type(known.dtype)
+        while value.graph is not graph:
+            assert value.graph in holders
+            value = _shown_by(holders[value.graph], value, len(known.shape), f"{SHOWN}{len(shown)}.{name}")
+        shown[name] = value.name or ""
+    return shown
+
+
+def runs_often(graph: onnx_ir.Graph, name: str) -> bool:
+    """Whether a value is made in each run of a Loop or Scan."""
+    value = values_of(graph)[name]
+    return any(value.graph is body for node in nodes_of(graph) if node.op_type != "If" for body in open_bodies(node))
+
+
+SHOWN = "cmrc.shown."
+
+
+def _shown_by(node: onnx_ir.Node, value: onnx_ir.Value, rank: int, name: str) -> onnx_ir.Value:
+    """The value as one more result of the node inside which it is."""
+    assert value.dtype is not None
+    for i, body in enumerate(open_bodies(node)):
+        given = onnx_ir.Value(
+            name=f"{name}.{i}.{node.name or node.outputs[0].name}", type=onnx_ir.TensorType(value.dtype)
+        )
+        if value.graph is body:
+            maker = onnx_ir.Node("", "Identity", [value], outputs=[given])
+        else:
+            nothing = onnx_ir.tensor(np.zeros((0,) * rank, value.dtype.numpy()))
+            maker = onnx_ir.Node("", "Constant", [], [onnx_ir.AttrTensor("value", nothing)], outputs=[given])
+        body.append(maker)
+        body.outputs.append(given)
+    for attribute in ("scan_output_axes", "scan_output_directions"):
+        if attribute in node.attributes:
+            node.attributes[attribute] = onnx_ir.AttrInt64s(attribute, [*node.attributes[attribute].as_ints(), 0])
+    node.resize_outputs(len(node.outputs) + 1)
+    result = node.outputs[-1]
+    result.name, result.type = f"{name}.of.{node.name or node.outputs[0].name}", onnx_ir.TensorType(value.dtype)
+    return result

@@ -227,13 +227,14 @@ def is_sorted(graph: onnx_ir.Graph) -> bool:
     """Whether every node stands behind those that it reads from."""
     seen: set[onnx_ir.Node] = set()
     for node in graph:
-        for reader in with_inner(node):
+        bodies = subgraphs(node)
+        for reader in (node, *inner_nodes(node)) if bodies else (node,):
             for value in reader.inputs:
                 maker = None if value is None else value.producer()
                 if maker is not None and maker not in seen and maker.graph is graph:
                     return False
         seen.add(node)
-        if not all(map(is_sorted, subgraphs(node))):
+        if bodies and not all(map(is_sorted, bodies)):
             return False
     return True
 

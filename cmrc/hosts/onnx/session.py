@@ -159,16 +159,21 @@ def dtype_of(array: Array) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxPiece:
-    """`inputs` are the values it reads; of `sizes` it reads the shape alone."""
+    """`inputs` are the values it reads; of `sizes` it reads the shape alone. Of `repeated` outputs there is one for each run of a body."""
 
     inputs: tuple[str, ...]
     sizes: tuple[str, ...]
     outputs: tuple[str, ...]
     sessions: Sessions
+    repeated: frozenset[str] = frozenset()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         given = {name: feeds[name] for name in (*self.inputs, *self.sizes)}
-        return dict(zip(self.outputs, self.sessions.run(given, ()), strict=True))
+        arrays = dict(zip(self.outputs, self.sessions.run(given, ()), strict=True))
+        for name in self.repeated:  # the runs one behind the other along the first axis
+            runs = arrays[name]
+            arrays[name] = runs.reshape(-1, *runs.shape[2:])
+        return arrays
 
 
 def extract(
@@ -181,8 +186,18 @@ def extract(
 ) -> OnnxPiece:
     """The nodes between named values. A size of a value beyond the cut is read from a stand-in of its shape."""
     own = onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    shown, repeated = dict[str, str](), frozenset[str]()
+    inner = [name for name in outputs if name not in own]
+    if inner:
+        from cmrc.hosts.onnx.bodies import runs_often, show
+
+        model = model.clone()
+        repeated = frozenset(name for name in inner if runs_often(model.graph, name))
+        shown = show(model.graph, {name: values[name] for name in inner})
+        own = onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    wanted = [shown.get(name, name) for name in outputs]
     given, needed, sizes = set(inputs), set[str](), dict[str, None]()
-    waiting = list(outputs)
+    waiting = list(wanted)
     while waiting:
         name = waiting.pop()
         if name in needed:
@@ -200,7 +215,7 @@ def extract(
         else:
             waiting.extend(read)
     used = tuple(name for name in inputs if name in needed)
-    graph = onnx_ir.convenience.extract(model.graph, [*used, *sizes], list(outputs))
+    graph = onnx_ir.convenience.extract(model.graph, [*used, *sizes], wanted)
     for value in (*graph.inputs, *graph.outputs):
         known = values.get(value.name or "")
         if known is not None and value.dtype is None:
@@ -208,4 +223,4 @@ def extract(
         if known is not None and value.shape is None and known.shape:
             value.shape = onnx_ir.Shape(known.shape)
     piece = onnx_ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
-    return OnnxPiece(used, tuple(sizes), tuple(outputs), Sessions(piece, providers))
+    return OnnxPiece(used, tuple(sizes), tuple(outputs), Sessions(piece, providers), repeated)
