@@ -417,7 +417,10 @@ def facts_of(sweep: Sweep, node: Node, dos: Mapping[int, Node]) -> Facts:
 
 
 def rule_for(node: Node, facts: Facts) -> Rule:
-    return carry_value if any(fact.runtime for fact in facts.values()) else RULES.get(node.op, stop)
+    for fact in facts.values():
+        if fact.runtime:
+            return carry_value
+    return RULES.get(node.op, stop)
 
 
 def carry_value(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome:

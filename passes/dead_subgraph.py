@@ -292,13 +292,9 @@ def needed(rise: Rise, node: Node) -> Selection | None:
         return None
     if name not in rise.lost_readers and not [r for r in selects if not r.origin or r.marks.touched]:
         return None
-    first = attributes(selects[0], SelectAttrs)
+    first, *others = [attributes(select, SelectAttrs) for select in selects]
     axis, period = first["axis"], first.get("period", 0)
-    if [
-        r
-        for r in selects
-        if attributes(r, SelectAttrs)["axis"] != axis or attributes(r, SelectAttrs).get("period", 0) != period
-    ]:
+    if [other for other in others if other["axis"] != axis or other.get("period", 0) != period]:
         return None
     if node.op == "expand" and _is_copied(rise, node, axis):
         selects = [_of_first_copies(rise, select) for select in selects]

@@ -152,7 +152,7 @@ def sink(graph: Graph, *, since: Graph | None = None) -> Graph:
 def shared_by_readers(graph: Graph) -> list[Node]:
     """Selects of a value of which each reader reads another part, and which was computed without weights: the slopes of ALiBi, a
     table of positions, a mask. Computing less of it would save nothing, so each reader selects its part at run time."""
-    consumers = graph.consumers()
+    consumers = graph.readers
     real = {v.name for v in graph.values().values() if v.dtype.startswith(("float", "bfloat"))}
     free = {value.name for value in graph.inputs} - real
     for node in graph.nodes:
@@ -178,7 +178,7 @@ def find_residue(graph: Graph, log: Log, shared: Sequence[Node] = ()) -> list[Re
     """The do's and selects that are left, each with the reason that was noted when it stopped."""
     stays = {node.name for node in shared}
     residue: list[Residue] = []
-    consumers, producers = graph.consumers(), {value.name: node for node in graph.nodes for value in node.outputs}
+    consumers, producers = graph.readers, {value.name: node for node in graph.nodes for value in node.outputs}
     for node in graph.nodes:
         if node.op == "do":
             readers = [(r.name, r.label, r.kind) for r in consumers[node.name]]
@@ -211,7 +211,7 @@ def _unselected(graph: Graph, maker: Node | None, readers: list[Node], select: N
 
 def _taken_over(graph: Graph, name: str, axis: int) -> Node | None:
     """The node that reduces all units along this axis (a mean, say) in a norm that reads the value."""
-    consumers, waiting, shape = graph.consumers(), [name], graph.values()[name].shape
+    consumers, waiting, shape = graph.readers, [name], graph.values()[name].shape
     while waiting:
         for reader in consumers[waiting.pop()]:
             if reader.op == "along" and axis in attributes(reader, AlongAttrs)["axes"]:
@@ -270,8 +270,10 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
             chain(value)
     for node in graph.nodes:
         node = reading.get(node.name, node)
-        if any(type(o) is str and o in renamed for o in node.inputs):
-            node = node.with_inputs([renamed.get(o, o) if isinstance(o, str) else o for o in node.inputs])
+        for operand in node.inputs:
+            if type(operand) is str and operand in renamed:
+                node = node.with_inputs([renamed.get(o, o) if type(o) is str else o for o in node.inputs])
+                break
         nodes.append(node)
         for value in node.outputs:
             if value.name in by_value:

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cmrc.ir.graph import Array, Dim, Index, Keep, Shape
+from cmrc.ir.graph import Array, Dim, Index, Keep, Shape, quickly_made
 
 Product = tuple[int, Counter[str]]
 
@@ -30,6 +30,7 @@ class Segment:
     after: tuple[int, int]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Moved:
     """The axis and the positions where units went."""
@@ -117,6 +118,7 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
     return Moved(segment.after[0] + place[0], place[1], segment)
 
 
+@lru_cache(maxsize=4096)
 def _positions_of(old: tuple[int, ...], new: tuple[int, ...], axis: int) -> list[str]:
     """The units of an axis before a reshape that are the first position of an axis after it, for each that has such."""
     choices = []

@@ -132,6 +132,11 @@ class Op:
         return frozenset(self.attributes.__required_keys__)  # type: ignore[attr-defined]
 
     @cached_property
+    def fitting_forms(self) -> set[tuple[object, ...]]:
+        """The forms of nodes, by the types of operands and attributes, that were checked and fit (`verify.py`)."""
+        return set()
+
+    @cached_property
     def own(self) -> frozenset[str]:
         """The attributes that do not belong to one function or the other."""
         every = {name for function in self.functions.values() for name in (*function.needs, *function.options)}

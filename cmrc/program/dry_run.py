@@ -92,7 +92,7 @@ def _try_constant(graph: Graph, group: Group, value: float) -> Outcome:
 def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
     """The nodes that do's at these values, and the selects they leave, can reach."""
     producers = {v.name: node for node in graph.nodes for v in node.outputs}
-    consumers = graph.consumers()
+    consumers = graph.readers
     wanted: dict[str, Node] = {}
     hidden = hidden_states(graph) if any(name.endswith(HIDDEN) for name in values) else {}
     recurrent = [hidden[name][0] for name in values if name in hidden]

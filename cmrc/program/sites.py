@@ -178,7 +178,7 @@ class Sites:
     @cached_property
     def consumers(self) -> dict[str, list[Node]]:
         """Who reads a value. The first to read a hidden state is the op itself."""
-        readers = self.graph.consumers()
+        readers = dict(self.graph.readers)
         for name, (node, _) in self.hidden_states.items():
             others = {reader.name: reader for value in node.outputs for reader in readers[value.name]}
             readers[name] = [node, *others.values()]
@@ -301,10 +301,10 @@ class Sites:
             consumers = (*consumers, "output")
         op, known = node.kind if node else "input", self.values[value]
         recurrence = node if value in self.hidden_states else None
-        usual = self.axes.get(value, 0) if recurrence is None else len(known.shape) - 1
-        place = usual if axis is None else axis
+        if axis is None:
+            axis = self.axes.get(value, 0) if recurrence is None else len(known.shape) - 1
         title = name or self.title(value)
-        return Site(title, value, op, place, known.shape, consumers, dtype=known.dtype, recurrence=recurrence)
+        return Site(title, value, op, axis, known.shape, consumers, dtype=known.dtype, recurrence=recurrence)
 
     def find(self, pattern: str, *, at: str = "") -> list[Site]:
         """The sites that a name or a glob matches. A name that matches none or several is an error."""
@@ -383,7 +383,7 @@ class Sites:
 def unit_axes(graph: Graph) -> dict[str, int]:
     """The axis of a value's units: where the last affine op put them, followed through the ops in between."""
     axes: dict[str, int] = {}
-    shapes, readers = {name: value.shape for name, value in graph.values().items()}, graph.consumers()
+    shapes, readers = {name: value.shape for name, value in graph.values().items()}, graph.readers
     tables = {node.name for node in graph.nodes if node.op == "embedding"}
     for node in graph.nodes:
         out = node.output

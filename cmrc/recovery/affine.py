@@ -109,7 +109,7 @@ def refits(original: Graph, small: Graph, chosen: Collection[str]) -> list[Refit
     theirs = {node.name: node for node in original.nodes}
     users = Counter(leaf.name for node in small.nodes for operand in node.inputs for leaf in _leaves(operand))
     free = {name for name in chosen if users[name] == 1}
-    consumers = small.consumers()
+    consumers = small.readers
     refits = []
     for node in small.nodes:
         before = theirs.get(node.name)
@@ -181,7 +181,7 @@ def _only(consumers: Mapping[str, Sequence[Node]], name: str) -> tuple[str, Node
 
 def _stream(original: Graph, small: Graph, node: Node) -> AddedTo | None:
     """The sum that takes a result in, if both models have it and what is added there."""
-    name, added = _only(small.consumers(), node.name)
+    name, added = _only(small.readers, node.name)
     if added is None or attributes(added, PointwiseAttrs)["fn"] != "add":
         return None
     others = [other for other in added.values() if other != name]

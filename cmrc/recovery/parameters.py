@@ -62,7 +62,7 @@ def compared(original: Host, small: Host) -> tuple[str, ...]:
     Those that several nodes read come first: there a residual network keeps what it knows.
     """
     theirs, names = original.graph.values(), set(original.graph.outputs)
-    readers = small.graph.consumers()
+    readers = small.graph.readers
     alike = [
         node.name
         for node in small.graph.nodes

@@ -37,6 +37,7 @@ from cmrc.ir.graph import (
     apply,
     attributes,
     literal,
+    quickly_made,
     take,
 )
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, slab_of
@@ -66,6 +67,7 @@ NOTHING = np.zeros(())
 NOT_FINITE = "its result for these constants is infinite or not a number"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Known:
     """Units of an axis and their constants: an array that broadcasts over the other axes, or the name of a value (`runtime`)."""

@@ -32,6 +32,7 @@ from cmrc.ir.graph import (
     is_whole,
     literal,
     period_of,
+    quickly_made,
     take,
 )
 from cmrc.ir.ops.functions import AlongAttrs
@@ -51,6 +52,7 @@ class Movement(Enum):
     DROPPED = "nobody reads the node"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Declined:
     """The rule cannot rewrite the node, for this reason."""
@@ -58,6 +60,7 @@ class Declined:
     reason: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Rewritten:
     """The rule rewrote the node. `detail` is for people; a rising rule returns the `node` that replaces it."""
@@ -88,6 +91,7 @@ def taken(detail: str) -> Rewritten:
     return Rewritten(Movement.TAKEN, detail)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Action:
     """One movement that happened: by which pass, at which node, for which entries of the plan."""
@@ -310,6 +314,7 @@ class Rise:
         return Graph(self.graph.inputs, tuple(reversed(self.settled.values())), outputs)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Selection:
     """What arrives: these readers need only these positions of an axis."""

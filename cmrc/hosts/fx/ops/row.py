@@ -14,11 +14,12 @@ import torch
 from torch import fx
 
 from cmrc.hosts.fx.schema import Arguments
-from cmrc.ir.graph import NO_MARKS, Marks
+from cmrc.ir.graph import NO_MARKS, Marks, quickly_made
 
 Position: TypeAlias = int | tuple[int, int]  # an argument, or an entry of an argument that is a list
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Read:
     """What a node is in the IR. `args` are the places of its operands among the arguments."""

@@ -19,7 +19,7 @@ from cmrc.errors import TraceError
 from cmrc.hosts.onnx.nodes import CHECK, label
 from cmrc.hosts.onnx.shapes import Sizes
 from cmrc.ir.axes import product
-from cmrc.ir.graph import NO_MARKS, Array, Dim, Graph, Marks, Operand, Shape, Tensor
+from cmrc.ir.graph import NO_MARKS, Array, Dim, Graph, Marks, Operand, Shape, Tensor, quickly_made
 from cmrc.ir.tensors import materialise
 
 LARGEST = 4096  # elements: a larger one stays the node that makes it
@@ -39,6 +39,7 @@ class LeftWhole(Exception):
         self.reason = reason
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Step:
     """One IR node: its op, which inputs of the ONNX node its operands are (`slots`), and the shape of the result.
@@ -58,6 +59,7 @@ class Step:
     marks: Marks = NO_MARKS
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class View:
     """One ONNX node as a row sees it: its inputs as operands, what is known of shapes, its attributes."""
