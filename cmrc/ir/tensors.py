@@ -15,13 +15,14 @@ from cmrc.ir.ops import OPS
 from cmrc.one_order import one_order
 
 ON_ONE_THREAD = 4096  # products of no more numbers are computed by one thread anyway
+MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat", "expand"})  # no new numbers
 
 
 def evaluate_op(op: str, attrs: Mapping[str, Any], *operands: Array | None) -> Array:
     """The result of an op on arrays."""
     meaning = OPS[op].meaning
     assert meaning is not None, op
-    if all(operand is None or operand.size <= ON_ONE_THREAD for operand in operands):
+    if op in MOVES or all(operand is None or operand.size <= ON_ONE_THREAD for operand in operands):
         return meaning(attrs, *operands)
     with one_order():
         return meaning(attrs, *operands)
@@ -56,8 +57,6 @@ def is_computable(node: Node) -> bool:
 
 
 # ---------------------------------------------------------------- folded parameters
-
-MOVES = frozenset({"select", "select_in_groups", "reshape", "transpose", "concat", "expand"})  # no new numbers
 
 
 def fold(tensor: Tensor, dtype: str, *, name: str, node: Node | None = None) -> Array:
@@ -104,8 +103,10 @@ def within_last_bits(first: Array, second: Array) -> bool:
 
 def _adds_numbers(tensor: Tensor) -> bool:
     """Whether there is arithmetic, or a number from the plan. Parameters that are only moved keep their numbers."""
-    if isinstance(tensor, Apply):
-        return tensor.op not in MOVES or any(_adds_numbers(part) for part in tensor.inputs)
+    while isinstance(tensor, Apply):
+        if tensor.op not in MOVES or any(map(_adds_numbers, tensor.inputs[1:])):
+            return True
+        tensor = tensor.inputs[0]
     return isinstance(tensor, ArrayLiteral)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from cmrc.errors import CmrcError, GraphError, SiteError, TraceError
 from cmrc.hosts.protocols import Host
 from cmrc.ir.cost import Cost, cost
 from cmrc.ir.fingerprint import Fingerprint, fingerprint
-from cmrc.ir.graph import Array, Graph
+from cmrc.ir.graph import Array, Graph, Leaf, Tensor, leaves_of
 from cmrc.ir.verify import verify_graph
 from cmrc.passes.pipeline import put_dos
 from cmrc.program.dry_run import try_group, try_site
@@ -59,6 +60,17 @@ class Program(Sites):
     @cached_property
     def _cost(self) -> Cost:
         return cost(self.graph, since=self.graph)
+
+    @cached_property
+    def numbers_read(self) -> int | None:
+        """The numbers of the parameters that nodes read as they are. None if one of them is also read through a computation of the
+        host: that keeps all of it in the file."""
+        read = [o for node in self.graph.nodes for o in node.inputs if isinstance(o, Tensor)]
+        plain = {o.name: math.prod(o.shape) for o in read if isinstance(o, Leaf) and not o.parts}
+        computed = (leaf for o in read if not isinstance(o, Leaf) or o.parts for leaf in leaves_of(o))
+        if any(part.name in plain for leaf in computed for part in leaf.parts or (leaf,)):
+            return None
+        return sum(plain.values())
 
     def cost(self, sizes: Mapping[str, int] | None = None) -> Cost:
         return cost(self.graph, sizes, since=self.graph) if sizes else self._cost
