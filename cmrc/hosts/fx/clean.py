@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from cmrc.hosts.fx.ops.pointwise import TRAINING_FLAGS
 from cmrc.hosts.fx.schema import Arguments, opname, parameters, positions
 
 aten = torch.ops.aten
-CHECKS_ONLY = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
+CHECKS_ONLY = re.compile("_assert_tensor_metadata|_assert_scalar|sym_constrain_range|_assert_async")
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout")
 # Ops whose result may share the memory of their operand.
 ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias",
@@ -45,17 +46,18 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     copied = fx.Graph(tracer_cls=graph._tracer_cls)
     copied._codegen = copy.deepcopy(graph._codegen)
     nodes: dict[fx.Node, fx.Node] = {}
-    names, table = copied._graph_namespace, copied._find_nodes_lookup_table
+    table = copied._find_nodes_lookup_table
     for node in graph.nodes:
         args = fx.map_arg(node.args, nodes.__getitem__) if node.args else ()
         kwargs = fx.map_arg(node.kwargs, nodes.__getitem__) if node.kwargs else {}
         new = nodes[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
         new.meta.update(node.meta)
-        names._used_names.add(node.name)
-        names.associate_name_with_obj(node.name, new)
         copied._insert(new)
         table.insert(new)
     copied._len = len(nodes)
+    names = copied._graph_namespace
+    names._obj_to_name.update((node, node.name) for node in nodes.values())
+    names._used_names.update(names._obj_to_name.values())
     return copied
 
 
@@ -80,7 +82,7 @@ def clean(graph: fx.Graph, *, in_eval_mode: bool) -> fx.Graph:
             in_eval_mode or (name == "batch_norm" and Arguments(node)["running_mean"] is None)
         ):
             _fix_flag(node, TRAINING_FLAGS[name])
-        if node.op == "call_module" or (node.op == "call_function" and any(c in str(node.target) for c in CHECKS_ONLY)):
+        if node.op == "call_module" or (node.op == "call_function" and CHECKS_ONLY.search(str(node.target))):
             copied.erase_node(node)
         elif isinstance(node.target, torch._ops.OpOverload) and name.endswith("_") and not name.endswith("__"):
             _make_functional(node, name)

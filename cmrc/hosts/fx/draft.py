@@ -18,7 +18,7 @@ from cmrc.hosts.autograd.arrays import from_numpy, torch_dtype
 from cmrc.hosts.fx.clean import copy_graph
 from cmrc.hosts.fx.lifted import TENSORS
 from cmrc.hosts.fx.read import LiftedReading, add_with_owners
-from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf, Node, Operand, Tensor, Value
+from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Operand, Tensor, Value
 from cmrc.ir.tensors import fold
 
 
@@ -35,13 +35,13 @@ def fold_now(expression: Tensor, dtype: str, *, name: str, node: Node | None = N
 class NewParameters:
     """`state` has the tensors by name, `forms` the expression of each changed parameter, `untied` the uses that became different."""
 
-    def __init__(self, reading: LiftedReading, graph: Graph, changed: Sequence[Node], fold: Fold) -> None:
+    def __init__(self, reading: LiftedReading, now: Mapping[str, Node], changed: Sequence[Node], fold: Fold) -> None:
         self.reading, self.fold = reading, fold
         self.state = dict(reading.program.state)
         self.forms: dict[str, Tensor] = {}
         self.untied: list[str] = []
         uses = self._uses(changed)
-        self._add_unchanged_uses(uses, graph)
+        self._add_unchanged_uses(uses, now)
         self._replace(uses)
 
     def is_computed(self, operand: Tensor) -> bool:
@@ -70,9 +70,9 @@ class NewParameters:
                         uses[name].append(form)
         return uses
 
-    def _add_unchanged_uses(self, uses: dict[str, list[Tensor]], graph: Graph) -> None:
+    def _add_unchanged_uses(self, uses: dict[str, list[Tensor]], now: Mapping[str, Node]) -> None:
         """Unchanged nodes, and the outputs, read their parameters unchanged."""
-        now, users = {node.name: node for node in graph.nodes}, self.reading.users
+        users = self.reading.users
         for name, forms in uses.items():
             for node, leaf in users.get(name, ()):
                 if now.get(node.name) is node and leaf not in forms:

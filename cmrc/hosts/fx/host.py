@@ -162,7 +162,7 @@ class FxHost:
 
     def write(self, graph: Graph, *, fold: Fold = fold_now) -> Written:
         """The program that computes an edited graph; `fold` makes its new tensors."""
-        return write(self._reading, graph, annotated=bool(self.annotations()), fold=fold)
+        return write(self._reading, graph, fold=fold)
 
     def patched(self, graph: Graph) -> Patched:
         written, before = self.write(graph), self._reading.program.state

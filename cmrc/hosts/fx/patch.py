@@ -176,11 +176,11 @@ ATTRIBUTES: dict[str, AttributePatch] = {
 
 def patch_parts(draft: Draft, graph: Graph) -> None:
     """The op stays if it can still make its parts; otherwise each part becomes a slice."""
-    before = {node.name: node for node in draft.reading.graph.nodes}
+    before, sources = draft.reading.by_name, draft.reading.parts
     groups: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if node.name in draft.reading.parts:
-            groups.setdefault(draft.reading.parts[node.name], []).append(node)
+    for node in graph.nodes if sources else ():
+        if node.name in sources:
+            groups.setdefault(sources[node.name], []).append(node)
     for source, parts in groups.items():
         if all(part == before[part.name] for part in parts):
             continue

@@ -14,6 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from cmrc.hosts.autograd.arrays import to_numpy
+from cmrc.hosts.fx.annotations import read_annotations
 from cmrc.hosts.fx.lifted import LiftedProgram
 from cmrc.hosts.fx.memory import TensorReader
 from cmrc.hosts.fx.ops.affine import FACTORS, TURNS
@@ -70,6 +71,21 @@ class LiftedReading:
         for node in self.program.graph.nodes:
             self._visit(node)
         return len(self.stay) == known
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        """The nodes of the IR by name."""
+        return {node.name: node for node in self.graph.nodes}
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """The nodes of the torch graph that nobody reads."""
+        return frozenset(node.name for node in self.program.graph.nodes if not node.users)
+
+    @cached_property
+    def annotated(self) -> bool:
+        """Whether the torch graph has do's written on its nodes."""
+        return bool(read_annotations(self.program.graph))
 
     @cached_property
     def calls(self) -> dict[str, fx.Node]:

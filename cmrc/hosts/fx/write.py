@@ -36,22 +36,22 @@ class Written:
     untied: tuple[str, ...] = ()
 
 
-def write(reading: LiftedReading, graph: Graph, *, annotated: bool, fold: Fold = fold_now) -> Written:
+def write(reading: LiftedReading, graph: Graph, *, fold: Fold = fold_now) -> Written:
     """The program of `reading`, changed so that it computes `graph`. Annotations are removed: their do's were carried out."""
-    before = {node.name: node for node in reading.graph.nodes}
+    before, left = reading.by_name, {node.name: node for node in graph.nodes}
     changed: list[tuple[Node, Node]] = []
     inserted = False
-    for node in graph.nodes:
-        was = before.get(node.name)
+    for name, node in left.items():
+        was = before.get(name)
         if was is None and node.origin:
             raise HostError("is not a node of the graph that is patched", node=node.label, op=node.kind)
         if was is not None and was is not node:
             changed.append((was, node))
         inserted = inserted or not node.origin
-    parameters = NewParameters(reading, graph, [node for _, node in changed], fold)
+    parameters = NewParameters(reading, left, [node for _, node in changed], fold)
     patched = [(was, node) for was, node in changed if _differs(was, node, parameters, reading)]
-    same = len(graph.nodes) == len(before) and graph.outputs == reading.graph.outputs
-    if same and not (patched or inserted or parameters.untied or annotated):
+    same = len(left) == len(before) and graph.outputs == reading.graph.outputs
+    if same and not (patched or inserted or parameters.untied or reading.annotated):
         return Written(replace(reading.program, state=parameters.state), new_graph=False, expressions=parameters.forms)
     draft = Draft(reading, parameters)
     if inserted:
@@ -60,8 +60,9 @@ def write(reading: LiftedReading, graph: Graph, *, annotated: bool, fold: Fold =
         patch_node(draft, was, node)
     patch_parts(draft, graph)
     _patch_outputs(draft, graph)
-    _drop_unread(draft, set(before) - {node.name for node in graph.nodes})
-    drop_annotations(draft.lifted)
+    _drop_unread(draft, before.keys() - left.keys())
+    if reading.annotated:
+        drop_annotations(draft.lifted)
     program = replace(reading.program, graph=draft.lifted, specs=tuple(draft.specs), state=draft.state)
     return Written(program, new_graph=True, expressions=draft.expressions(), untied=tuple(parameters.untied))
 
@@ -95,7 +96,7 @@ def _patch_outputs(draft: Draft, graph: Graph) -> None:
 
 def _drop_unread(draft: Draft, dropped: set[str]) -> None:
     """Remove nodes that the passes dropped, and the parameters that nobody reads any more."""
-    unread_before = {n.name for n in draft.reading.program.graph.nodes if not n.users}
+    unread_before = draft.reading.unread
     for node in reversed(list(draft.lifted.nodes)):
         if node.users:
             continue
