@@ -26,39 +26,44 @@ from cmrc.hosts.onnx.session import extract
 from cmrc.ir.graph import Array, Leaf, Shape
 
 SORT = "see what onnx.checker.check_model(model) says; onnx_ir.passes.common.TopologicalSortPass sorts nodes"
+TEXT = {str, type(None)}
+Graphs = Mapping[onnx_ir.Graph, Sequence[onnx_ir.Node]]  # a graph with its nodes, listed once
+Files = dict[tuple[str, str], int | str]  # by name and folder of a data file: its size, or what is wrong with it
 BESIDE = "put the data file into the folder of the model, and let the model name it by a path inside that folder"
 
 
 def require_sound(model: onnx_ir.Model) -> None:
     """Raise a TraceError that names what is wrong."""
-    graphs = [*model.graphs()]
+    graphs = {graph: [*graph] for graph in model.graphs()}
     _require_text(model, graphs)
     _require_known_versions(model)
-    _require_made_values(model.graph)
+    _require_made_values(model.graph, graphs[model.graph])
     if not is_sorted(model.graph):
         raise TraceError("the model cannot be read: its nodes are out of order", fix=SORT)
-    for graph in graphs:
-        for node in graph:
+    for nodes in graphs.values():
+        for node in nodes:
             _require_declared(node, model.opset_imports.get(node.domain, 0))
+    files: Files = {}
     for name, op, tensor in _tensors(graphs):
-        _require_data(name, op, tensor)
+        _require_data(name, op, tensor, files)
 
 
-def _require_text(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> None:
+def _require_text(model: onnx_ir.Model, graphs: Graphs) -> None:
     """Names are text: protobuf returns bytes where a file holds something other than UTF-8."""
-    for name in _names(model, graphs):
-        if name is not None and not isinstance(name, str):
-            raise TraceError(f"the model has a name that is not text: {name!r}", fix=CHECK)
+    if TEXT.issuperset(map(type, _names(model, graphs))):
+        return
+    name = next(name for name in _names(model, graphs) if type(name) not in TEXT)
+    raise TraceError(f"the model has a name that is not text: {name!r}", fix=CHECK)
 
 
-def _names(model: onnx_ir.Model, graphs: Sequence[onnx_ir.Graph]) -> Iterator[object]:
+def _names(model: onnx_ir.Model, graphs: Graphs) -> Iterator[object]:
     yield from model.opset_imports
     yield from itertools.chain.from_iterable(model.metadata_props.items())
-    for graph in graphs:
+    for graph, nodes in graphs.items():
         yield from itertools.chain.from_iterable(graph.metadata_props.items())
         for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
             yield from _names_of_value(value)
-        for node in graph:
+        for node in nodes:
             yield from (node.name, node.op_type, node.domain, node.overload)
             yield from node.attributes.data
             if node.metadata_props:
@@ -92,9 +97,9 @@ def _require_known_versions(model: onnx_ir.Model) -> None:
 # ---------------------------------------------------------------- values
 
 
-def _require_made_values(graph: onnx_ir.Graph) -> None:
+def _require_made_values(graph: onnx_ir.Graph, nodes: Sequence[onnx_ir.Node]) -> None:
     """Whatever is read or returned is made by a node, or is an input or an initializer."""
-    for node in graph:
+    for node in nodes:
         for reader in with_inner(node):
             for value in reader.inputs:
                 if value is not None and value.name and not _is_made(value):
@@ -174,26 +179,26 @@ def _require_declared(node: onnx_ir.Node, opset: int) -> None:
 # ---------------------------------------------------------------- data
 
 
-def _tensors(graphs: Sequence[onnx_ir.Graph]) -> Iterator[tuple[str, str, onnx_ir.TensorProtocol]]:
+def _tensors(graphs: Graphs) -> Iterator[tuple[str, str, onnx_ir.TensorProtocol]]:
     """Every tensor, with the name and kind of what holds it."""
-    for graph in graphs:
+    for graph, nodes in graphs.items():
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value.name or "", "initializer", value.const_value
-        for node in graph:
+        for node in nodes:
             for attribute in node.attributes.data.values():
                 if attribute.type == onnx_ir.AttributeType.TENSOR and not attribute.is_ref():
                     yield label(node), node.op_type, attribute.value  # as_tensor() fails on one without a type
 
 
-def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol) -> None:
+def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol, files: Files) -> None:
     """The data have as many bytes as the shape asks for, and lie where the model may read."""
     if tensor.dtype == onnx_ir.DataType.UNDEFINED:
         raise TraceError("its data type is not given", node=name, op=op, fix=CHECK)
     if any(not isinstance(n, int) or n < 0 for n in tensor.shape):
         raise TraceError(f"its shape is {list(tensor.shape)}", node=name, op=op, fix=CHECK)
     if isinstance(tensor, onnx_ir.ExternalTensor):
-        _require_external(name, op, tensor)
+        _require_external(name, op, tensor, files)
     elif isinstance(tensor, onnx_ir.TensorProtoTensor):
         problem = _stored_problem(tensor)
         if problem:
@@ -213,27 +218,38 @@ def _stored_problem(tensor: onnx_ir.TensorProtoTensor) -> str:
     return ""
 
 
-def _require_external(name: str, op: str, tensor: onnx_ir.ExternalTensor) -> None:
-    location, folder = str(tensor.location), Path(tensor.base_dir or ".")
-    file = folder / location
+def _require_external(name: str, op: str, tensor: onnx_ir.ExternalTensor, files: Files) -> None:
+    where = (str(tensor.location), str(tensor.base_dir or "."))
+    if where not in files:  # most tensors are in the same one
+        files[where] = _size_of(*where)
+    size, file = files[where], Path(where[1], where[0])
     needed, offset = tensor.nbytes, tensor.offset or 0
-    if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
-        problem = f"its external data file {location} is outside the model's folder"
-    elif not file.is_file():
-        problem = f"its external data file {file} does not exist"
-    elif file.stat().st_nlink > 1:
-        problem = f"its external data file {file} has several hard links, and onnx does not read such files"
+    if isinstance(size, str):
+        problem = size
     elif offset < 0:
         problem = f"its external data start at {offset} bytes in {file}"
     elif tensor.length is not None and tensor.length != needed:
         problem = (
             f"it has {tensor.length} bytes of external data, but its shape {list(tensor.shape.numpy())} needs {needed}"
         )
-    elif file.stat().st_size < offset + needed:
-        problem = f"its external data file {file} is cut off: {file.stat().st_size} bytes, {offset + needed} are needed"
+    elif size < offset + needed:
+        problem = f"its external data file {file} is cut off: {size} bytes, {offset + needed} are needed"
     else:
         return
     raise TraceError(problem, node=name, op=op, fix=BESIDE)
+
+
+def _size_of(location: str, base: str) -> int | str:
+    """The bytes of a data file, or why it may not be read."""
+    folder = Path(base)
+    file = folder / location
+    if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+        return f"its external data file {location} is outside the model's folder"
+    if not file.is_file():
+        return f"its external data file {file} does not exist"
+    if file.stat().st_nlink > 1:
+        return f"its external data file {file} has several hard links, and onnx does not read such files"
+    return file.stat().st_size
 
 
 def load(path: Path) -> onnx_ir.Model:
