@@ -318,6 +318,7 @@ BROKEN = [
     (Node("select", ("x",), (Value("y", (2, 1)),), {"axis": 1, "keep": (3,)}), [(2, 3)], "positions out of 0..3"),
     (Node("do", ("x", literal(0.0)), (Value("y", (2, 3)),), {"axis": 1, "units": (3,)}), [(2, 3), ()], "units out of 0..3"),
     (Node("transpose", ("x",), (Value("y", (2, 3)),), {"perm": (1, 0)}), [(2, 3)], "the result does not have that permutation of axes"),
+    (Node("transpose", ("x",), (Value("y", (3, 3)),), {"perm": (1, 1)}), [(3, 3)], "(1, 1) is not an order of 2 axes"),
     (Node("reshape", ("x",), (Value("y", (5,)),)), [(2, 3)], "(2, 3) cannot become (5,)"),
 ]  # fmt: skip
 

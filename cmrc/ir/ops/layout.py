@@ -66,12 +66,12 @@ class TransposeAttrs(TypedDict):
 
 
 def transpose_shape(node: Node, shapes: Shapes) -> str:
-    attrs = attributes(node, TransposeAttrs)
-    assert shapes[0] is not None
+    perm, x = attributes(node, TransposeAttrs)["perm"], shapes[0]
+    assert x is not None
+    if sorted(perm) != [*range(len(x))]:
+        return f"{perm} is not an order of {len(x)} axes"
     return (
-        ""
-        if node.output.shape == tuple(shapes[0][p] for p in attrs["perm"])
-        else "the result does not have that permutation of axes"
+        "" if node.output.shape == tuple([x[p] for p in perm]) else "the result does not have that permutation of axes"
     )
 
 
