@@ -291,7 +291,7 @@ def lower(
     with blaming_contradictions(program.host):
         result = passes.run(program.with_dos(plan), since=program.graph, watch=watch)
         if result.residue and residue == "error":
-            raise _residue_error(result, plan)
+            raise _residue_error(program, result, plan)
         if not result.residue and growth == "error":
             _require_no_growth(program, result)
         after = time.perf_counter()
@@ -311,7 +311,10 @@ def _program(model: Any, plan: Plan | None, args: tuple[Any, ...] | None, option
     return trace(model)
 
 
-def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
+LISTED = 8  # units in a message
+
+
+def _residue_error(program: Program, result: passes.Result, plan: Plan) -> ResidueError:
     # A replacement that stays is what keeps its selections from folding, and it knows the plan's entry.
     first = min(result.residue, key=lambda residue: residue.node.op != "do")
     what = "a replacement" if first.node.op == "do" else "a selection"
@@ -322,8 +325,23 @@ def _residue_error(result: passes.Result, plan: Plan) -> ResidueError:
         node=first.stopped_at,
         op=first.stopped_op,
         at="" if entry is None else f"{plan.source}: do[{entry}] ({plan.entries[entry].site})",
-        fix='leave that site out, choose another, or allow what stays at run time with residue="keep"',
+        fix=f'{_together(program, plan, first)}leave that site out, choose another, or allow what stays at run time with residue="keep"',
     )
+
+
+def _together(program: Program, plan: Plan, stopped: passes.Residue) -> str:
+    """The call that replaces what the units are coupled with, where a node combines them with others unit by unit."""
+    if not stopped.sources or "replace both" not in stopped.reason:
+        return ""
+    entry = plan.entries[stopped.sources[0]]
+    meant = [(g, w) for g in program.groups(folds=False) for w in g.writers if w.value == entry.value]
+    if len(meant) != 1:
+        return ""
+    group, writer = meant[0]
+    places = dict(zip(writer.units, writer.places, strict=True))
+    units = sorted(places[unit] for unit in entry.units)
+    listed = f"[{', '.join(map(str, units))}]" if len(units) <= LISTED else f"[{units[0]}, ..., {units[-1]}]"
+    return f"replace its group, plan.do_group({group.name!r}, units={listed}, constant=0.0); or "
 
 
 def _require_no_growth(program: Program, result: passes.Result) -> None:

@@ -323,6 +323,30 @@ def test_nothing_is_coupled() -> None:
     )
 
 
+@pytest.mark.parametrize("host", ["fx", "onnx"])
+def test_an_error_names_the_group_and_the_call(host: str) -> None:
+    """A gate alone cannot be replaced: what it multiplies still varies."""
+    torch.manual_seed(0)
+    module = net(
+        lambda m, x: m.out(m.act(m.wide(x)) * m.gate(m.narrow(x))),
+        wide=nn.Linear(4, 12), act=nn.ReLU(), narrow=nn.Linear(4, 12), gate=nn.Sigmoid(), out=nn.Linear(12, 3),
+    ).eval()  # fmt: skip
+    exported = torch.export.export(module, (torch.randn(2, 4),))
+    program = cmrc.trace(exported if host == "fx" else to_onnx(exported))
+    for units, listed in (([5, 1], "[1, 5]"), (list(range(10)), "[0, ..., 9]")):
+        with pytest.raises(cmrc.CmrcError) as error:
+            cmrc.lower(program, cmrc.Plan(program).do("gate", units=units, constant=0.5))
+        (group,) = program.groups()
+        call = f"plan.do_group({group.name!r}, units={listed}, constant=0.0)"
+        assert error.value.fix == (
+            f"replace its group, {call}; or leave that site out, choose another, or allow what stays at run time "
+            'with residue="keep"'
+        )
+    plan = cmrc.Plan(program).do_group(group.name, units=[1, 5], constant=0.0)
+    given = torch.randn(2, 4)
+    assert cmrc.lower(program, plan).check((given,) if host == "fx" else [given.numpy()]).holds
+
+
 def test_a_plan_without_a_model_has_no_groups() -> None:
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.Plan().do_group("layer1", units=[0], constant=0.0)

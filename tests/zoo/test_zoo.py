@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import quantised
@@ -31,6 +33,16 @@ def test_inner_units_and_heads_fold_exactly(subject: Subject, host: str, tmp_pat
     assert (outcome.verdict, outcome.detail) == ("exact", "")
     assert outcome.units > 0
     assert outcome.parameters[1] < outcome.parameters[0]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_sites_that_fold_are_named_by_a_module(subject: Subject, host: str) -> None:
+    """By the one that makes the units, a value inside it (path/value), or the layer that reads them (path:input)."""
+    assert isinstance(subject.built, torch.nn.Module)
+    modules = dict(subject.built.named_modules())
+    names = [site.name for site in subject.on(host).sites() if site.folding and site.folding.constant.folds]
+    by_module = [name for name in names if re.split("[:/@]", name)[0] in modules]
+    assert len(by_module) >= 0.95 * len(names) > 0, sorted(set(names) - set(by_module))
 
 
 @pytest.mark.parametrize("name", ["convnext_int8", "resnet20_int8"])
