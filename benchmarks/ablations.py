@@ -442,7 +442,7 @@ less KL than VBP where calibration sees classes 0 to 4 alone (R = 500, 1024 test
 So is the first with CMR-Affine by curvature alone, the preset: a few thousandths, as there. With its gradient it leaves little accuracy at any size.
 The level is lower here because our ConvNets have less with all units.
 """, calibration_body, calibration_draw, ("calibration",)),
-    Section("ablations_weights", "By what affine replacements are weighted", """MNIST, five seeds. Published numbers of CMR-Affine are met where units are scored with the gradient of the loss, as CMR-Const scores them,
+    Section("ablations_weights", "By what affine replacements are weighted", """MNIST, three seeds. Published numbers of CMR-Affine are met where units are scored with the gradient of the loss, as CMR-Const scores them,
 and maps are fitted by its curvature alone. The preset leaves the gradient out of both, which agrees more often at every size.
 
 How much more data help: a sample's weight is the curvature of its loss, which is next to nothing where the network is sure. So few of the samples count, and
@@ -457,7 +457,7 @@ PARTS: dict[str, tuple[Callable[..., Case], int, Callable[..., Row], Callable[[l
     "affine": (mnist, 10, affine, affine_told),
     "parents": (convnet, 5, parents, parents_told),
     "calibration": (convnet, 5, calibration, calibration_told),
-    "weights": (mnist, 5, weights, weights_told),
+    "weights": (mnist, 3, weights, weights_told),
     "curvature": (convnet, 5, curvature, curvature_told),
 }
 
