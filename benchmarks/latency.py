@@ -81,7 +81,7 @@ def build(case: models.Case, folder: Path) -> dict[str, Path]:
             lowered.save(files[f"lowered ({host})"])
             if "masked" not in files or host == "onnx":
                 files["masked"] = folder / "masked.onnx"
-                program.clamped(plan).save(files["masked"], {})
+                program.clamped(plan).save(files["masked"])
     return files
 
 

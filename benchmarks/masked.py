@@ -48,7 +48,7 @@ def measure(case: models.Case, folder: Path) -> dict[str, Any]:
     program = cmrc.trace(files["original"])
     plan = case.plan(program)
     files["masked"] = folder / "masked.onnx"
-    program.clamped(plan).save(files["masked"], {})
+    program.clamped(plan).save(files["masked"])
     seconds: dict[str, float] = {}
     for tool in ("onnxsim", "onnxslim"):
         importlib.import_module(tool)  # not timed

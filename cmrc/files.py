@@ -13,10 +13,14 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 try:
     import fcntl
@@ -26,6 +30,7 @@ except ImportError:  # Windows: without locks, what a killed writer leaves stays
 from cmrc.errors import FileError
 
 PICTURES = (".png", ".svg", ".pdf")
+MANY = 1 << 28  # bytes from which on two threads are worth their own memory
 STAGING = ".cmrc-"
 
 
@@ -58,11 +63,16 @@ def require_picture(path: Path) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write to a staging folder, then rename: a failure leaves what was there before."""
+    write_parts(path, data, [], lambda _: memoryview(b""))
+
+
+def write_parts(path: Path, head: bytes, sizes: Sequence[int], part: Callable[[int], memoryview]) -> None:
+    """The same, for what does not fit into memory: see `fill`."""
     require_writable(path)
     path = target(path)
     with writing(path), staging(path.parent) as folder:
         staged = folder / path.name
-        staged.write_bytes(data)
+        fill(staged, sizes, part, head=head)
         publish(staged, path)
 
 
@@ -136,6 +146,37 @@ def publish(staged: Path, path: Path) -> None:
     _sync(staged)
     os.replace(staged, path)
     _sync(path.parent)
+
+
+def fill(path: Path, sizes: Sequence[int], part: Callable[[int], memoryview], *, head: bytes = b"") -> bytes:
+    """Write a head and parts of known sizes, each computed when it is written; returns a digest of all of them.
+
+    Of many bytes two threads compute and write a part each, so that one can wait for the disk: two parts are in memory at most.
+    """
+    offsets = list(accumulate(sizes, initial=len(head)))
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(offsets[-1])
+
+    def write(index: int) -> bytes:
+        data = part(index)
+        with path.open("r+b") as file:
+            file.seek(offsets[index])
+            file.write(data)
+        return xxhash.xxh3_128_digest(data)
+
+    every = range(len(sizes))
+    if sum(sizes) < MANY:
+        digests = [write(index) for index in every]
+    else:
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(write, index) for index in every]
+            try:
+                digests = [future.result() for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+    return xxhash.xxh3_128_digest(head + b"".join(digests))
 
 
 def is_mentioned(data: Path) -> bool:

@@ -93,6 +93,10 @@ Runner = Callable[[Mapping[str, Array], Sequence[str]], list[Array]]
 """Computes the outputs and some inner values, by name, from inputs by name."""
 
 
+Metadata = Callable[[], Mapping[str, str]]
+"""What a file says about itself. It is asked for once, perhaps by another thread: it may read every weight of the source."""
+
+
 class Learner(Protocol):
     """A model in training. Norms over batches keep their statistics."""
 
@@ -199,12 +203,12 @@ class Host(Protocol):
     def save(
         self,
         path: Path,
-        metadata: Mapping[str, str],
+        metadata: Metadata = dict,
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
     ) -> tuple[int, int] | None:
-        """Write the model to `path`, completely or not at all. The file that it was loaded from is overwritten only with `overwrite`.
+        """Write the model to `path`, completely or not at all, with these notes in it. The file that it was loaded from is overwritten only with `overwrite`.
 
         Returns the bytes of that file and of the new one, each with its external data; nothing if there was no such file.
         """

@@ -99,12 +99,12 @@ def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Finge
         meaning = known.get(node.origin) or sorted(node.attrs.items())
         lines.append(repr((node.op, node.kind, operands, results, meaning)))
     wiring = hashlib.sha256("".join(lines).encode())
-    leaves = dict(sorted(graph.leaves().items()))
+    leaves = graph.leaves()
     many = sum(math.prod(leaf.shape) for leaf in leaves.values()) >= MANY
     with ThreadPoolExecutor(WORKERS if many else 1) as pool:  # several threads can wait for the disk at the same time
         weights = dict(zip(leaves, (pool.map if many else map)(_digest, leaves.values()), strict=True))
     ops = Counter(node.kind for node in graph.nodes)
-    return Fingerprint(wiring.hexdigest()[:16], dict(sorted(ops.items())), weights)
+    return Fingerprint(wiring.hexdigest()[:16], dict(sorted(ops.items())), dict(sorted(weights.items())))
 
 
 def _result(value: Value) -> tuple[Any, ...]:

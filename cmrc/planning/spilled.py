@@ -4,11 +4,13 @@
                   └ sums of its sites      └ sums of its sites
 
 The graph is cut at the sites (`passes/interchange.py`). A piece runs over all batches before the next one is loaded, so that its own
-weights, one batch and the sums of its sites are all that is in memory. A piece that is done is not run again after an interruption.
+weights, one batch and the sums of its sites are all that is in memory; sums that are done are maps of their files. A piece that is done
+is not run again after an interruption.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -85,7 +87,7 @@ def calibrate_by_pieces(
             )
             if done and stats.data != done[0].data:
                 raise StatsError("the data are not the same for every piece", fix="give data that do not change")
-            spill.save_stats(level, stats)
+            stats = spill.save_stats(level, stats)
         done.append(stats)
         parts[level] = None  # with its weights
         spill.forget_values(level - 1)
@@ -146,10 +148,11 @@ class _Spill:
 
     def load_stats(self, level: int) -> Stats | None:
         path = self.folder / f"{level}.stats"
-        return Stats.load(path) if path.exists() else None
+        return Stats.load(path, mapped=True) if path.exists() else None
 
-    def save_stats(self, level: int, stats: Stats) -> None:
-        stats.save(self.folder / f"{level}.stats")
+    def save_stats(self, level: int, stats: Stats) -> Stats:
+        stats.save(path := self.folder / f"{level}.stats")
+        return Stats.load(path, mapped=True)
 
     def save(
         self, level: int, number: int, values: Mapping[str, Array], read: frozenset[str], sized: frozenset[str]
@@ -179,7 +182,8 @@ class _Spill:
     def finish(self, levels: int) -> None:
         self.forget_values(levels - 1)
         for path in (*(self.folder / f"{level}.stats" for level in range(levels)), self.folder / "asked"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(PermissionError):  # Windows keeps what is mapped
+                path.unlink(missing_ok=True)
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 

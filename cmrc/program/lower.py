@@ -162,13 +162,17 @@ class Lowered:
         The file that the model was loaded from is replaced only with `overwrite=True`. A symbolic link stays a link:
         the file that it points to is replaced.
         """
-        metadata = dict(provenance_of(self.program, self.plan))
-        for name, result in (results or {}).items():
-            metadata[KEY + name] = json.dumps(result, sort_keys=True, allow_nan=False)
+        known = {
+            KEY + name: json.dumps(found, sort_keys=True, allow_nan=False) for name, found in (results or {}).items()
+        }
         if self.recovery is not None and self.recovery.trained:
-            metadata[RECOVERED] = self.recovery.note
+            known[RECOVERED] = self.recovery.note
         if retrained := self._retrained():  # the file no longer computes what the plan says
-            metadata["cmrc.retrained"] = ", ".join(retrained)
+            known["cmrc.retrained"] = ", ".join(retrained)
+
+        def metadata() -> dict[str, str]:
+            return {**provenance_of(self.program, self.plan), **known}
+
         with blaming_contradictions(self.program.host):
             sizes = self.host.save(Path(path), metadata, overwrite=overwrite, output_names=output_names)
         self.files = None if sizes is None else Files(*sizes)

@@ -50,16 +50,17 @@ class Plan:
 
     program: Model | None = None
     entries: list[Do] = field(default_factory=list)
-    fingerprint: Fingerprint | None = None
+    recorded: Fingerprint | None = None  # of the model that a plan from a file was made for
     source: str = "plan"
     made: dict[str, Any] = field(default_factory=dict)  # how `cmrc.plan` made it: recipe, data, what each site kept
     scores: dict[str, Array] = field(
         default_factory=dict
     )  # by site: the number by which the selection ranked each unit
 
-    def __post_init__(self) -> None:
-        if self.program is not None and self.fingerprint is None:
-            self.fingerprint = self.program.fingerprint
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """Of the model that the plan is for. Of a program's own plan it is made when it is asked for: it reads every weight."""
+        return self.program.fingerprint if self.recorded is None and self.program is not None else self.recorded
 
     def do(
         self,

@@ -140,10 +140,11 @@ class Program(Sites):
 
     def require(self, plan: Plan) -> None:
         """Check that a plan is for this model and fits it."""
-        if plan.fingerprint is not None and plan.fingerprint is not self.__dict__.get("_fingerprint"):
+        if plan.program is self:
+            return
+        if plan.fingerprint is not None:
             plan.fingerprint.require(self.fingerprint, plan.source)
-        if plan.program is not self:
-            plan.check(self)
+        plan.check(self)
 
     def with_dos(self, plan: Plan) -> Graph:
         """The IR with the plan's do nodes in place: the literal meaning of the plan."""
@@ -165,7 +166,7 @@ class Program(Sites):
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the model with its annotations as ONNX. The file that it was loaded from is overwritten only with `overwrite=True`."""
         with blaming_contradictions(self.host):
-            self.host.save(Path(path), {}, overwrite=overwrite)
+            self.host.save(Path(path), overwrite=overwrite)
 
 
 def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:

@@ -66,9 +66,12 @@ class Stats:
         stats_file.write(Path(path), self.header(), self.arrays())
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a file that `save` wrote. Anything wrong with it is a StatsError that says what."""
-        header, arrays = stats_file.read(Path(path))
+    def load(cls, path: str | Path, *, mapped: bool = False) -> Self:
+        """Read a file that `save` wrote. Anything wrong with it is a StatsError that says what.
+
+        With `mapped` the numbers stay in the file until they are needed, for statistics that do not fit into memory.
+        """
+        header, arrays = stats_file.read(Path(path), mapped=mapped)
         if header.progress is not None:
             raise StatsError(
                 "is a checkpoint of a calibration that did not finish", at=str(path), fix="resume it: checkpoint=path"

@@ -9,6 +9,8 @@ A file may come from anywhere, so every key, type, shape and number is checked, 
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,10 +18,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from cmrc.errors import StatsError
-from cmrc.files import write_whole
+from cmrc.files import write_parts
 from cmrc.ir.graph import Array
 from cmrc.program.plan_schema import ModelRecord
 from cmrc.strict_json import parse_json
@@ -93,15 +94,28 @@ class Header(_Strict):
 
 
 def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write one file, completely or not at all."""
-    # One entry only: safetensors writes several in random order, and the same statistics must be the same bytes.
-    metadata = {"stats": json.dumps({"format": FORMAT, **header})}
-    write_whole(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata))
+    """Write one file, completely or not at all, array by array."""
+    table: dict[str, Any] = {"__metadata__": {"stats": json.dumps({"format": FORMAT, **header})}}
+    names, end = sorted(arrays), 0
+    for name in names:
+        start, end = end, end + arrays[name].nbytes
+        table[name] = {"dtype": "F64", "shape": arrays[name].shape, "data_offsets": [start, end]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+
+    def part(index: int) -> memoryview:
+        return np.ascontiguousarray(arrays[names[index]], "<f8").reshape(-1).view(np.uint8).data
+
+    write_parts(path, head, [arrays[name].nbytes for name in names], part)
 
 
-def read(path: Path) -> tuple[Header, list[dict[str, Array]]]:
-    """The header, and for every site its arrays by name: all checked, or a StatsError that says what is wrong."""
-    metadata, arrays = _read_tensors(path)
+def read(path: Path, *, mapped: bool = False) -> tuple[Header, list[dict[str, Array]]]:
+    """The header, and for every site its arrays by name: all checked, or a StatsError that says what is wrong.
+
+    With `mapped` the arrays stay in the file, and cannot be written to.
+    """
+    metadata, arrays = _read_tensors(path, mapped)
     if "stats" not in metadata:
         raise StatsError("is not a file of statistics", at=str(path), fix=FIX)
     header = _parse_header(metadata["stats"], metadata.get("format"), path)
@@ -116,7 +130,7 @@ def read(path: Path) -> tuple[Header, list[dict[str, Array]]]:
     return header, by_site
 
 
-def _read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
+def _read_tensors(path: Path, mapped: bool) -> tuple[dict[str, str], dict[str, Array]]:
     try:
         with safe_open(str(path), "np") as file:
             names = list(file.keys())
@@ -124,9 +138,23 @@ def _read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
                 dtype = file.get_slice(name).get_dtype()
                 if dtype != "F64":
                     raise StatsError(f"the array {name!r} has dtype {dtype}, not F64", at=str(path), fix=FIX)
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+            metadata: dict[str, str] = file.metadata() or {}
+            return metadata, _in_file(path) if mapped else {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise StatsError(f"cannot be read: {error}", at=str(path), fix=FIX) from error
+
+
+def _in_file(path: Path) -> dict[str, Array]:
+    """The arrays of a sound file as maps of it, which count as no memory of the process."""
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(content[:8], "little")
+    table = json.loads(content[8:start])
+    del table["__metadata__"]
+    return {
+        name: np.frombuffer(content, "<f8", math.prod(entry["shape"]), start + entry["data_offsets"][0]).reshape(entry["shape"])
+        for name, entry in table.items()
+    }  # fmt: skip
 
 
 def _parse_header(text: str, beside: str | None, path: Path) -> Header:

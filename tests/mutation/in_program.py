@@ -197,7 +197,7 @@ bug(
 )
 bug(
     "data-file-has-one-name",
-    "return xxhash.xxh3_128_digest(piece)",
+    "return xxhash.xxh3_128_digest(data)",
     "return bytes(16)",
     "new weights overwrite those of the model that is still there",
     *FILES,

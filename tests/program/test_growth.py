@@ -56,7 +56,7 @@ def traced(make: Callable[[], nn.Module], host: str, folder: Path) -> cmrc.Progr
     program = cmrc.trace(make().eval(), (X,))
     if host == "fx":
         return program
-    program.host.save(folder / "model.onnx", {})
+    program.host.save(folder / "model.onnx")
     return cmrc.trace(folder / "model.onnx")
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_grows_by_its_metadata_is_named_first(external: bool, tmp_pa
 
 def _tiny(path: Path) -> Path:
     program = cmrc.trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).eval(), (torch.ones(1, 2),))
-    program.host.save(path, {})
+    program.host.save(path)
     model = onnx.load(path)
     model.graph.node[1].output[0] = model.graph.node[2].input[0] = "h"
     onnx.save(model, path)

@@ -17,13 +17,14 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import numpy as np
 import torch
 from torch.export import Dim, ExportedProgram
 
 from cmrc.errors import HostError, TraceError, last_line
-from cmrc.files import new_folder
+from cmrc.files import fill, new_folder
 from cmrc.hosts.autograd.arrays import to_numpy, torch_dtype
 from cmrc.hosts.fx import modeling_cmrc
 from cmrc.hosts.fx.details import details
@@ -33,6 +34,7 @@ from cmrc.hosts.fx.load import Shapes, express
 from cmrc.hosts.fx.module import make_template
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import Written
+from cmrc.hosts.protocols import Metadata
 from cmrc.ir.graph import Array, Graph, Leaf, Node, Operand, Tensor
 from cmrc.ir.tensors import fold
 
@@ -41,7 +43,6 @@ DTYPES = {  # names in a safetensors header
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-CHUNK = 1 << 24  # bytes that are copied at a time
 ROWS = Dim("batch", min=1, max=2**16)
 LONGEST = 2**16  # tokens, where the config does not say
 SEQUENCE = 16  # tokens of the example that a text model is traced with; batch and length stay dynamic
@@ -145,7 +146,7 @@ class LoweredCheckpoint(FxHost):
     def save(
         self,
         path: Path,
-        metadata: Mapping[str, str],
+        metadata: Metadata = dict,
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
@@ -160,7 +161,7 @@ class LoweredCheckpoint(FxHost):
                 fix="save the module by load_into and save_pretrained, or write ONNX",
             )
         with new_folder(path) as folder:
-            _Writing(self._origin, self._written).write(folder, metadata)
+            _Writing(self._origin, self._written).write(folder, metadata())
 
 
 def _room(expression: Tensor, dtype: str, *, name: str, node: Node | None = None) -> torch.Tensor:
@@ -269,7 +270,7 @@ class _Writing:
         return torch.Size(shape).numel() * dtype.itemsize
 
     def _write_file(self, path: Path, names: list[str], metadata: Mapping[str, str]) -> None:
-        """Write a safetensors file with never more than one tensor in memory: lengths are known beforehand."""
+        """Write a safetensors file with never more than two tensors in memory: lengths are known beforehand."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
         start = 0
         for name in names:
@@ -279,10 +280,11 @@ class _Writing:
             start = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in names:
-                _write_array(file, self._array(name))
+        head = len(text).to_bytes(8, "little") + text
+        fill(path, [self._bytes(name) for name in names], lambda index: self._data(names[index]), head=head)
+
+    def _data(self, name: str) -> memoryview:
+        return np.ascontiguousarray(self._array(name)).reshape(-1).view(np.uint8).data
 
     def _array(self, name: str) -> Array:
         shape, dtype = self._kind(name)
@@ -304,12 +306,6 @@ class _Writing:
             raise HostError(
                 f"the model's own code does not compute the lowered graph: {problem}", fix="write ONNX: -o small.onnx"
             )
-
-
-def _write_array(file: BinaryIO, array: Array) -> None:
-    flat = array.reshape(-1).view("uint8")
-    for start in range(0, len(flat), CHUNK):
-        file.write(flat[start : start + CHUNK].data)
 
 
 def _differences(wanted: LiftedProgram, traced: LiftedProgram, zeros: set[str]) -> Iterator[str]:

@@ -4,7 +4,7 @@ host.graph             the mechanism graph                                      
 host.build(graph)      a host that computes an edited graph                     write.py
 host.run([x], taps)    outputs, then the tapped values                          module.py
 host.module()          a plain, trainable fx.GraphModule under the original parameter names
-host.save(path, {})    ONNX by torch.onnx.export, from the program as it is
+host.save(path)        ONNX by torch.onnx.export, from the program as it is
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cmrc.hosts.fx.network import FxNetwork, watch
 from cmrc.hosts.fx.piece import FxPiece, extract
 from cmrc.hosts.fx.read import LiftedReading
 from cmrc.hosts.fx.write import Written, write
-from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Runner
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Metadata, Runner
 from cmrc.ir.graph import Array, Graph
 
 
@@ -241,7 +241,7 @@ class FxHost:
     def save(
         self,
         path: Path,
-        metadata: Mapping[str, str],
+        metadata: Metadata = dict,
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,

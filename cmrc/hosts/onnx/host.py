@@ -4,7 +4,7 @@ host = OnnxHost.load("model.onnx")   or OnnxHost.from_model(onnx.ModelProto | on
 host.graph                          the mechanism graph                       read.py, ops (the table)
 host.build(graph)                   a clone that computes an edited graph     write.py
 host.run([x], taps=["relu"])        outputs, then the tapped values           session.py
-host.save("small.onnx", {})         whole or not at all                       save.py
+host.save("small.onnx")             whole or not at all                       save.py
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cmrc.hosts.onnx.save import bytes_on_disk, save, with_initializers
 from cmrc.hosts.onnx.session import OnnxPiece, Sessions, extract
 from cmrc.hosts.onnx.shapes import contradiction
 from cmrc.hosts.onnx.write import build
-from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Learner, Runner
+from cmrc.hosts.protocols import Derivatives, DerivativesRequest, Host, Learner, Metadata, Runner
 from cmrc.ir.graph import Array, Graph
 from cmrc.ir.tensors import within_last_bits
 
@@ -183,12 +183,12 @@ class OnnxHost:
     def save(
         self,
         path: str | os.PathLike[str],
-        metadata: Mapping[str, str],
+        metadata: Metadata = dict,
         *,
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
     ) -> tuple[int, int] | None:
-        """Write the model, with entries added to its metadata, whole or not at all.
+        """Write the model, with entries added to its metadata (asked for while weights are written), whole or not at all.
 
         The file that the model was loaded from is replaced only with `overwrite`. Its bytes and those of the new one are
         returned, if there is such a file.

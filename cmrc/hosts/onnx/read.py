@@ -7,9 +7,6 @@ per part, a fused op one for each thing it does). The bodies of If, Loop and Sca
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,8 +55,6 @@ from cmrc.ir.ops.layout import HIDDEN_UNITS
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
 from cmrc.ir.tensors import materialise
 
-MADV_POPULATE_READ = 22  # of Linux: read a whole range at once; Python's mmap has no name for it yet
-PREFETCHED = 1 << 20  # bytes from which on that is worth a system call
 FOLDED = {"pointwise", "reshape", "transpose", "concat", "select", "expand"}
 
 
@@ -411,16 +406,10 @@ def _size(size: str, bound: Mapping[str, int]) -> Dim:
 
 def _mapped(tensor: onnx_ir.ExternalTensor) -> Array:
     """A weight in its file, mapped only while somebody holds the array: a tensor that was read once stays in memory."""
-    mapped = onnx_ir.ExternalTensor(
+    return onnx_ir.ExternalTensor(
         tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
         base_dir=tensor.base_dir,
-    )  # fmt: skip
-    array = mapped.numpy()
-    if sys.platform == "linux" and mapped.raw is not None and mapped.nbytes >= PREFETCHED:
-        start = (mapped.offset or 0) // mmap.PAGESIZE * mmap.PAGESIZE
-        with contextlib.suppress(OSError):  # a kernel that does not know it reads page by page
-            mapped.raw.madvise(MADV_POPULATE_READ, start, mapped.nbytes)
-    return array
+    ).numpy()  # fmt: skip
 
 
 def _fold(step: Step, operands: Sequence[Tensor], value: Value) -> Tensor | None:

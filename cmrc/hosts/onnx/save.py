@@ -3,6 +3,9 @@
 Everything is first written to a staging folder beside the target and checked there. Weights that lie in a file of their own
 get a name by their content, `model.0123456789abcdef.onnx.data`, which no other weights have. That file is put in place first;
 the rename of the model that refers to it comes last. What only the replaced model used is removed afterwards.
+
+A weight is folded, hashed and written in one go. What the metadata say of the source's weights is found out meanwhile, by another
+thread that reads them in the same order, so that each comes from the disk once.
 """
 
 from __future__ import annotations
@@ -11,27 +14,25 @@ import contextlib
 import mmap
 import os
 import re
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir
-import xxhash
 
 from cmrc.errors import CmrcError, FileError, HostError, causes
-from cmrc.files import is_mentioned, locked, publish, require_writable, staging, target, writing
+from cmrc.files import fill, is_mentioned, locked, publish, require_writable, staging, target, writing
 from cmrc.hosts.onnx.nodes import dtype_name, values_of
+from cmrc.hosts.protocols import Metadata
 from cmrc.ir.graph import Array, as_dtype
 
 LARGEST = 1_800_000_000  # bytes in one file: protobuf ends at 2 GiB
-WORKERS = 4  # threads that write weights: more wait for the disk
-MANY = 1 << 28  # bytes of new weights from which on threads are worth their own memory
-PIECE = 1 << 28  # bytes of a file that one thread reads
-WEIGHTS = "weights"  # what the data file is called until its content is known
+APART = 256  # bytes up to which a weight stays in the model's own file
 
 
 def tensors(model: onnx_ir.Model) -> list[onnx_ir.TensorProtocol]:
@@ -76,13 +77,13 @@ def with_initializers(model: onnx_ir.Model, arrays: Mapping[str, Array]) -> onnx
 def save(
     model: onnx_ir.Model,
     path: Path,
-    metadata: Mapping[str, str],
+    metadata: Metadata,
     *,
     alive: Sequence[onnx_ir.Model],
     source: Path | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Write `model` with `metadata` added, and return its bytes; `alive` are the models whose external tensors may still be read, the source last.
+    """Write `model` with metadata added, and return its bytes; `alive` are the models whose external tensors may still be read, the source last.
 
     `source` is the file that the model was loaded from, which only `overwrite` lets go.
     """
@@ -95,14 +96,12 @@ def save(
     place = target(path)
     external = any(is_external(each) for each in alive) or is_large(model)
     with writing(path), staging(place.parent) as folder:
-        staged = folder / place.name
-        described = _described(model, metadata)
+        staged, data = folder / place.name, None
         with own_errors():
             if external:
-                _save_external(described, staged)
+                data = _save_external(model, staged, metadata)
             else:
-                _save_whole(described, staged)
-        data = _name_by_content(staged, folder / WEIGHTS, place.stem)
+                _save_whole(_described(model, metadata()), staged)
         if data is not None and place.parent.resolve() != path.parent.resolve():
             raise FileError(
                 f"cannot write {path}: it is a link into another folder, and the model stores its weights in a file beside it",
@@ -125,15 +124,49 @@ def _save_whole(model: onnx_ir.Model, path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
 
 
-def _save_external(model: onnx_ir.Model, path: Path) -> None:
-    """With the weights in a file of their own; many are folded and written by several threads, at most two of them in memory."""
-    external = onnx_ir.ExternalTensor  # is copied from file to file
-    sizes = [tensor.nbytes for tensor in tensors(model) if not isinstance(tensor, external)]
-    workers = min(os.cpu_count() or 1, WORKERS) if sum(sizes) >= MANY else 1
-    largest = max(sizes, default=0) or 1
-    onnx_ir.save(
-        model, path, format="protobuf", external_data=WEIGHTS, max_workers=workers, max_in_flight_bytes=largest
-    )
+def _save_external(model: onnx_ir.Model, path: Path, metadata: Metadata) -> Path | None:
+    """With the weights in a file of their own, which is returned; `None` where all of them are small."""
+    tensors_before = {value: value.const_value for graph in model.graphs() for value in graph.initializers.values()}
+    large = [(value, tensor) for value, tensor in tensors_before.items() if tensor is not None and _is_apart(tensor)]
+    sizes = [tensor.nbytes for _, tensor in large]
+    with ThreadPoolExecutor(1) as pool:
+        described = pool.submit(metadata)
+        data = path.with_name("weights")
+        digest = fill(data, sizes, lambda index: _bytes(large[index][1])) if large else b""
+        known = described.result()
+    if large:
+        data = data.rename(data.with_name(f"{path.stem}.{digest.hex()[:16]}.onnx.data"))
+    try:
+        start = 0
+        for value, tensor in large:
+            size, shape, name = tensor.nbytes, onnx_ir.Shape(tensor.shape.numpy()), tensor.name or ""
+            value.const_value = onnx_ir.ExternalTensor(
+                data.name, start, size, tensor.dtype, shape=shape, name=name, base_dir=path.parent
+            )
+            start += size
+        for value, small in tensors_before.items():
+            if value.const_value is small and isinstance(small, onnx_ir.ExternalTensor):
+                value.const_value = onnx_ir.Tensor(small.numpy().copy(), dtype=small.dtype, name=small.name)
+        path.write_bytes(onnx_ir.to_proto(_described(model, known)).SerializeToString())
+    finally:
+        for value, before in tensors_before.items():
+            value.const_value = before
+    return data if large else None
+
+
+def _is_apart(tensor: onnx_ir.TensorProtocol) -> bool:
+    return tensor.dtype != onnx_ir.DataType.STRING and tensor.nbytes > APART
+
+
+def _bytes(tensor: onnx_ir.TensorProtocol) -> memoryview:
+    """The bytes of a tensor as a file holds them, without a copy where that is possible."""
+    if isinstance(tensor, onnx_ir.ExternalTensor):
+        with open(tensor.path, "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return content[(start := tensor.offset or 0) : start + tensor.nbytes]
+    if tensor.dtype.bitwidth < 8 or sys.byteorder != "little":
+        return memoryview(tensor.tobytes())
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
 
 
 def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Model:
@@ -153,36 +186,6 @@ def _described(model: onnx_ir.Model, metadata: Mapping[str, str]) -> onnx_ir.Mod
 
 
 # ---------------------------------------------------------------- the data file
-
-
-def _name_by_content(staged: Path, weights: Path, stem: str) -> Path | None:
-    """Call the data file after what is in it, in the model too; `None` where the model has all its weights itself."""
-    if not weights.exists() or not weights.stat().st_size:
-        return None
-    data = weights.with_name(f"{stem}.{_digest(weights)}.onnx.data")
-    weights.rename(data)
-    model = onnx.load(staged, load_external_data=False)
-    for entry in _locations(model.graph):
-        entry.value = data.name
-    staged.write_bytes(model.SerializeToString())
-    return data
-
-
-def _digest(path: Path) -> str:
-    """The digest of a file's bytes. Where the file has several pieces, threads read them, and it is the digest of their digests."""
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        memoryview(content) as whole,
-        ThreadPoolExecutor(WORKERS) as pool,
-    ):
-        digests = list(pool.map(_digest_of_piece, repeat(whole), range(0, len(whole), PIECE)))
-    return (digests[0].hex() if len(digests) == 1 else xxhash.xxh3_128_hexdigest(b"".join(digests)))[:16]
-
-
-def _digest_of_piece(whole: memoryview, start: int) -> bytes:
-    with whole[start : start + PIECE] as piece:
-        return xxhash.xxh3_128_digest(piece)
 
 
 def _locations(graph: onnx.GraphProto) -> Iterator[onnx.StringStringEntryProto]:

@@ -68,7 +68,7 @@ def save_in_child(host: OnnxHost, target: Path, number: int, how: str) -> tuple[
     if not child:
         try:
             end_at(number, how, target.parent, report)
-            host.save(target, {})
+            host.save(target)
             os._exit(0)
         except FileError:
             os._exit(3)
@@ -102,7 +102,7 @@ def main(folder: Path, how: str) -> None:
             "which": which,
             "files": listing(target.parent),
         }
-        new.save(target, {})
+        new.save(target)
         y = OnnxHost.load(target).run([x])[0]
         records.append({**record, "then": listing(target.parent), "well": bool(np.array_equal(y, answers["new"]))})
     sys.stdout.write(json.dumps(records))

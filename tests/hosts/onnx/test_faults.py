@@ -23,7 +23,7 @@ def write(path: Path, seed: int, *, external: bool) -> None:
     weight = np.random.default_rng(seed).normal(size=(50, 80)).astype(np.float32)
     proto, plain = model("y = MatMul(x, w)", {"x": ("N", 50)}, "y", w=weight), path.with_name("plain.onnx")
     onnx.save(proto, plain, save_as_external_data=external, location="plain.onnx.data")
-    OnnxHost.load(plain).save(path, {})
+    OnnxHost.load(plain).save(path)
     for each in path.parent.glob("plain.*"):
         each.unlink()
 
@@ -55,7 +55,7 @@ from pathlib import Path
 from cmrc.hosts.onnx.host import OnnxHost
 host = OnnxHost.load(sys.argv[1])
 for _ in range(12):
-    host.save(Path(sys.argv[2]), {})
+    host.save(Path(sys.argv[2]))
 """
 
 

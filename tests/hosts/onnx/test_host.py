@@ -26,7 +26,7 @@ def test_annotations_are_kept_in_order_and_dropped_by_build(tmp_path: Path) -> N
     assert host.annotations() == []
     relu = next(node for node in marked.model.graph if node.op_type == "Relu")
     assert json.loads(relu.metadata_props["cmrc.do"]) == [[0, "a", entries[0][1]], [2, "a", entries[2][1]]]
-    marked.save(tmp_path / "m.onnx", {})
+    marked.save(tmp_path / "m.onnx")
     again = OnnxHost.load(tmp_path / "m.onnx")
     assert again.annotations() == [entry for _, entry in entries]
     assert again.build(again.graph).annotations() == []
@@ -79,14 +79,14 @@ def test_missing_or_short_external_data(tmp_path: Path) -> None:
 
 
 def test_the_path_never_imports_torch(tmp_path: Path) -> None:
-    mlp().save(tmp_path / "m.onnx", {})
+    mlp().save(tmp_path / "m.onnx")
     script = f"""
 import sys
 from cmrc.passes import pipeline as passes
 from cmrc.hosts.onnx.host import OnnxHost
 host = OnnxHost.load({str(tmp_path / "m.onnx")!r})
 assert "onnxruntime" not in sys.modules
-host.build(passes.run(host.graph).graph).save({str(tmp_path / "n.onnx")!r}, {{}})
+host.build(passes.run(host.graph).graph).save({str(tmp_path / "n.onnx")!r})
 import numpy
 host.run([numpy.ones((1, 5), numpy.float32)])
 assert "torch" not in sys.modules, "torch was imported"

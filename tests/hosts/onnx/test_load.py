@@ -272,7 +272,7 @@ def test_a_default_is_a_value_of_run_time_and_stays_an_input(tmp_path: Path) -> 
     )
     lowered = lower(host, [random(4, 5)], "a", 1, (0, 1), (5.0, 15.0))
     assert [value.name for value in lowered.model.graph.inputs] == ["x", "w3", "s"]
-    lowered.save(tmp_path / "m.onnx", {})
+    lowered.save(tmp_path / "m.onnx")
     again, x = OnnxHost.load(tmp_path / "m.onnx"), random(4, 5)
     assert list(again.inputs) == ["x"]
     plain, doubled = again.run({"x": x})[0], again.run({"x": x, "s": np.asarray(4.0, dtype=np.float32)})[0]
