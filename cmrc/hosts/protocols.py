@@ -68,12 +68,16 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """One batch with a teacher's answers: its outputs, some of its inner values, and labels if there are any."""
+    """One batch with a teacher's answers: its outputs, some of its inner values, and labels if there are any.
+
+    A lesson that does not `count` stands for no rows, where a process has none of a batch.
+    """
 
     inputs: Mapping[str, Array]
     outputs: Sequence[Array]
     values: Mapping[str, Array]
     labels: Array | None = None
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,15 @@ class Teaching:
     losses: tuple[str, ...]
     values: float
     labels: float
+
+
+Total = Callable[[Array], Array]
+"""Adds arrays of one shape up over the processes that work together."""
+
+
+def alone(array: Array) -> Array:
+    """The total of a process that works by itself."""
+    return array
 
 
 Runner = Callable[[Mapping[str, Array], Sequence[str]], list[Array]]
@@ -105,8 +118,12 @@ class Learner(Protocol):
         """A node where gradients stop, with its op; empty if they reach every trained parameter."""
         ...
 
-    def step(self, lesson: Lesson, teaching: Teaching, rate: float) -> float:
-        """One step of Adam; returns the loss before it. The rate is relative to the size of each parameter's numbers."""
+    def step(self, lesson: Lesson, teaching: Teaching, rate: float, total: Total = alone) -> float:
+        """One step of Adam; returns the loss before it. The rate is relative to the size of each parameter's numbers.
+
+        Where several processes learn together, each has its rows of the batch, and `total` adds arrays up over all of them. All
+        then take the same step, that of the whole batch.
+        """
         ...
 
     def loss(self, lesson: Lesson, teaching: Teaching) -> tuple[float, float]:
@@ -246,6 +263,15 @@ class Trainable(Protocol):
 
         The module is run on `args` and `kwargs`, and must then compute what this host computes.
         """
+
+
+@runtime_checkable
+class Exports(Protocol):
+    """A host whose model can be had as an ONNX model, under the same names of values."""
+
+    def exported(self) -> Host | None:
+        """That host, made once; `None` where the weights may not fit into memory."""
+        ...
 
 
 @runtime_checkable

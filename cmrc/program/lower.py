@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cmrc._version import __version__
-from cmrc.errors import GrowthError, HostError, InputError, PlanError, ResidueError
+from cmrc.errors import CmrcError, GrowthError, HostError, InputError, PlanError, ResidueError
 from cmrc.hosts.inputs import random_batches
-from cmrc.hosts.protocols import Host, ReportsUntied, Stored, Trainable
+from cmrc.hosts.protocols import Exports, Host, ReportsUntied, Stored, Trainable
 from cmrc.ir.cost import cost, stored_by_node
 from cmrc.ir.graph import Graph, Tensor
 from cmrc.passes import pipeline as passes
@@ -31,6 +31,7 @@ from cmrc.program.check import (
     folded_apart,
     nudged_host,
 )
+from cmrc.program.exported import agree, carried
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program, blaming_contradictions, trace
 from cmrc.program.report import Files, Report, make_report
@@ -163,7 +164,7 @@ class Lowered:
         the file that it points to is replaced.
         """
         known = {
-            KEY + name: json.dumps(found, sort_keys=True, allow_nan=False) for name, found in (results or {}).items()
+            KEY + name: json.dumps(result, sort_keys=True, allow_nan=False) for name, result in (results or {}).items()
         }
         if self.recovery is not None and self.recovery.trained:
             known[RECOVERED] = self.recovery.note
@@ -174,8 +175,27 @@ class Lowered:
             return {**provenance_of(self.program, self.plan), **known}
 
         with blaming_contradictions(self.program.host):
-            sizes = self.host.save(Path(path), metadata, overwrite=overwrite, output_names=output_names)
+            host = self.host
+            if self.program.exports_once and output_names is None and not retrained and not self.result.residue:
+                host = self.in_export() or host
+            sizes = host.save(Path(path), metadata, overwrite=overwrite, output_names=output_names)
+        self.program.exports_once = True
         self.files = None if sizes is None else Files(*sizes)
+
+    def in_export(self) -> Host | None:
+        """The same in ONNX, from the original's export; `None` where the lowered model has to be exported itself (`exported.py`)."""
+        torch = self.program.host
+        try:
+            original = torch.exported() if isinstance(torch, Exports) else None
+            if original is None:
+                return None
+            program, plan = Program(original), Plan(None, carried(self.plan.entries, torch, original))
+            program.require(plan)
+            result = passes.run(program.with_dos(plan), since=program.graph)
+            lowered = None if result.residue else original.build(result.graph)
+            return lowered if lowered is not None and agree(torch, self.host, lowered) else None
+        except CmrcError:
+            return None
 
     @cached_property
     def clamped(self) -> Host:

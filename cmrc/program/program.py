@@ -30,10 +30,14 @@ from cmrc.program.sites import Site, Sites
 
 @dataclass(eq=False, repr=False)
 class Program(Sites):
-    """What `cmrc.trace` returns. `args` and `options` are the arguments of the trace, for tracing the same module again."""
+    """What `cmrc.trace` returns. `args` and `options` are the arguments of the trace, for tracing the same module again.
+
+    With `exports_once` a torch model is exported once, and each plan is lowered in the export: from the second file on (`exported.py`).
+    """
 
     args: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    exports_once: bool = False
 
     def __repr__(self) -> str:
         return f"Program({self.host.kind}, {len(self.graph.nodes)} nodes, {len(self.axes)} sites)"
@@ -167,6 +171,7 @@ class Program(Sites):
         """Write the model with its annotations as ONNX. The file that it was loaded from is overwritten only with `overwrite=True`."""
         with blaming_contradictions(self.host):
             self.host.save(Path(path), overwrite=overwrite)
+        self.exports_once = True
 
 
 def trace(model: Any, args: tuple[Any, ...] = (), **options: Any) -> Program:

@@ -127,6 +127,9 @@ class CheckpointHost(FxHost):
         super().__init__(Patched(program, make_template(program)))
         self.folder, self.args, self.options = folder, args, options
 
+    def exported(self) -> None:
+        """None: the weights stay in their files."""
+
     def build(self, graph: Graph) -> LoweredCheckpoint:
         """A program with memory for the new weights, which are not computed; that memory is never touched."""
         return LoweredCheckpoint(self, graph, self.write(graph, fold=_room))

@@ -72,6 +72,7 @@ class FxHost:
             self._patched = patched
         self._stale = stale
         self._module: LoweredModule | None = None
+        self._exported: Host | None = None
         # the types and shapes that the module's tensors must have: they may be written to in place
         self._kinds: dict[str, Kind] = {}
 
@@ -238,6 +239,17 @@ class FxHost:
         plain = replace(self.program, graph=with_plain_layouts(self.program.graph))
         return to_onnx(to_exported(plain), output_names)
 
+    def exported(self) -> Host | None:
+        """The model as an ONNX host, exported once."""
+        if self._exported is None or self._module is not None:  # a module may have been trained since
+            self._exported = self._to_onnx_host()
+        return self._exported
+
+    def _to_onnx_host(self, output_names: Sequence[str] | None = None) -> Host:
+        from cmrc.hosts.onnx.host import OnnxHost  # only saving needs onnx; that host does not know this one
+
+        return OnnxHost.from_model(self.to_onnx(output_names))
+
     def save(
         self,
         path: Path,
@@ -246,9 +258,8 @@ class FxHost:
         overwrite: bool = False,
         output_names: Sequence[str] | None = None,
     ) -> tuple[int, int] | None:
-        from cmrc.hosts.onnx.host import OnnxHost  # only saving needs onnx; that host does not know this one
-
-        host = OnnxHost.from_model(self.to_onnx(output_names))
+        host = self.exported() if output_names is None else None
+        host = self._to_onnx_host(output_names) if host is None else host
         entries = [_carried(entry, host) for entry in self.annotations()]
         return (host.annotate(entries) if entries else host).save(path, metadata, overwrite=overwrite)
 
