@@ -36,6 +36,7 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
         "scaling",
         "llm_size",
         "beyond_memory",
+        "processes",
         "checkpoint_size",
     ),
 }

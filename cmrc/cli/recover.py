@@ -19,6 +19,7 @@ from cmrc.files import require_writable
 from cmrc.program.lower import lower
 from cmrc.program.program import trace
 from cmrc.recovery.recover import LABELS, RATE, VALUES, Round, recover
+from cmrc.statistics import distributed
 
 app = new_app()
 
@@ -84,19 +85,24 @@ def recover_command(
     """Lower a model by a plan, then train the result towards the original.
 
     Labels are not needed. The result is the best state on the held-out data, and never worse there than the lowered
-    model. It no longer equals the original with units replaced: judge it with `cmrc verify`.
+    model. It no longer equals the original with units replaced: judge it with `cmrc verify`. Under torchrun, each process
+    computes with its rows of every batch.
     """
-    with reported(as_json):
+    first = not distributed.shard()[0]
+    with reported(as_json), distributed.group():
         require_output(output, "a model", ".onnx", reads=[model, plan, data, held_out], force=force)
         if checkpoint is not None:
             require_writable(checkpoint)
         program = trace(model)
         lowered = lower(program, plan)
-        with shown(quiet or as_json) as tell:
+        with shown(quiet or as_json or not first) as tell:
             recovered = recover(
                 program, lowered, data, held_out=held_out, minutes=minutes, steps=steps, train=train, loss=loss,  # type: ignore[arg-type]
                 batch=batch, rate=rate, values=values, labels=labels, seed=seed, checkpoint=checkpoint, tell=tell,
+                spread=True,
             )  # fmt: skip
+        if not first:  # only the first process writes
+            return
         recovered.save(output, overwrite=force)
         recovery = recovered.recovery
         assert recovery is not None

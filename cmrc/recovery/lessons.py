@@ -109,6 +109,14 @@ class Pool:
             yield PoolRows(_take(part, rows), first + rows)
 
 
+def own_rows(rows: PoolRows, rank: int, world: int) -> tuple[PoolRows, bool]:
+    """The rows of a batch that one of several processes takes, and whether there are any; if not, one stands in."""
+    some = np.arange(rank, len(rows.places), world)
+    return PoolRows(
+        _take(rows.arrays, some if len(some) else np.arange(1)), rows.places[some if len(some) else [0]]
+    ), len(some) > 0
+
+
 def _rows(part: Part) -> int:
     return len(next(iter(part.values())))
 

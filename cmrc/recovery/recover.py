@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -25,10 +25,14 @@ from cmrc.hosts.protocols import Host, Learner, Lesson, Teaching
 from cmrc.ir.graph import Array
 from cmrc.program.lower import Lowered, Recovery
 from cmrc.program.program import Program
-from cmrc.recovery.lessons import Pool, PoolRows, Teacher
+from cmrc.recovery.lessons import Pool, PoolRows, Teacher, own_rows
 from cmrc.recovery.parameters import compared, folded, trainable
 from cmrc.recovery.refits import refitted
 from cmrc.recovery.saving import Saved, read
+from cmrc.statistics import distributed
+from cmrc.statistics.batches import fixed_batch
+
+Item = TypeVar("Item")
 
 ROUNDS = 20
 WARM = 0.1  # of the time
@@ -74,6 +78,7 @@ def recover(
     checkpoint: str | Path | None = None,
     tell: Callable[[Round], None] = lambda round: None,
     clock: Callable[[], float] = time.monotonic,
+    spread: bool = False,
 ) -> Lowered:
     """A lowered model whose weights were trained for some minutes towards the original, on unlabelled data.
 
@@ -86,6 +91,9 @@ def recover(
     With `steps` instead of `minutes` the result follows from the seed alone. `checkpoint` names a file from which a run that was
     interrupted goes on. `tell` hears of every round. The result's `recovery` says what was reached; a recovered model is no
     longer equal to the original with its units replaced, and `check` says so.
+
+    `spread` is for processes that torchrun started, all of which call this: each computes with its rows of every batch, all take the
+    same steps, those of one process up to rounding, and all return the same model.
     """
     if loss not in LOSSES:
         raise InputError(f"loss={loss!r} is not known", fix=f"use one of {', '.join(LOSSES)}")
@@ -102,7 +110,8 @@ def recover(
             loss, rate, values, labels, seed, None if steps else 60.0 * minutes, steps, refit, _mask_of(lowered)
         ),
         None if checkpoint is None else Path(checkpoint),
-        clock,
+        (lambda: distributed.from_first(clock)) if spread else clock,
+        distributed.shard() if spread else (0, 1),
     )
     run.go(tell)
     host = lowered.host.with_parameters(run.best) if run.is_better else lowered.host
@@ -146,6 +155,7 @@ class RecoveryRun:
     path: Path | None
     asked: str
     clock: Callable[[], float]
+    shard: tuple[int, int]  # which process this is, of how many
     step: int = 0
     spent: float = 0.0
     rounds: int = 0
@@ -167,6 +177,7 @@ class RecoveryRun:
         options: RecoveryOptions,
         path: Path | None,
         clock: Callable[[], float],
+        shard: tuple[int, int],
     ) -> RecoveryRun:
         chosen = folded(original.graph, small.graph) if train == "folded" else trainable(small.graph)
         if not chosen:
@@ -175,20 +186,30 @@ class RecoveryRun:
         use_labels = bool(options.labels) and pool.has_labels
         teacher = Teacher(original, compared(original, small) if options.values else (), use_labels, len(pool))
         judged = teacher.judged(apart)
+        if shard[1] > 1:
+            _require_rows(small, judged)
         teaching = Teaching(_kinds(judged[0].outputs, options.loss), options.values, options.labels)
         learner = small.learner(list(chosen))
         asked = _digest(options, list(chosen), teacher, pool, judged)
-        run = cls(learner, teacher, teaching, pool, judged, options, path, asked, clock)
+        run = cls(learner, teacher, teaching, pool, judged, options, path, asked, clock, shard)
         run.started = clock()
-        saved = None if path is None else read(path, asked)
+        saved = None if path is None else run.from_first(lambda: read(path, asked))
         if saved is not None:
             run.resume(saved)
         else:
             run.began = run.best_loss = run.judge()
             run.best = learner.parameters()
             if options.refit:
-                run.refit(refitted(original, small, pool, chosen, mask=options.mask, seed=options.seed))
+                run.refit(
+                    run.from_first(
+                        lambda: refitted(original, small, pool, chosen, mask=options.mask, seed=options.seed)
+                    )
+                )
         return run
+
+    def from_first(self, make: Callable[[], Item]) -> Item:
+        """What the first of the processes makes of it; unlike processors round unlike."""
+        return make() if self.shard[1] == 1 else distributed.from_first(make)
 
     def refit(self, fitted: dict[str, Array]) -> None:
         """Take what least squares found, if it is better on the held-out data."""
@@ -206,8 +227,7 @@ class RecoveryRun:
         losses: list[float] = []
         last = self.share
         for rows in self._rows():
-            lesson = self.teacher.teach(rows, values=self.share < INSIDE)
-            loss = self.learner.step(lesson, self.teaching, self.rate(self.share))
+            loss = self._learn(rows, self.share)
             self.step += 1
             losses.append(loss)
             if not math.isfinite(loss):
@@ -229,8 +249,17 @@ class RecoveryRun:
             if self.share >= 1.0 or self.slower < SLOWEST:
                 break
             self.save()
-        if self.path is not None:
+        if self.path is not None and not self.shard[0]:
             self.path.unlink(missing_ok=True)
+
+    def _learn(self, rows: PoolRows, share: float) -> float:
+        """A step with a batch; of several processes each takes its rows."""
+        if self.shard[1] == 1:
+            lesson = self.teacher.teach(rows, values=share < INSIDE)
+            return self.learner.step(lesson, self.teaching, self.rate(share))
+        own, counts = own_rows(rows, *self.shard)
+        lesson = replace(self.teacher.teach(own, values=share < INSIDE), counts=counts)
+        return self.learner.step(lesson, self.teaching, self.rate(share), distributed.total)
 
     def go_back(self) -> None:
         """Go back to the best parameters so far, and continue from there at a lower rate."""
@@ -263,7 +292,9 @@ class RecoveryRun:
 
     def judge(self) -> float:
         """The mean loss on the held-out data."""
-        pairs = [self.learner.loss(lesson, self.teaching) for lesson in self.judged]
+        rank, world = self.shard
+        pairs = [self.learner.loss(lesson, self.teaching) for lesson in self.judged[rank::world]]
+        pairs = pairs if world == 1 else [pair for own in distributed.from_each(pairs) for pair in own]
         loss = sum(total for total, _ in pairs) / sum(count for _, count in pairs)
         return loss if math.isfinite(loss) else math.inf
 
@@ -272,8 +303,11 @@ class RecoveryRun:
     def save(self) -> None:
         if self.path is None:
             return
+        spent = self.spent + self.clock() - self.started
+        if self.shard[0]:
+            return
         counts = {
-            "step": self.step, "spent": self.spent + self.clock() - self.started, "rounds": self.rounds,
+            "step": self.step, "spent": spent, "rounds": self.rounds,
             "since_best": self.since_best, "slower": self.slower, "began": self.began, "best_loss": self.best_loss,
             "refitted": self.refitted,
         }  # fmt: skip
@@ -306,6 +340,15 @@ class RecoveryRun:
             trained=tuple(self.best) if self.is_better else (),
             labels=self.teacher.trains_on_labels,
             stopped_at=self.learner.stopped_at,
+        )
+
+
+def _require_rows(host: Host, judged: Sequence[Lesson]) -> None:
+    """That a batch can be shared out: the model takes any number of rows, and answers each by itself."""
+    if fixed_batch(host.graph.inputs) or any(not output.ndim for lesson in judged for output in lesson.outputs):
+        raise InputError(
+            "several processes share out the rows of a batch, and this model takes a fixed number of rows, or gives one number for all",
+            fix="export it with a dynamic batch axis, or recover it in one process",
         )
 
 

@@ -1,4 +1,4 @@
-"""Several processes at one task: for `torchrun --nproc-per-node N -m cmrc calibrate ...`, and likewise `plan` and `verify`.
+"""Several processes at one task: for `torchrun --nproc-per-node N -m cmrc calibrate ...`, and likewise `plan`, `verify` and `recover`.
 
 Every process takes its own batches, and their statistics are put together by all-reduce. The merged mean is Σnᵢāᵢ/Σnᵢ; about it, each brings Mᵢ + nᵢ(āᵢ−ā)(āᵢ−ā)ᵀ; sums, minima
 and maxima reduce as they are; sampled rows are gathered.
@@ -97,6 +97,17 @@ def from_each(mine: Item) -> list[Item]:
     shared: list[Any] = [None] * shard()[1]
     distributed.all_gather_object(shared, mine)
     return shared
+
+
+def total(array: Array) -> Array:
+    """The sum of all processes' arrays, in its own type, the same in every one of them."""
+    import torch
+    import torch.distributed as distributed
+
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(array, device=device)
+    distributed.all_reduce(tensor)
+    return np.asarray(tensor.cpu().numpy())
 
 
 def all_merge_site(mine: SiteStats) -> SiteStats:
