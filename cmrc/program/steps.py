@@ -55,10 +55,8 @@ def pairs_between_steps(clamped: Graph, lowered: Graph, inputs: Mapping[str, Arr
         if node.name in before and got[str(node.inputs[0])].shape == before[node.name].shape:
             want, have = before[node.name], got[str(node.inputs[0])]
             apart = np.abs(want - have) > CLOSE * np.abs(want).max(initial=0.0)
-            if apart.any() and not _are_read(
-                lowered, inputs, node, apart
-            ):  # a replacement of what nobody reads is left out
-                have = np.where(apart, want, have)
+            if apart.any() and not _are_read(lowered, inputs, node, apart):
+                have = np.where(apart, want, have)  # a replacement of what nobody reads was left out
             yield want, have
     for want_name, name in zip(clamped.outputs, lowered.outputs, strict=True):
         yield expected[want_name], got[name]

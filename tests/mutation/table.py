@@ -7,6 +7,7 @@ from tests.mutation import (
     in_fx,
     in_ir,
     in_later,
+    in_newest,
     in_onnx,
     in_passes,
     in_planning,
@@ -27,5 +28,6 @@ ROOMS = {
     "planning": in_planning.bug,
     "verification": in_verification.bug,
     "later": in_later.bug,
+    "newest": in_newest.bug,
 }
 MUTANTS: dict[str, Mutant] = {row.name: row for table in ROOMS.values() for row in table.rows}

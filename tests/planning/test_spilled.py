@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,22 @@ def test_a_piece_that_is_done_is_not_run_again(
     assert ran[:5] == first
     assert (0, 0) not in ran[5:]
     require_equal(resumed, cmrc.calibrate(program, parts(), sites=SITES, need=NEED))
+
+
+class Changing:
+    """Other numbers each time they are read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        self.reads += 1
+        return iter([part + self.reads for part in parts()])
+
+
+def test_data_that_change_between_pieces_are_refused(program: cmrc.Program, tmp_path: Path) -> None:
+    with pytest.raises(StatsError, match="the data are not the same for every piece"):
+        calibrate_by_pieces(program, Changing(), tmp_path, sites=SITES)
 
 
 def test_what_cannot_be_done_is_refused(program: cmrc.Program, tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""Seeded bugs of what came last: hidden units, calibration piece by piece, sums in one order, values that are read in part."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Table
+
+bug = Table()
+RECURRENT = "tests/structures/test_recurrent.py"
+ONCE = "tests/fuzz/test_fuzz.py::test_what_failed_once"
+SPILLED = "tests/planning/test_spilled.py"
+NUMERICS = "tests/planning/test_numerics.py"
+
+# ---------------------------------------------------------------- hidden units of recurrent layers
+
+bug(
+    "ragged-ends-take-constants",
+    "    if moved and recurrence.ragged:\n",
+    "    if moved and recurrence.ragged and recurrence.resets_state:\n",
+    "a constant is returned behind the end of a sequence, where the op returns 0",
+    f"{RECURRENT}::test_what_is_not_exact_is_refused_with_the_mathematics",
+)
+bug(
+    "peepholes-keep-their-length",
+    "        inputs[recurrence.peepholes] = _rows(peepholes, keeps[0], hidden, 1)\n",
+    "        inputs[recurrence.peepholes] = _rows(peepholes, range(hidden), hidden, 1)\n",
+    "a narrower LSTM has the peepholes of all its units",
+    f"{RECURRENT}::test_constants_at_every_step",
+)
+bug(
+    "a-missing-bias-is-looked-up",
+    "            operand = inputs[place] if 0 <= place < len(inputs) else None",
+    "            operand = inputs[place] if place >= 0 else None",
+    "narrowing a layer that came out of a fold without a bias ends in a raw error",
+    f"{ONCE}[affine_in_front_of_narrowed_recurrent_layer]",
+)
+bug(
+    "last-state-without-a-shape",
+    "        last = [every[1:] for _ in last]\n",
+    "        pass\n",
+    "a replacement of hidden units meets a last state of no known rank",
+    f"{ONCE}[recurrent_layer_whose_last_state_has_no_shape]",
+)
+
+# ---------------------------------------------------------------- calibration piece by piece
+
+bug(
+    "next-piece-loses-its-values",
+    "        spill.forget_values(level - 1)\n",
+    "        spill.forget_values(level)\n",
+    "what the next piece reads is removed instead of what was read",
+    f"{SPILLED}::test_statistics_are_those_of_one_pass_to_the_last_bit",
+)
+bug(
+    "done-pieces-run-again",
+    "        return Stats.load(path) if path.exists() else None\n",
+    "        return None\n",
+    "after an interruption every piece is measured again",
+    f"{SPILLED}::test_a_piece_that_is_done_is_not_run_again",
+)
+bug(
+    "pieces-of-another-request",
+    "        if note.exists() and note.read_text() != self.asked:\n",
+    "        if note.exists() and not note.read_text():\n",
+    "pieces that were measured with other options are mixed with these",
+    f"{SPILLED}::test_what_cannot_be_done_is_refused",
+)
+bug(
+    "pieces-read-other-data",
+    "            if done and stats.data != done[0].data:\n",
+    "            if done and stats.data is None:\n",
+    "one piece is calibrated on other data than the rest",
+    f"{SPILLED}::test_data_that_change_between_pieces_are_refused",
+)
+
+# ---------------------------------------------------------------- sums in one order
+
+bug(
+    "sums-by-all-threads",
+    "                library.set_num_threads(1)\n",
+    "                library.set_num_threads(count)\n",
+    "OpenBLAS adds up in an order that depends on its threads",
+    f"{NUMERICS}::test_the_same_seed_gives_the_same_bytes_in_every_process_on_any_number_of_threads",
+)
+bug(
+    "upper-triangle-is-forgotten",
+    "        result[start:end, end:] = result[end:, start:end].T\n",
+    "        result[start:end, end:] = 0\n",
+    "products of distant units are 0 in the sums of a wide site",
+    "tests/test_one_order.py",
+)
+
+# ---------------------------------------------------------------- values that several readers read in part
+
+bug(
+    "a-single-reader-shares",
+    "            if len({reader.name for reader in readers}) > 1 and all(",
+    "            if len({reader.name for reader in readers}) > 0 and all(",
+    "a gather of one reader is said to be shared, and is no residue any more",
+    "tests/passes/test_pipeline.py",
+)
+bug(
+    "products-are-shared-too",
+    "        if node.op not in WEIGHS and not unknown and all(",
+    "        if not unknown and all(",
+    "what weights made is computed whole and read in part, without a word",
+    "tests/passes/test_pipeline.py",
+)
+
+# ---------------------------------------------------------------- files and configs
+
+bug(
+    "file-growth-the-wrong-way",
+    '            more["bytes in the file"] = self.files.after - self.files.before\n',
+    '            more["bytes in the file"] = self.files.before - self.files.after\n',
+    "a smaller file is called larger, and a larger one passes",
+    "tests/program/test_growth.py",
+)
+bug(
+    "two-models-share-a-config",
+    "            module.config = copy.deepcopy(config, copies)\n",
+    "            module.config = copies[id(config)] = config\n",
+    "the config of another model gets the widths of the lowered one",
+    "tests/hosts/fx/test_load.py",
+)
+bug(
+    "every-step-is-unread",
+    "            if apart.any() and not _are_read(lowered, inputs, node, apart):\n",
+    "            if apart.any():\n",
+    "a wrong fold in front of a rounding is not seen in float64",
+    "tests/program/test_check.py",
+    "tests/hosts/onnx/test_quantised.py",
+)
