@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from cmrc.ir.axes import compress, join, move, move_slab, spread
+from cmrc.ir.evaluate import keeps_numbers
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, attributes, literal, take
 from cmrc.ir.ops.affine import DoAttrs, LinearAttrs, SelectAttrs, slab_of
 from cmrc.ir.ops.functions import ALONG, AlongAttrs, PointwiseAttrs
@@ -81,6 +82,10 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
         return Declined("the replaced axis is broadcast here")
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     units = facts[min(facts)].units
+    if 0 in facts and keeps_numbers(node, {str(node.inputs[0]): sweep.values[facts[0].source].dtype}):
+        return sink(
+            sweep, node, facts, axis, units, facts[0].slab
+        )  # in float64: the weights are rounded once, at the end
     if not unknown and all(fact.units is units or fact.units == units for fact in facts.values()):
         return sink(sweep, node, facts, axis, units, _evaluate_pointwise(node, facts, axis, units))
     if _is_product_with_zeros(node, facts, axis):

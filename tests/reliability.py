@@ -65,17 +65,15 @@ def minutes(seconds: float) -> str:
 
 def fuzzing() -> str:
     rows: list[tuple[object, ...]] = [("cases", "equal after folding", "equal, something kept at run time", "refused", "wrong or raw", "mended on the way", "minutes", "commit", "command")]  # fmt: skip
-    known = {"onnx": "random ONNX graphs, by one state of the code", "onnx_fresh": "random ONNX graphs, fresh seeds, by the state with the mends", "onnx_wide": "random ONNX graphs, by several states", "onnx_before": "random ONNX graphs, by a narrower generator", "onnx_earlier": "random ONNX graphs, earlier", "torch": "random torch modules", "node_models": "node tests of onnx"}  # fmt: skip
+    known = {"onnx": "random ONNX graphs, by one state of the code", "onnx_fresh": "random ONNX graphs, fresh seeds, by the state with the mends", "torch": "random torch modules", "node_models": "node tests of onnx"}  # fmt: skip
     for name, what in known.items():
         record = read(f"fuzz/records/{name}.json")
         if record is not None:
             count = record.get("graphs", record.get("cases"))
             folded = record.get("folded", record.get("equal", 0))
             rows.append((f"{count:,} {what}", f"{folded:,}", f"{record.get('kept', 0):,}", f"{record.get('refused', 0):,}", len(record["failures"]), len(record.get("mended", ())), minutes(record["seconds"]), record["commit"], f"`{record['command']}`"))  # fmt: skip
-    now, fresh, wide, before, earlier = (
-        read(f"fuzz/records/{name}.json") or {}
-        for name in ("onnx", "onnx_fresh", "onnx_wide", "onnx_before", "onnx_earlier")
-    )
+    now, fresh = (read(f"fuzz/records/{name}.json") or {} for name in ("onnx", "onnx_fresh"))
+    more = f"\nFresh seeds: {fresh['note']}\n" if "note" in fresh else ""
     return f"""
 ## Differential fuzzing
 
@@ -86,18 +84,13 @@ The rest have no site to replace, or were too close to call (onnxruntime itself 
 `tests/fuzz/regressions`; the suite runs a few hundred cases with fixed and fresh seeds.
 
 By one state of the code: {now.get("note", "")}
-
-Fresh seeds: {fresh.get("note", "")}
-
-By several states: {wide.get("note", "")}
-
+{more}
 {now.get("grown", 0):,} of the clean folds hold more numbers than the model: the plan has more numbers (constants by position) than it saves, or uses
 of one shared weight became different. `lower` refuses them, and the fuzzer asks again with `growth="allow"`, since they must be right too. A
 file that grew and was not refused is a failure.
 
-By a narrower generator: {before.get("note", "")}
-
-The earlier run: {earlier.get("note", "")}
+Five earlier runs, by other states and partly with a narrower generator, judged 186,057 graphs (79,680 folded cleanly) and met 40 failures, all of
+them mended; one case of each kind is under `tests/fuzz/regressions`.
 """
 
 

@@ -34,11 +34,11 @@ bug(
     f"{ONCE}[affine_in_front_of_narrowed_recurrent_layer]",
 )
 bug(
-    "last-state-without-a-shape",
-    "        last = [every[1:] for _ in last]\n",
-    "        pass\n",
-    "a replacement of hidden units meets a last state of no known rank",
-    f"{ONCE}[recurrent_layer_whose_last_state_has_no_shape]",
+    "hidden-units-by-a-declared-symbol",
+    "    if x is not None:\n        every = (x[0]",
+    "    if x is not None and every is None:\n        every = (x[0]",
+    "the size of the hidden state is what the file calls it, and not what the weights have",
+    f"{ONCE}[recurrent_layer_of_declared_symbols]",
 )
 
 # ---------------------------------------------------------------- calibration piece by piece
@@ -127,6 +127,5 @@ bug(
     "            if apart.any() and not _are_read(lowered, inputs, node, apart):\n",
     "            if apart.any():\n",
     "a wrong fold in front of a rounding is not seen in float64",
-    "tests/program/test_check.py",
-    "tests/hosts/onnx/test_quantised.py",
+    "tests/program/test_check.py::test_a_wrong_fold_in_front_of_a_rounding_is_seen_in_float64",
 )

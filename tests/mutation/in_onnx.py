@@ -305,8 +305,8 @@ bug(
 )
 bug(
     "plane-of-the-whole-size",
-    "lead = _ints(patch, *(1,) * first)",
-    "lead = _ints(patch, *(2,) * first)",
+    'size = _sizes_from(patch, node, (1,) * first, "size")',
+    'size = _sizes_from(patch, node, (2,) * first, "size")',
     "a plane of ones has a batch of two",
     *CONV,
 )

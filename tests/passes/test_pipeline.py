@@ -141,6 +141,19 @@ def test_what_readers_share_is_read_in_part() -> None:
     left = run(with_do(with_do(parse(weighed), Do("s", 1, (0,), [0.0])), Do("t", 1, (1, 2), [0.0, 0.0])))
     assert {r.reason for r in left.residue} == {"readers need different parts of it"}  # there weights would be saved
     assert left.shared == []
+    behind = "%table = embedding(%ids, @table: float32[8,4]) : float32[N,4]\n%bias = linear(%table, @w: float32[4,4], _) {axis=1, w_in=1, w_out=0} :"
+    weighed = SHARED.replace("%bias = embedding(%ids, @table: float32[8,4]) :", behind)
+    left = run(with_do(with_do(parse(weighed), Do("s", 1, (0,), [0.0])), Do("t", 1, (1, 2), [0.0, 0.0])))
+    assert left.shared == []
+
+
+def test_what_one_reader_alone_reads_in_part_is_left_over() -> None:
+    lines = SHARED.replace("embedding(%ids, @table: float32[8,4])", "opaque(%ids) {| host_op='Table'}").splitlines(
+        keepends=True
+    )
+    alone = run(with_do(parse("".join([lines[0].replace(", %z", ""), *lines[1:5]])), Do("s", 1, (0,), [0.0])))
+    assert len(alone.residue) == 1
+    assert alone.shared == []
 
 
 def test_a_norm_behind_a_value_says_why_it_needs_every_unit() -> None:

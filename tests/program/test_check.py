@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from differential.models import chain, to_onnx
+from onnx import helper, numpy_helper
 from torch import nn
 
 import cmrc
@@ -18,6 +20,7 @@ from cmrc.hosts.inputs import random_batches
 from cmrc.ir.graph import Tensor, literal
 from cmrc.ir.tensors import constant
 from cmrc.program.check import FOLDED, USUAL, check_batches, clamped_in_float64, folded_apart, nudge
+from cmrc.program.steps import rounds_to_steps
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
@@ -403,6 +406,35 @@ def test_a_wrong_fold_that_float32_hides_is_seen_in_float64() -> None:
     assert apart > FOLDED
     assert not replace(right, folded=apart).holds
     assert "in float64 they differ by" in str(replace(right, folded=apart))
+
+
+def test_a_wrong_fold_in_front_of_a_rounding_is_seen_in_float64() -> None:
+    """Both roundings get the same steps, so that the outputs are equal: what is rounded is compared."""
+    rng = np.random.default_rng(0)
+    stored = {"a": rng.normal(size=(6, 8)), "b": rng.normal(size=(8, 3)), "step": np.array(0.05)}
+    arrays = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in stored.items()]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("Relu", ["h"], ["act"]), helper.make_node("MatMul", ["act", "b"], ["o"]),
+        helper.make_node("QuantizeLinear", ["o", "step", "zero"], ["q"]), helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["y"]),
+    ]  # fmt: skip
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, n]) for name, n in (("x", 6), ("y", 3))]
+    zero = numpy_helper.from_array(np.array(128, np.uint8), "zero")
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [*arrays, zero])
+    program = cmrc.trace(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=[2, 5], constant=[0.3, 0.2]))
+    bound = {"x": rng.normal(size=(4, 6)).astype(np.float32)}
+    right = folded_apart(program, lowered.plan.entries, lowered.graph, bound)
+    assert right is not None
+    assert right < 1e-14
+    rounded = next(n for n in lowered.graph.nodes if rounds_to_steps(n)).inputs[0]
+    place, added = next((i, n) for i, n in enumerate(lowered.graph.nodes) if n.name == rounded)
+    bias = added.inputs[-1]
+    assert isinstance(bias, Tensor)
+    moved = added.with_inputs((*added.inputs[:-1], literal(constant(bias) + 0.01)))
+    nodes_moved = (*lowered.graph.nodes[:place], moved, *lowered.graph.nodes[place + 1 :])
+    wrong = folded_apart(program, lowered.plan.entries, replace(lowered.graph, nodes=nodes_moved), bound)
+    assert wrong is not None
+    assert wrong > FOLDED
 
 
 @pytest.mark.parametrize("act", [torch.round, torch.sign], ids=["round", "sign"])

@@ -34,7 +34,7 @@ def asked(name: str) -> tuple[str, list[str]] | None:
     try:
         with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/json", timeout=60) as answer:
             document: dict[str, Any] = json.load(answer)
-    except (urllib.error.URLError, TimeoutError):
+    except OSError:  # no such page, or no answer
         return None
     return document["info"]["version"], [fault["id"] for fault in document["vulnerabilities"]]
 
