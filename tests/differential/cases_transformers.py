@@ -226,3 +226,32 @@ case(
     dynamic=("", "nt"),
     shrinks=True,
 )  # fmt: skip
+
+
+def _joined(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    heads = m.act(torch.einsum("bti,hci->bthc", x, m.apart))
+    return m.out(torch.einsum("bthc,hco->bto", heads, m.joined))
+
+
+case(  # onnxruntime's Einsum stays one op, whose letters cannot be told apart once they are joined
+    "einsum_over_two_letters",
+    lambda: net(_joined, apart=torch.rand(3, 4, 6), act=nn.ReLU(), joined=torch.rand(3, 4, 5), out=nn.Linear(5, 4)),
+    ("n", "t", 6),
+    const("act", [1], axis=2),
+    dynamic=("", "nt"),
+    hosts=("fx",),
+)
+
+
+def _repeated(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    shared = m.act(m.fc(x)).unflatten(-1, (3, 4)).repeat_interleave(2, dim=2)
+    return m.out((shared * m.scale).flatten(2))
+
+
+case(
+    "repeat_interleave",
+    lambda: net(_repeated, fc=nn.Linear(6, 12), act=nn.ReLU(), scale=torch.rand(6, 4), out=nn.Linear(24, 4)),
+    ("n", "t", 6),
+    const("act", [4, 5, 6, 7], 0.0),
+    dynamic=("", "nt"),
+)

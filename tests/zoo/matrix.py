@@ -45,6 +45,7 @@ from cmrc.files import write_whole  # noqa: E402
 ANSWER = "@answer "
 HOSTS = ("torch", "ONNX", PEER)
 Record = dict[str, Any]
+ROOMS = ("cmrc/ir", "cmrc/hosts", "cmrc/program", "passes")  # what an answer depends on
 
 
 # ---------------------------------------------------------------- records
@@ -54,8 +55,7 @@ def digest(entry: Entry) -> str:
     """What an answer depends on: the compiler, the questions, the model, and the packages."""
     hashed = hashlib.sha256()
     code = [
-        *ROOT.glob("cmrc/**/*.py"),
-        *ROOT.glob("passes/*.py"),
+        *(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py")),
         *(HERE / f"{name}.py" for name in ("asking", "inner", "peer")),
     ]
     for path in sorted(code):

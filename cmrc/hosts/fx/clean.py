@@ -5,7 +5,8 @@ lstm(x)       ->   lstm(lstm(x)), if it has two layers
 glu(x)        ->   a, b = halves of x;  a * sigmoid(b)
 stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
-einsum        ->   transposes and a product, if it contracts one letter
+einsum        ->   transposes and a product, if it contracts letters of two operands
+repeat_interleave -> unsqueeze, expand, flatten
 baddbmm       ->   add(x, bmm(a, b))
 copy(x, y)    ->   y, expanded to the size of x
 slice_scatter ->   cat(the part before, the new part, the part after)
@@ -223,7 +224,7 @@ def _spell_einsum(a: Arguments) -> None:
     over = [c for c in shared if c not in result]
     mine, theirs = ([c for c in side if c not in shared] for side in (left, right))
     plain = all(len(set(part)) == len(part) for part in (left, right, result))
-    if not plain or len(over) != 1 or not theirs or set(result) != {*batch, *mine, *theirs}:
+    if not plain or not over or not theirs or set(result) != {*batch, *mine, *theirs}:
         return
     sizes = dict(zip(right, operands[1].meta["val"].shape, strict=True))
     if len(theirs) > 1 and not all(isinstance(sizes[c], int) for c in theirs):
@@ -231,6 +232,9 @@ def _spell_einsum(a: Arguments) -> None:
     lead, rows = (mine[:-1], mine[-1:]) if batch else ([], mine)  # the second operand is the same along those that lead
     first = _turned_to(a.node, operands[0], left, [*lead, *batch, *rows, *over])
     second = _turned_to(a.node, operands[1], right, [*batch, *over, *theirs])
+    if len(over) > 1:
+        first = _call(a.node, aten.flatten.using_ints, first, -len(over), -1)
+        second = _call(a.node, aten.flatten.using_ints, second, len(batch), len(batch) + len(over) - 1)
     if len(theirs) > 1:
         second = _call(a.node, aten.flatten.using_ints, second, -len(theirs), -1)
     order = [*lead, *batch, *rows, *theirs]
@@ -242,6 +246,17 @@ def _spell_einsum(a: Arguments) -> None:
     if len(theirs) > 1:
         product = _call(a.node, aten.unflatten.int, product, -1, [int(sizes[c]) for c in theirs])
     _become(a.node, aten.permute.default, product, [order.index(c) for c in result])
+
+
+def _spell_repeat(a: Arguments) -> None:
+    """Each position so many times in a row."""
+    times = a["repeats"]
+    if not isinstance(times, int) or a["dim"] is None:
+        return
+    axis = int(a["dim"]) % a.rank()
+    rows = _call(a.node, aten.unsqueeze.default, a["self"], axis + 1)
+    copies = _call(a.node, aten.expand.default, rows, [times if d == axis + 1 else -1 for d in range(a.rank() + 1)])
+    _become(a.node, aten.flatten.using_ints, copies, axis, axis + 1)
 
 
 def _turned_to(node: fx.Node, x: fx.Node, letters: str, order: list[str]) -> fx.Node:
@@ -362,6 +377,7 @@ SPELLED = {
     aten.glu.default: _spell_glu,
     aten.gru.input: _spell_layers,
     aten.lstm.input: _spell_layers,
+    aten.repeat_interleave.self_int: _spell_repeat,
     aten.rnn_relu.input: _spell_layers,
     aten.rnn_tanh.input: _spell_layers,
     aten.squeeze.default: _spell_squeeze,
