@@ -194,8 +194,8 @@ bug(
 )
 bug(
     "protected-sites-change",
-    "if site.value not in protected]",
-    "]",
+    "if site.value not in protected and bool",
+    "if bool",
     "a protected site is planned like the others",
     COUNTS,
 )

@@ -398,6 +398,9 @@ def test_statistics_are_those_of_every_run() -> None:
     (site,) = stats.sites.values()
     assert site.count == 60
     assert distance(site.mean, np.concatenate(rows).mean(0)) <= EXACT_F32
+    outputs = program.run({"x": x}, taps=["side", "loop/body/a"])
+    assert distance(outputs[1], side) <= EXACT_F32
+    assert distance(outputs[2], np.concatenate(rows)) <= EXACT_F32
 
 
 def test_statistics_of_a_branch_are_those_of_the_batches_that_take_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -175,7 +175,8 @@ def plan_for(
         for i, (site, chosen) in enumerate(asked):
             rng = drawn_for(program, site)
             drawn = rng.normal(0.3, 0.5, len(chosen))
-            constants = drawn if inputs is None else like(seen[i], site, chosen, rng, whole=is_quantised(program))
+            unseen = inputs is None or not seen[i].size  # a branch that these inputs do not take
+            constants = drawn if unseen else like(seen[i], site, chosen, rng, whole=is_quantised(program))
             plan.do(site.value, units=chosen, constant=constants, axis=site.axis)
     if request in ("heads", "both"):
         for site, shared in head_sites(program):
@@ -470,10 +471,19 @@ def normalised(x: torch.Tensor, *rest: Any) -> torch.Tensor:
 def stored(path: Path) -> int:
     """The floating-point numbers that an ONNX file holds, and those that are stored as small integers."""
     kinds = [getattr(onnx.TensorProto, kind) for kind in STORED]
-    graph = onnx.load(path, load_external_data=False).graph
-    constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"]
-    tensors = [*graph.initializer, *constants]
+    tensors = tensors_of(onnx.load(path, load_external_data=False).graph)
     return sum(int(np.prod(tensor.dims)) for tensor in tensors if tensor.data_type in kinds)
+
+
+def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Those of the bodies inside it as well."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from tensors_of(attribute.g)
 
 
 def used_as_onnx(

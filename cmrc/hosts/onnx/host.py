@@ -86,6 +86,15 @@ class OnnxHost:
         return Sessions(self.model, self.providers)
 
     @cached_property
+    def _inside(self) -> frozenset[str]:
+        """The values inside bodies."""
+        return frozenset(value.name for node in self.graph.nodes if node.marks.body for value in node.outputs)
+
+    @cached_property
+    def _shown(self) -> dict[tuple[str, ...], OnnxPiece]:
+        return {}
+
+    @cached_property
     def _reading(self) -> ModelReading:
         return read(self.model)
 
@@ -118,8 +127,16 @@ class OnnxHost:
         return self._another(build(self.model, self._reading, graph))
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], taps: Sequence[str] = ()) -> list[Array]:
-        """The outputs for one batch, then the tapped values."""
-        return self._sessions.run(inputs, taps)
+        """The outputs for one batch, then the tapped values; of a value inside a loop those of every run, one behind the other."""
+        inside = tuple(dict.fromkeys(tap for tap in taps if tap in self._inside)) if taps else ()
+        if not inside:
+            return self._sessions.run(inputs, taps)
+        if inside not in self._shown:
+            self._shown[inside] = self.extract(self.inputs, inside)
+        shown = self._shown[inside].run(self.bind(inputs))
+        seen = iter(self._sessions.run(inputs, [tap for tap in taps if tap not in shown]))
+        outputs = [next(seen) for _ in self.model.graph.outputs]
+        return [*outputs, *(shown[tap] if tap in shown else next(seen) for tap in taps)]
 
     def bind(self, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
         """The inputs by name."""
