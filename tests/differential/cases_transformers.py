@@ -233,7 +233,7 @@ def _joined(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return m.out(torch.einsum("bthc,hco->bto", heads, m.joined))
 
 
-case(  # onnxruntime's Einsum stays one op, whose letters cannot be told apart once they are joined
+case(  # onnxruntime's Einsum stays one op, which cannot lose part of two joined letters
     "einsum_over_two_letters",
     lambda: net(_joined, apart=torch.rand(3, 4, 6), act=nn.ReLU(), joined=torch.rand(3, 4, 5), out=nn.Linear(5, 4)),
     ("n", "t", 6),
