@@ -141,7 +141,7 @@ def show_summary(program: Program, sites: Sequence[Site], folds: bool) -> None:
     if hidden:
         terminal.out.print(f"{'hidden':<8} units of recurrent layers, replaced at every step: {listed(hidden, 4)}")
     if inside:
-        terminal.out.print(f"{'inside':<8} If, Loop or Scan: {listed(inside, 4)}")
+        terminal.out.print(f"{'inside':<8} {len(inside)} of those that fold lie in If, Loop or Scan, as {inside[0]}")
 
 
 def why_none(program: Program) -> str:

@@ -75,7 +75,7 @@ def _take(program: Program, recipe: Recipe, planning: Planning, ranked: Ranked, 
     if not outcome.folds:
         planning.left_out[ranked.site.name] = f"a replaced unit {outcome}"
         return
-    made = record_of_plan(recipe, stats, [ranked], [count], {})
-    after.made = {**made, **after.made, "sites": {**after.made.get("sites", {}), **made["sites"]}}
+    record = record_of_plan(recipe, stats, [ranked], [count], {})
+    after.made = {**record, **after.made, "sites": {**after.made.get("sites", {}), **record["sites"]}}
     after.scores[ranked.site.name] = ranked.order.by_unit()
     planning.result = after

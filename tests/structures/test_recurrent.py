@@ -306,8 +306,8 @@ def test_a_default_plan_has_hidden_units(keep: Any) -> None:
     assert lowered.check([x]).holds
     rng, plain = np.random.default_rng(0), program.run([x])[0]
 
-    def apart(made: cmrc.Plan) -> float:
-        return float(np.square(cmrc.lower(program, made).host.run([x])[0] - plain).mean())
+    def apart(chosen: cmrc.Plan) -> float:
+        return float(np.square(cmrc.lower(program, chosen).host.run([x])[0] - plain).mean())
 
     by_chance = []
     for _ in range(4):
