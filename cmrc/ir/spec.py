@@ -133,7 +133,7 @@ class Op:
 
     @cached_property
     def fitting_forms(self) -> set[tuple[object, ...]]:
-        """The forms of nodes, by the types of operands and attributes, that were checked and fit (`verify.py`)."""
+        """The types of operands, and the names and types of attributes, that were checked and fit (`verify.py`)."""
         return set()
 
     @cached_property

@@ -14,15 +14,16 @@ from cmrc.ir.spec import Op, OperandSpec, Takes
 def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
     """Check that operands are defined before their use, names are unique, and every node fits its op's spec: operands, attributes, shapes.
 
-    `since` is a verified graph: its nodes are not checked again if they read the very same values.
+    `since` is a verified graph: its nodes are not checked again if they read the very same values, and attributes that it
+    shares are not checked again either.
     """
-    verified = set(map(id, since.nodes)) if since is not None else set[int]()
+    verified = {id(node.attrs): node for node in since.nodes} if since is not None else {}
     before = since.by_name if since is not None else {}
     values = {value.name: value for value in graph.inputs}
     changed = {name for name, value in values.items() if before.get(name) is not value}
     for node in graph.nodes:
-        known = id(node) in verified
-        fits = known
+        known = verified.get(id(node.attrs))
+        fits = known is node
         for operand in node.inputs:
             if type(operand) is str:
                 if operand not in values:
@@ -30,7 +31,7 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
                 if operand in changed:
                     fits = False
         if not fits:
-            problem = _problem(node, values)
+            problem = _problem(node, values, same_attributes=known is not None and known.op == node.op)
             if problem:
                 raise GraphError(node.label, node.kind, problem)
         for value in node.outputs:
@@ -38,26 +39,33 @@ def verify_graph(graph: Graph, *, since: Graph | None = None) -> None:
             if name in values:
                 raise GraphError(node.label, node.kind, f"defines %{name} a second time")
             values[name] = value
-            if not known and before.get(name) is not value:
+            if known is not node and before.get(name) is not value:
                 changed.add(name)
     for name in graph.outputs:
         if name not in values:
             raise GraphError("output", "output", f"%{name} is not defined")
 
 
-def _problem(node: Node, values: Mapping[str, Value]) -> str:
+def _problem(node: Node, values: Mapping[str, Value], *, same_attributes: bool) -> str:
     """What is wrong with a node that reads these values, or nothing."""
     op = OPS.get(node.op)
     if op is None or op.shape is None:
         raise GraphError(node.label, node.op, "is not an op of the IR")
-    attrs = node.attrs
-    # What the declarations say depends on this alone; few of these forms occur, and each is checked once.
-    form = (tuple(map(type, node.inputs)), str(attrs.get("fn")), tuple(attrs), tuple(map(type, attrs.values())))
+    # What the declarations say depends on these forms alone. Few of them occur, and each is checked once.
+    form: tuple[object, ...] = tuple(map(type, node.inputs))
     if form not in op.fitting_forms:
-        problem = _operand_problem(op.operands, node.inputs) or _attribute_problem(op, attrs)
+        problem = _operand_problem(op.operands, node.inputs)
         if problem:
             return problem
         op.fitting_forms.add(form)
+    if not same_attributes:
+        attrs = node.attrs
+        form = (str(attrs.get("fn")), *attrs, *map(type, attrs.values()))
+        if form not in op.fitting_forms:
+            problem = _attribute_problem(op, attrs)
+            if problem:
+                return problem
+            op.fitting_forms.add(form)
     shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
     return op.shape(node, shapes)
 

@@ -366,12 +366,15 @@ def pointwise_shape(node: Node, shapes: Shapes) -> str:
     out = node.output.shape
     align = attrs.get("align") or (None,) * len(shapes)
     for shape, dims in zip(shapes, align, strict=True):
-        if shape is None or (shape == out and dims is None):
+        if shape is None or (dims is None and shape == out):
             continue
         if dims is None and len(shape) > len(out):
             return f"an operand of shape {shape} does not fit the result {out}"
-        for size, dim in zip(shape, dims if dims is not None else range(len(out) - len(shape), len(out)), strict=True):
-            if size != 1 and size != out[dim] and isinstance(size, int) and isinstance(out[dim], int):
+        beside = out[len(out) - len(shape) :] if dims is None else tuple([out[dim] for dim in dims])
+        if shape == beside:
+            continue
+        for size, other in zip(shape, beside, strict=True):
+            if size != other and size != 1 and differ(size, other):
                 return f"an operand of shape {shape} does not fit the result {out}"
     return ""
 
