@@ -186,7 +186,8 @@ class Taps:
 
     def _run(self, host: Host, batch: Batch) -> Mapping[str, Array]:
         if id(host) not in self._pieces:
-            names = dict.fromkeys([*self.names.values(), *([self.beside.value] if self.beside else [])])
+            beside = [self.beside.value] if self.beside else list[str]()
+            names = dict.fromkeys([*self.names.values(), *beside])
             self._pieces[id(host)] = host.extract([value.name for value in host.graph.inputs], list(names))
         values: Mapping[str, Array] = self._pieces[id(host)].run(host.bind(batch.inputs))
         return {**values, **{site: values[name] for site, name in self.names.items()}}
