@@ -34,11 +34,11 @@ bug(
     f"{ONCE}[affine_in_front_of_narrowed_recurrent_layer]",
 )
 bug(
-    "hidden-units-by-a-declared-symbol",
-    "    if x is not None:\n        every = (x[0]",
-    "    if x is not None and every is None:\n        every = (x[0]",
-    "the size of the hidden state is what the file calls it, and not what the weights have",
-    f"{ONCE}[recurrent_layer_of_declared_symbols]",
+    "type-of-a-layer-by-its-input-alone",
+    "for o in operands[:3] if (kind := self._dtype_of(o))",
+    "for o in operands[:1] if (kind := self._dtype_of(o))",
+    "a recurrent layer behind an op that nobody can type has no type, though its weights have one",
+    f"{ONCE}[recurrent_layer_of_a_type_that_nobody_says]",
 )
 
 # ---------------------------------------------------------------- calibration piece by piece

@@ -340,9 +340,8 @@ class _Reader:
         operands, like = view.operands, "unknown"
         if recurrent:  # a bias that is left out may come
             operands += (None,) * (4 - len(operands))
-            like = next(
-                (kind for o in operands[:3] if (kind := self._dtype_of(o)) != like), like
-            )  # they are all of one type
+            # the sequence and the weights are all of one type
+            like = next((kind for o in operands[:3] if (kind := self._dtype_of(o)) != like), like)
             marks = replace(marks, why=marks.why or HIDDEN_UNITS, weighed=((1, 3),), recurrence=recurrence(view.node))
         known = OPAQUE.get(row_name(view.node))
         described = [(shape, like) for shape in view.inferred] if known is None else known(view)
