@@ -52,7 +52,7 @@ bug(
 )
 bug(
     "done-pieces-run-again",
-    "        return Stats.load(path) if path.exists() else None\n",
+    "        return Stats.load(path, mapped=True) if path.exists() else None\n",
     "        return None\n",
     "after an interruption every piece is measured again",
     f"{SPILLED}::test_a_piece_that_is_done_is_not_run_again",
