@@ -85,18 +85,18 @@ class Unrolled:
         operands |= {STATE: given["h"], **({CELL: given["c"]} if wide else {})}
         step.ClearField("input")
         step.input.extend(operands.get(place, "") for place in range(max(operands) + 1))
-        made, held = self._name("made"), self._name("held")
+        computed, replaced = self._name("computed"), self._name("replaced")
         del step.output[:]
-        step.output.extend(["", made, *([self._name("cell")] if wide else [])])
+        step.output.extend(["", computed, *([self._name("cell")] if wide else [])])
         self.nodes.append(step)
-        self.nodes += self.clamp(made, held, made)
-        after, returned = [held, *step.output[2:]], held
+        self.nodes += self.clamp(computed, replaced, computed)
+        after, returned = [replaced, *step.output[2:]], replaced
         if lengths:
             now = self._add("Less", [given["t"], self._add("Cast", [lengths], to=onnx.TensorProto.INT64)])
             running = self._add("Reshape", [now, self._hold([1, -1, 1])])
             after = [self._add("Where", [running, new, given[name]]) for name, new in zip(names, after, strict=False)]
-            nothing = self._add("Sub", [held, held])
-            returned = self._add("Where", [running, held, nothing])
+            nothing = self._add("Sub", [replaced, replaced])
+            returned = self._add("Where", [running, replaced, nothing])
             after.append(self._add("Sub" if backwards else "Add", [given["t"], self._hold([1])]))
         written = [self._add("Identity", [name]) for name in [*after, returned]]
         kinds = {"t": onnx.TensorProto.INT64}

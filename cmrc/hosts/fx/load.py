@@ -145,7 +145,11 @@ def update_configs(model: torch.nn.Module, before: Mapping[str, torch.Size], und
 
     `before` has the shapes of the parameters that were replaced, under their new owner's names.
     """
-    changes = [(id(config), name, value) for config, found in _changes(model, before) for name, value in found.items()]
+    changes = [
+        (id(config), name, value)
+        for config, attributes_now in _changes(model, before)
+        for name, value in attributes_now.items()
+    ]
     if changes:
         own = _own_configs(model, undo)
         for config, name, value in changes:
