@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cmrc.hosts.protocols import Host
+from cmrc.ir.bodies import without_bodies
 from cmrc.ir.graph import Graph, Leaf, Node, Operand, attributes, leaves_of
 from cmrc.ir.spec import FunctionAttrs
 
@@ -18,14 +19,20 @@ VALUES = 4  # inner values that are compared
 def trainable(graph: Graph) -> dict[str, Leaf]:
     """Weights and biases of affine ops, of norms, and vectors that are added or multiplied.
 
-    Not trained are the statistics of batch norm, tables of embeddings, positions and masks.
+    Not trained are the statistics of batch norm, tables of embeddings, positions and masks, and what the body of an If, Loop or Scan
+    reads, since gradients do not pass it.
     """
     leaves: dict[str, Leaf] = {}
-    for node in graph.nodes:
+    outside = without_bodies(graph)
+    for node in outside.nodes:
         for operand in _parameters(node):
             for leaf in leaves_of(operand) if operand is not None and not isinstance(operand, str) else ():
                 if leaf.dtype.startswith(("float", "bfloat")):
                     leaves[leaf.name] = leaf
+    if outside is not graph:
+        names = {node.name for node in outside.nodes}
+        inside = Graph((), tuple(node for node in graph.nodes if node.name not in names), ()).leaves()
+        return {name: leaf for name, leaf in leaves.items() if name not in inside}
     return leaves
 
 
@@ -62,10 +69,11 @@ def compared(original: Host, small: Host) -> tuple[str, ...]:
     Those that several nodes read come first: there a residual network keeps what it knows.
     """
     theirs, names = original.graph.values(), set(original.graph.outputs)
-    readers = small.graph.readers
+    graph = without_bodies(small.graph)
+    readers = graph.readers
     alike = [
         node.name
-        for node in small.graph.nodes
+        for node in graph.nodes
         if node.name not in names
         and node.name in theirs
         and node.op != "opaque"
@@ -76,7 +84,7 @@ def compared(original: Host, small: Host) -> tuple[str, ...]:
         and node.output.dtype.startswith(("float", "bfloat"))
     ]
     shared = [name for name in alike if len(readers[name]) > 1]
-    affine = [node.name for node in small.graph.nodes if node.name in set(alike) and node.op in ("linear", "conv")]
+    affine = [node.name for node in graph.nodes if node.name in set(alike) and node.op in ("linear", "conv")]
     chosen = shared if len(shared) >= VALUES else affine
     places = np.linspace(0, len(chosen) - 1, min(VALUES, len(chosen))).round().astype(int)
     return tuple(chosen[place] for place in places)

@@ -82,6 +82,9 @@ def calibrate(
     """
     needs = _require_known_needs(need, curvature)
     columns = [columns_of(program, site, position_of(positions, site)) for site in choose(program, sites, apart=True)]
+    for apart in (c for c in columns if needs & BY_DERIVATIVES and program.why_apart(c.value)):
+        fix = "use an objective without gradients here, such as reconstruction; or leave this site out"
+        raise StatsError(f"gradients do not reach it: {program.why_apart(apart.value)}", node=apart.name, fix=fix)
     recorded = {"need": sorted(needs), "seed": seed, "positions": {c.name: c.positions for c in columns}}
     if needs & BY_DERIVATIVES:
         recorded |= {"loss": loss, "curvature": curvature, "draws": draws}

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tolerances import EXACT_F32, distance
 
 import cmrc
-from cmrc.errors import ResidueError, SiteError
+from cmrc.errors import HostError, ResidueError, SiteError, StatsError
 from cmrc.ir.bodies import without_bodies
 from cmrc.ir.graph import Array
 from cmrc.ir.text import parse, to_text
@@ -443,3 +443,15 @@ def test_what_runs_a_different_number_of_times_is_left_out_by_name() -> None:
     assert plan.made["sites"].keys() == {"u", "loop/body/a"}
     assert plan.made["left_out"].keys() == {"loop/body/inner/then/ai", "loop/body/inner/else/ai"}
     assert all("it is inside loop (Loop)" in reason for reason in plan.made["left_out"].values())
+
+
+def test_gradients_end_at_a_body() -> None:
+    """Training says so, and so do statistics with gradients."""
+    program, data = cmrc.trace(three_runs()), [{"x": random(32, READ)}] * 4
+    with pytest.raises(StatsError, match="gradients do not reach it: it is inside loop"):
+        cmrc.calibrate(program, data, sites="loop/body/a", need=["curvature"], loss="logit")
+    lowered = cmrc.lower(program, cmrc.plan(program, data=data, keep=0.5))
+    with pytest.raises(
+        HostError, match=r"no gradient reaches the parameters that lowering changed: it stops at loop \(Loop\)"
+    ):
+        cmrc.recover(program, lowered, data, steps=5)

@@ -57,6 +57,12 @@ class TorchLearner:
                 ]
                 loss = loss + teaching.values * torch.stack(apart).mean()
             loss = loss if lesson.counts else 0.0 * loss
+            if not loss.requires_grad:
+                reason = "no gradient reaches the parameters that lowering changed"
+                raise HostError(
+                    f"{reason}: it stops at {self.stopped_at}",
+                    fix="keep the model as it was lowered, or train it before export",
+                )
             self.adam.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
         size = float(total(np.array([float(loss.detach())]))[0])
