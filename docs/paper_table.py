@@ -116,12 +116,12 @@ def affine_sizes(method: str) -> str:
 
 def sized_on_mnist() -> str:
     """What CMR-Affine gains by more samples on MNIST, and how many of the few count by their curvature."""
-    found = record("ablations_weights")["found"]
+    ablations = record("ablations_weights")["found"]
     gains = ", ".join(
-        f"keep {keep} goes from {found[f'size {keep} 500']['accuracy'][0]:.3f} to {found[f'size {keep} 10000']['accuracy'][0]:.3f}"
+        f"keep {keep} goes from {ablations[f'size {keep} 500']['accuracy'][0]:.3f} to {ablations[f'size {keep} 10000']['accuracy'][0]:.3f}"
         for keep in (64, 32)
     )
-    return f"{gains} with 10,000 samples for 500, of which {found['counting 500']['samples'][0]:.0f} count"
+    return f"{gains} with 10,000 samples for 500, of which {ablations['counting 500']['samples'][0]:.0f} count"
 
 
 def jaccard(network: str, method: str, networks: str = "trained") -> str:
@@ -145,8 +145,8 @@ def missed_by_affine() -> str:
         r["keep"]: r["ours"]["iia"][0] for r in record("verification_mnist")["rows"] if r["score"] == "CMR-Affine"
     }
     cells = "the preset " + "/".join(f"{1 - preset[keep]:.2f}" for keep in sizes)
-    found = record("ablations_weights")["found"]
-    scored = "/".join(f"{1 - found[f'scored with the gradient {keep}']['iia'][0]:.2f}" for keep in sizes)
+    ablations = record("ablations_weights")["found"]
+    scored = "/".join(f"{1 - ablations[f'scored with the gradient {keep}']['iia'][0]:.2f}" for keep in sizes)
     return f"{cells}; scored with the gradient {scored}"
 
 
