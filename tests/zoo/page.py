@@ -29,6 +29,11 @@ COLUMNS = (
     "to constants / its",
 )
 TARGET = 0.5  # of its time, where its answer is right
+# What no compiler could fold exactly, by words of the reason.
+WHY = {
+    "over all of its units needs each of them": "a norm over all heads: what it makes of one head depends on the numbers of every other, so a head whose result is constant must "
+    "still be computed",
+}
 STEPS = ("constant_fold", "affine_fold", "dead_subgraph", "patch")
 
 INTRODUCTION = """\
@@ -62,7 +67,7 @@ sizes that people deploy.
 those units at 0. *wrong*: it runs and computes something else, by so much of the output's scale (also where a batch norm follows
 the units, as in a DenseNet: what the norm makes of 0 is lost). *nothing*: it prunes nothing and says so or not. *error*: it raises,
 what it leaves does not run, or it is not done after 10 s of CPU time. *no way*: the units are not the outputs of layers, by which it is
-asked. It reads no ONNX and folds no constants.
+asked. *not compared*: cmrc declines. It reads no ONNX and folds no constants.
 """
 
 
@@ -119,7 +124,7 @@ def summary(models: list[dict[str, Any]]) -> list[str]:
             verdicts.pop("none", None)
             cells.append(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or "–")
         lines.append(f"| {host} | " + " | ".join(cells) + " |")
-    lines += beside_it(answers)
+    lines += exactness(answers) + beside_it(answers)
     spent = Counter[str]()
     for answer in answers:
         spent.update({step: answer.get("seconds", {}).get(step, 0.0) for step in STEPS} if "seconds" in answer else {})
@@ -162,6 +167,20 @@ def rows(model: dict[str, Any], reasons: list[str]) -> list[str]:
     return lines
 
 
+def exactness(answers: list[dict[str, Any]]) -> list[str]:
+    """Of what can be asked on both hosts, the share that is exact."""
+    shares = []
+    for request in REQUESTS[:2]:
+        verdicts = [
+            a["verdict"] for a in answers if a["host"] != PEER and a["request"] == request and a["verdict"] != "none"
+        ]
+        shares.append(f"{verdicts.count('exact')} of {len(verdicts)} questions for {request}")
+    return [
+        "",
+        f"Exact, on both hosts together: {' and '.join(shares)}. The others are declined, for the reasons below.",
+    ]
+
+
 def verdict(name: str, answer: dict[str, Any] | None, reasons: list[str]) -> str:
     if answer is None:
         return "not asked"
@@ -170,7 +189,8 @@ def verdict(name: str, answer: dict[str, Any] | None, reasons: list[str]) -> str
     if answer["verdict"] == "exact":
         return "exact"
     detail = " ".join(answer["detail"].replace("|", "\\|").split())
-    reasons.append(f"{len(reasons) + 1}. {name}, {answer['host']}, {answer['request']}: {detail}")
+    why = next((f" ({why})" for words, why in WHY.items() if words in detail), "")
+    reasons.append(f"{len(reasons) + 1}. {name}, {answer['host']}, {answer['request']}: {detail}{why}")
     return f"{answer['verdict']} ({len(reasons)})"
 
 

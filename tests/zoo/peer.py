@@ -49,7 +49,7 @@ def limited(seconds: float) -> Iterator[None]:
 @dataclass(frozen=True)
 class Pruned:
     """`equal` to the model with the units at 0, `wrong`, `nothing` pruned, `error`, `no way` to ask for some of the units, `none`
-    in the model, or `absent`."""
+    in the model, `not compared` where cmrc declines, or `absent`."""
 
     verdict: str
     detail: str = ""
@@ -140,6 +140,10 @@ def ask(subject: Subject, request: str) -> Pruned:
     asked, unnamed = layers_for(program, plan)
     if unnamed:
         return Pruned("no way", unnamed)
+    try:
+        cmrc.lower(program, plan, growth="allow")
+    except cmrc.CmrcError:
+        return Pruned("not compared", "cmrc declines this request")
     compared = side_by_side(subject, plan, asked, PAIRS)
     ours, theirs, constants = (min(column) for column in list(zip(*compared.seconds, strict=True))[:3])
     document: dict[str, Any] = {"ours": ours, "constants": constants}

@@ -42,6 +42,16 @@ def test_no_answer_is_a_failure() -> None:
     assert failed == []
 
 
+def test_every_decline_says_why_nothing_exact_exists() -> None:
+    declined = [
+        (model["model"], answer["detail"])
+        for model in page.documents()
+        for answer in model["answers"]
+        if answer["verdict"] == "declined"
+    ]
+    assert [one for one in declined if not any(words in one[1] for words in page.WHY)] == []
+
+
 def test_no_record_is_left_of_a_model_that_went() -> None:
     assert {path.stem for path in page.RECORDS.glob("*.json")} <= set(entries())
 
