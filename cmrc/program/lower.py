@@ -349,13 +349,14 @@ def _residue_error(program: Program, result: passes.Result, plan: Plan) -> Resid
         node=first.stopped_at,
         op=first.stopped_op,
         at="" if entry is None else f"{plan.source}: do[{entry}] ({plan.entries[entry].site})",
-        fix=f'{_together(program, plan, first)}leave that site out, choose another, or allow what stays at run time with residue="keep"',
+        fix=f'{_together(program, plan, result.graph, first)}leave that site out, choose another, or allow what stays at run time with residue="keep"',
     )
 
 
-def _together(program: Program, plan: Plan, stopped: passes.Residue) -> str:
+def _together(program: Program, plan: Plan, graph: Graph, stopped: passes.Residue) -> str:
     """The call that replaces what the units are coupled with, where a node combines them with others unit by unit."""
-    if not stopped.sources or "replace both" not in stopped.reason:
+    readers = [node for node in graph.nodes if node.op == "pointwise" and stopped.node.name in node.inputs]
+    if not stopped.sources or all(len(set(node.values())) < 2 for node in readers):
         return ""
     entry = plan.entries[stopped.sources[0]]
     meant = [(g, w) for g in program.groups(folds=False) for w in g.writers if w.value == entry.value]
