@@ -79,6 +79,7 @@ def test_the_onnx_host_is_linear_in_depth(tmp_path: Path) -> None:
     def steps(depth: int) -> dict[str, Callable[[], object]]:
         model = residual_onnx(depth)
         program = cmrc.trace(model)
+        assert program.fingerprint.weights  # made once
         plan = cmrc.Plan(program).do("act*", units=[1, 2], constant=0.5)
         lowered = cmrc.lower(program, plan)
         return {
@@ -97,6 +98,7 @@ def test_the_torch_host_is_linear_in_depth(affine: bool) -> None:
     def steps(depth: int) -> dict[str, Callable[[], object]]:
         exported = torch.export.export(Residual(depth).eval(), (torch.randn(2, WIDTH),))
         program = cmrc.trace(exported)
+        assert program.fingerprint.weights  # made once
         plan = cmrc.Plan(program)
         for i in range(depth):
             if affine:
