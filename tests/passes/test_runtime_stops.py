@@ -88,6 +88,12 @@ def rt_parameter_of_run_time() -> Graph:
     return at_run_time(net)
 
 
+def rt_parameter_by_sample() -> Graph:
+    net, h = known_at_run_time()
+    net.along("instance_norm", h, (2, 3), net.leaf(2), eps=1e-5, align=(None, (0,)))
+    return at_run_time(net)
+
+
 def rt_merged() -> Graph:
     net, h = known_at_run_time()
     net.reshape(h, "N", "4*H*W")
@@ -169,6 +175,7 @@ DECLINES_AT_RUN_TIME: list[tuple[Callable[[], Graph], str]] = [
     (rt_same_at_every_position, "the constant is the same at every position, and the number of positions is not fixed"),
     (rt_resize, "it needs sizes that a batch of one does not have"),
     (rt_pads_the_batch, "it pads the batch"),
+    (rt_parameter_by_sample, "one of its parameters differs along an axis where the constants are the same"),
     (rt_parameter_of_run_time, "one of its parameters is computed at run time"),
     (rt_merged, "it merges the units with a size known only at run time"),
     (rt_two_sizes, "the constants differ along an axis that is reshaped too"),
