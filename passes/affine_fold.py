@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cmrc.ir.axes import blocks, compress, count_by_group, spread
+from cmrc.ir.axes import blocks, compress, count_by_group, laid_out, spread
 from cmrc.ir.graph import Array, Graph, Marks, Node, Tensor, Value, attributes, literal, take
 from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, LinearAttrs, SelectAttrs, slab_of
 from cmrc.ir.ops.functions import ALONG, POINTWISE, AlongAttrs, PointwiseAttrs
@@ -251,13 +251,10 @@ def sink_along_other_axes(sweep: Sweep, node: Node, relation: Relation) -> RuleO
     elif ALONG[fn].meaning is None:
         return Declined("its constant part differs by position")
     else:
-        sizes = [sweep.shape(relation.source)[a] for a in axes]
-        if not all(isinstance(n, int) for n in sizes):
-            return Declined("its constant part would differ by position, and the number of positions is not fixed")
-        shape = list(slab.shape)
-        for a, n in zip(axes, sizes, strict=True):
-            shape[a] = int(n)
-        result = compress(evaluate_op("along", attrs, np.broadcast_to(slab, shape)), axis)
+        everywhere = laid_out(slab, sweep.shape(relation.source), axes)
+        if isinstance(everywhere, str):
+            return Declined(f"its constant part {everywhere}")
+        result = compress(evaluate_op("along", attrs, everywhere), axis)
     return _sink(sweep, node, 0, replace(relation, axis=axis, slab=result))
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cmrc.ir.axes import compress, join, move, move_slab, spread
+from cmrc.ir.axes import compress, join, laid_out, move, move_slab, spread
 from cmrc.ir.evaluate import keeps_numbers
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, attributes, literal, take
 from cmrc.ir.ops.affine import DoAttrs, LinearAttrs, SelectAttrs, slab_of
@@ -201,10 +201,10 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     if ALONG[fn].meaning is None:
         return Declined(f"what {fn} does to a constant is not known")
     if not (flat and fn in ("layer_norm", "instance_norm", "rms_norm")):
-        sizes = [sweep.shape(fact.source)[a] for a in axes]
-        if not all(isinstance(n, int) for n in (*sizes, *attrs.get("times", ()))):
-            return Declined("the constant would differ by position, and the number of positions is not fixed")
-        slab = np.broadcast_to(slab, [int(sizes[axes.index(d)]) if d in axes else n for d, n in enumerate(slab.shape)])
+        everywhere = laid_out(slab, sweep.shape(fact.source), axes, attrs.get("times", ()))
+        if isinstance(everywhere, str):
+            return Declined(f"the constant {everywhere}")
+        slab = everywhere
     if any(isinstance(operand, str) for operand in node.inputs[1:]):
         return Declined("one of its parameters is computed at run time")
     result = evaluate_op("along", node.attrs, slab, *_parameters_at(node, fact, slab.ndim))

@@ -272,6 +272,19 @@ def compress(slab: Array, keep: int) -> Array:
     return slab
 
 
+MOST = 1 << 28  # numbers of a constant that is worked out position by position
+
+
+def laid_out(slab: Array, before: Shape, axes: Sequence[int], times: Sequence[Dim] = ()) -> Array | str:
+    """The slab at every position of some axes of its value, which an op repeats so many times, or why it cannot be."""
+    sizes = {axis: before[axis] for axis in axes}
+    if any(isinstance(n, str) for n in (*sizes.values(), *times)):
+        return "would differ by position, and the number of positions is not fixed"
+    shape = [int(sizes.get(d, n)) for d, n in enumerate(slab.shape)]
+    count = math.prod(shape) * math.prod(map(int, times))
+    return f"would have to be worked out at {count:,} places" if count > MOST else np.broadcast_to(slab, shape)
+
+
 def spread(slab: Array, axis: int, count: int) -> Array:
     """A slab with this many positions along an axis, if it had one for all of them or has them already."""
     shape = (*slab.shape[:axis], count, *slab.shape[axis + 1 :])

@@ -230,6 +230,12 @@ def number_of_positions() -> Graph:
     return affine(net, h)
 
 
+def very_many_positions() -> Graph:
+    net, h = image(height=2**40)
+    net.along("sum", h, (2,))
+    return affine(net, h)
+
+
 def split_units() -> Graph:
     net, h = vector()
     net.reshape(h, "N", 2, 2)
@@ -372,6 +378,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (padded_by_something, "it is not an affine function of the replaced units"),
     (unknown_function_by_position, "its constant part differs by position"),
     (number_of_positions, "its constant part would differ by position, and the number of positions is not fixed"),
+    (very_many_positions, "its constant part would have to be worked out at 2,199,023,255,552 places"),
     (split_units, "it splits the units over several axes"),
     (merged_with_run_time, "it merges the units with a size known only at run time"),
     (reshaped_by_position, "its constant part differs by position"),

@@ -189,6 +189,12 @@ def number_of_positions() -> Graph:
     return on(h, net, axis=2)
 
 
+def very_many_positions() -> Graph:
+    net, h = sequence(steps=2**40)
+    net.along("softmax", h, (1,))
+    return on(h, net, axis=2)
+
+
 def parameter_of_run_time() -> Graph:
     net, h = sequence()
     scale = net.along("mean", net.linear("x", 3, axis=2), (0, 1), drop=True)
@@ -394,6 +400,7 @@ DECLINES: list[tuple[Callable[[], Graph], str]] = [
     (tiled_positions, "the constant would differ by position, and the number of positions is not fixed"),
     (unknown_function, "what cumsum does to a constant is not known"),
     (number_of_positions, "the constant would differ by position, and the number of positions is not fixed"),
+    (very_many_positions, "the constant would have to be worked out at 2,199,023,255,552 places"),
     (parameter_of_run_time, "one of its parameters is computed at run time"),
     (merged_with_run_time, "it merges the units with a size known only at run time"),
     (merged_samples, "it merges the units with a size known only at run time"),

@@ -206,7 +206,7 @@ def _implied_sizes(model: onnx_ir.Model, inferred: dict[str, onnx_ir.Value]) -> 
             axis, size = 1, weight[1 if turned else 0]
         elif node.op_type == "Conv":
             groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
-            axis, size = 1, weight[1] * groups
+            axis, size = 1, weight[1] * (groups or 1)  # an attribute that refers to one of a function has no value
         else:
             continue
         if 0 <= axis < len(shape) and not isinstance(shape[axis], int):
