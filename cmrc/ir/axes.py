@@ -21,6 +21,13 @@ from cmrc.ir.graph import Array, Dim, Index, Keep, Shape, quickly_made
 
 Product = tuple[int, Counter[str]]
 
+MOST = 1 << 28  # places of an array that is worked out place by place; a file may declare any size
+
+
+def _too_many(sizes: Sequence[int]) -> str:
+    count = math.prod(sizes)
+    return f"would have to be worked out at {count:,} places" if count > MOST else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -108,6 +115,8 @@ def move(before: Shape, after: Shape, axis: int, index: Sequence[int], period: i
         return f"{list(before)} has no elements"
     if old is None or new is None or math.prod(old) != math.prod(new):
         return _move_repeated(before, after, axis, index, period, segment)
+    if too_many := _too_many(old):
+        return f"where the units go {too_many}"
     mask = np.zeros(old, dtype=bool)
     mask[(slice(None),) * (axis - first) + (Index.of(index).array,)] = True
     place = _whole_positions(mask.reshape(new))
@@ -162,7 +171,9 @@ def _move_repeated(
     if product(old) != product(new):
         return problem
     local = axis - segment.before[0]
-    fixed = [int(n) for n in _fixed_tail(old)]
+    fixed, tail = [int(n) for n in _fixed_tail(old)], [int(n) for n in _fixed_tail(new)]
+    if too_many := _too_many(fixed) or _too_many(tail):
+        return f"where the units go {too_many}"
     if period:
         if local != len(old) - len(fixed) - 1:
             return problem
@@ -173,7 +184,6 @@ def _move_repeated(
         run = np.zeros(fixed, dtype=bool)
         run[(slice(None),) * (local - (len(old) - len(fixed))) + (list(index),)] = True
         run = run.reshape(-1)
-    tail = [int(n) for n in _fixed_tail(new)]
     span = math.prod(tail)
     if span % run.size == 0:
         place = _whole_positions(np.tile(run, span // run.size).reshape(tail))
@@ -214,6 +224,8 @@ def move_slab(before: Shape, after: Shape, axis: int, index: Sequence[int], move
     first, last = segment.before
     local = axis - first
     lead, trail = slab.shape[:first], slab.shape[last:]
+    if too_many := _too_many([*lead, *old, *trail]):
+        return f"the constant {too_many}"
     part = np.broadcast_to(slab, (*lead, *(len(index) if i == local else n for i, n in enumerate(old)), *trail))
     full = np.zeros((*lead, *old, *trail))
     full[(slice(None),) * axis + (list(index),)] = part
@@ -234,6 +246,8 @@ def _move_repeated_slab(
     (first, last), stop = moved.segment.before, moved.segment.after[1]
     fixed = [int(n) for n in _fixed_tail(before[first:last])]
     tail = [int(n) for n in _fixed_tail(after[moved.segment.after[0] : stop])]
+    if too_many := _too_many(fixed) or _too_many(tail):
+        return f"the constant {too_many}"
     run = np.zeros(fixed)
     along = axis - (last - len(fixed))
     run[(slice(None),) * along + (list(index),)] = slab.reshape([-1, *[1] * (len(fixed) - along - 1)])
@@ -257,6 +271,8 @@ def blocks(before: Shape, after: Shape, axis: int, index: Sequence[int]) -> tupl
         return "it merges the units with a size known only at run time"
     if len(wide) != 1:
         return "it splits the units over several axes"
+    if too_many := _too_many(old):
+        return f"where the units go {too_many}"
     positions = np.arange(math.prod(old)).reshape(old)
     chosen = np.take(positions, list(index), axis=axis - segment.before[0])
     return wide[0], np.moveaxis(chosen, axis - segment.before[0], 0).reshape(len(index), -1)
@@ -272,17 +288,13 @@ def compress(slab: Array, keep: int) -> Array:
     return slab
 
 
-MOST = 1 << 28  # numbers of a constant that is worked out position by position
-
-
 def laid_out(slab: Array, before: Shape, axes: Sequence[int], times: Sequence[Dim] = ()) -> Array | str:
     """The slab at every position of some axes of its value, which an op repeats so many times, or why it cannot be."""
     sizes = {axis: before[axis] for axis in axes}
     if any(isinstance(n, str) for n in (*sizes.values(), *times)):
         return "would differ by position, and the number of positions is not fixed"
     shape = [int(sizes.get(d, n)) for d, n in enumerate(slab.shape)]
-    count = math.prod(shape) * math.prod(map(int, times))
-    return f"would have to be worked out at {count:,} places" if count > MOST else np.broadcast_to(slab, shape)
+    return _too_many([*shape, *map(int, times)]) or np.broadcast_to(slab, shape)
 
 
 def spread(slab: Array, axis: int, count: int) -> Array:

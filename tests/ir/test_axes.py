@@ -141,6 +141,14 @@ def test_sizes_of_run_time_take_part_as_symbols(
         (("N", 4, "T"), ("M", 4), 1, (0,), "it merges the units with a size known only at run time"),
         (("N", 8), ("2*N", 4), 1, (0, 5), "it merges the units with a size known only at run time"),
         (("N", 8), ("N//2", 16), 1, (0,), "it merges the units with a size known only at run time"),
+        ((4, 2**40), (2**42,), 0, (0,), "where the units go would have to be worked out at 4,398,046,511,104 places"),
+        (
+            ("N", 2**40),
+            ("2*N", 2**39),
+            1,
+            (0,),
+            "where the units go would have to be worked out at 1,099,511,627,776 places",
+        ),
     ],
 )
 def test_move_says_why_not(before: Shape, after: Shape, axis: int, index: Any, reason: str) -> None:
@@ -152,6 +160,7 @@ def test_move_says_why_not(before: Shape, after: Shape, axis: int, index: Any, r
     [
         (("N", 24), ("N", 4, 6), 1, "it splits the units over several axes"),
         (("N", 4, "T"), ("N", "4*T"), 1, "it merges the units with a size known only at run time"),
+        ((4, 2**40), (2**42,), 0, "where the units go would have to be worked out at 4,398,046,511,104 places"),
     ],
 )
 def test_blocks_says_why_not(before: Shape, after: Shape, axis: int, reason: str) -> None:

@@ -37,12 +37,15 @@ def test_inner_units_and_heads_fold_exactly(subject: Subject, host: str, tmp_pat
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_sites_that_fold_are_named_by_a_module(subject: Subject, host: str) -> None:
-    """By the one that makes the units, a value inside it (path/value), or the layer that reads them (path:input)."""
+    """By the one that makes the units, a value inside it (path/value), or the layer that reads them (path:input). A sum keeps its
+    own name: no other site does, and at most one in twenty (in a small model, one)."""
     assert isinstance(subject.built, torch.nn.Module)
     modules = dict(subject.built.named_modules())
-    names = [site.name for site in subject.on(host).sites() if site.folding and site.folding.constant.folds]
-    by_module = [name for name in names if re.split("[:/@]", name)[0] in modules]
-    assert len(by_module) >= 0.95 * len(names) > 0, sorted(set(names) - set(by_module))
+    sites = [site for site in subject.on(host).sites() if site.folding and site.folding.constant.folds]
+    others = [site for site in sites if re.split("[:/@]", site.name)[0] not in modules]
+    assert {site.op for site in others} <= {"add"}
+    assert sites
+    assert len(others) <= max(1, len(sites) // 20), [site.name for site in others]
 
 
 @pytest.mark.parametrize("name", ["convnext_int8", "resnet20_int8"])
