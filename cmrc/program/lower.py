@@ -359,7 +359,10 @@ def _together(program: Program, plan: Plan, graph: Graph, stopped: passes.Residu
     if not stopped.sources or all(len(set(node.values())) < 2 for node in readers):
         return ""
     entry = plan.entries[stopped.sources[0]]
-    meant = [(g, w) for g in program.groups(folds=False) for w in g.writers if w.value == entry.value]
+    meant = [
+        (g, w) for g in program.groups(folds=False) for w in g.writers
+        if (w.value, w.axis) == (entry.value, entry.axis) and set(entry.units) <= set(w.units)
+    ]  # fmt: skip
     if len(meant) != 1:
         return ""
     group, writer = meant[0]

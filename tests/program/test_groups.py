@@ -347,6 +347,17 @@ def test_an_error_names_the_group_and_the_call(host: str) -> None:
     assert cmrc.lower(program, plan).check((given,) if host == "fx" else [given.numpy()]).holds
 
 
+def test_an_error_names_no_group_for_units_along_another_axis() -> None:
+    """A group is of channels; the plan replaces rows of the picture."""
+    module = net(
+        lambda m, x: torch.maximum(m.second(m.first(x)), m.first(x)), first=nn.Conv2d(4, 2, 3, padding=1), second=nn.Conv2d(2, 2, 3, padding=1)
+    ).eval()  # fmt: skip
+    program = cmrc.trace(module, (torch.randn(2, 4, 4, 4),))
+    with pytest.raises(cmrc.CmrcError) as error:
+        cmrc.lower(program, cmrc.Plan(program).do("second", axis=2, units=[2, 3], constant=[0.5, -0.3]))
+    assert error.value.fix == 'leave that site out, choose another, or allow what stays at run time with residue="keep"'
+
+
 def test_a_plan_without_a_model_has_no_groups() -> None:
     with pytest.raises(cmrc.CmrcError) as error:
         cmrc.Plan().do_group("layer1", units=[0], constant=0.0)
