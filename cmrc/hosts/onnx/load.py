@@ -193,7 +193,11 @@ def _tensors(graphs: Graphs) -> Iterator[tuple[str, str, onnx_ir.TensorProtocol]
 
 def _require_data(name: str, op: str, tensor: onnx_ir.TensorProtocol, files: Files) -> None:
     """The data have as many bytes as the shape asks for, and lie where the model may read."""
-    if tensor.dtype == onnx_ir.DataType.UNDEFINED:
+    try:
+        untyped = tensor.dtype == onnx_ir.DataType.UNDEFINED
+    except ValueError as error:  # a number that stands for no type
+        raise TraceError(last_line(error), node=name, op=op, fix=CHECK) from error
+    if untyped:
         raise TraceError("its data type is not given", node=name, op=op, fix=CHECK)
     if any(not isinstance(n, int) or n < 0 for n in tensor.shape):
         raise TraceError(f"its shape is {list(tensor.shape)}", node=name, op=op, fix=CHECK)
@@ -332,7 +336,10 @@ def prepare(model: onnx_ir.Model, assume: Mapping[str, Any] | None = None) -> on
     """The model as it is read; it may be changed in place. `assume` has values for inputs, by name."""
     model = _converted(model)
     if model.functions:
-        InlinePass()(model)
+        try:
+            InlinePass()(model)
+        except ValueError as error:
+            raise TraceError(f"its functions cannot be put in place: {last_line(error)}", fix=CHECK) from error
     for name, value in (assume or {}).items():
         _fix_input(model.graph, name, value)
     if any(node.op_type == "If" for node in model.graph):
