@@ -75,17 +75,21 @@ class Watch:
 
     def _sample(self) -> None:
         while True:
-            memory = status()
-            peak = self.peaks.setdefault(self._stage, {"anonymous": 0, "total": 0})
-            for key, field in (("anonymous", "RssAnon"), ("total", "VmRSS")):
-                peak[key] = max(peak[key], memory[field])
+            self._look(self._stage)
             time.sleep(0.01)
+
+    def _look(self, stage: str) -> None:
+        memory = status()
+        peak = self.peaks.setdefault(stage, {"anonymous": 0, "total": 0})
+        for key, field in (("anonymous", "RssAnon"), ("total", "VmRSS")):
+            peak[key] = max(peak[key], memory[field])
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         self._stage, start = name, time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+        self._look(name)  # a short stage may end before it is sampled
         self._stage = ""
 
 
