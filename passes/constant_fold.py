@@ -83,9 +83,8 @@ def sink_through_pointwise(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcom
     unknown = [str(o) for i, o in enumerate(node.inputs) if isinstance(o, str) and i not in facts]
     units = facts[min(facts)].units
     if 0 in facts and keeps_numbers(node, {str(node.inputs[0]): sweep.values[facts[0].source].dtype}):
-        return sink(
-            sweep, node, facts, axis, units, facts[0].slab
-        )  # in float64: the weights are rounded once, at the end
+        # in float64: the weights are rounded once, at the end
+        return sink(sweep, node, facts, axis, units, facts[0].slab)
     if not unknown and all(fact.units is units or fact.units == units for fact in facts.values()):
         return sink(sweep, node, facts, axis, units, _evaluate_pointwise(node, facts, axis, units))
     if _is_product_with_zeros(node, facts, axis):

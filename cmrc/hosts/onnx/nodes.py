@@ -135,9 +135,8 @@ def subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
 
 def _named(node: onnx_ir.Node) -> Iterator[tuple[str, onnx_ir.Graph]]:
     every = [attr for attr in node.attributes.data.values() if attr.type in (Kind.GRAPH, Kind.GRAPHS)]
-    for attr in sorted(
-        every, key=lambda attr: attr.name, reverse=True
-    ):  # then before else, in whatever order the file has them
+    # then before else, in whatever order the file has them
+    for attr in sorted(every, key=lambda attr: attr.name, reverse=True):
         if attr.type == Kind.GRAPH:
             yield SHORT.get(attr.name, attr.name), attr.as_graph()
         else:
