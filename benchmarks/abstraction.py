@@ -20,6 +20,7 @@ from benchmarks import pruners
 from benchmarks.data import Images
 from benchmarks.measure import Resumed, parser, progress, use_threads, write_record
 from benchmarks.reductions import (
+    CONTROL,
     CONVNETS,
     LEARNED,
     METHODS,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 PARTS = (0.75, 0.5, 0.25)
 SHOWN = tuple(name for name in METHODS if not name.startswith("cwvar"))
-CONTROL = "untrained ResNet-20"
 NETWORKS: dict[str, tuple[str, Callable[[int], Case], int, int]] = {  # seeds take turns with the checkpoints
     "convnet": ("ConvNet", convnet, 5, CONVNETS),
     "resnet56": ("ResNet-56", resnet56, 12, RESNETS),
@@ -240,7 +240,10 @@ def draw(record: Record, figure: Figure) -> None:
                 paper = [(one["part"], one["paper"][place]) for one in some if len(one["paper"]) > place]
                 if paper and name == "ConvNet":
                     panel.plot(*zip(*paper, strict=True), "D", markersize=6, markerfacecolor="none", color=colour)
-            panel.set_title(f"{name}", fontsize=10) if not row else panel.set_xlabel("part of the units that is kept")
+            if row:
+                panel.set_xlabel("part of the units that is kept")
+            else:
+                panel.set_title(f"{name} (control)" if name == CONTROL else name, fontsize=10)
             panel.set_ylabel("IIA" if number == "iia" else "KL, nats")
             panel.set_xticks(PARTS)
             if number == "kl":
@@ -261,12 +264,14 @@ on swaps have the highest IIA at every size. Their KL is the lowest at half and 
 the least-squares fit that they start from.
 
 What differs: ours are {checkpoints} ConvNets trained by plain Adam for two epochs, so they are less accurate, and lower in IIA for random selection too:
-a matter of the networks and not of the scores.
+a matter of the networks and not of the scores. The paper's figure pools its three networks into one curve for each method; here each has a column,
+and the one that has learned nothing is the last.
 """,
         body,
         draw,
         arguments=("convnet",),
-        size=(6.0, 7.0),
+        size=(11.0, 7.0),
+        beside=("abstraction_resnet56", "abstraction_untrained"),
     ),
     Section(
         "abstraction_resnet56",
@@ -277,20 +282,16 @@ such a network can reach, because that is all the training a CPU allows here; so
 at three quarters, +0.005 [-0.002, +0.013], was not yet apart from 0; so there are twelve.
 """,
         body,
-        draw,
         arguments=("resnet56",),
-        size=(6.0, 7.0),
     ),
     Section(
         "abstraction_untrained",
         "Reductions under interchange interventions: a network that has learned nothing",
-        """The 64 last channels of a ResNet-20 with random weights, the control that the paper pools into its figures; the rest as above.
-A high IIA here says nothing about what a method keeps of a network that knows something.
+        """The 64 last channels of a ResNet-20 with random weights. The paper pools this control into its curves; here it has a column of its own in the picture
+of the ConvNets. The rest as above. A high IIA here says nothing about what a method keeps of a network that knows something.
 """,
         body,
-        draw,
         arguments=("untrained",),
-        size=(6.0, 7.0),
     ),
 )
 

@@ -25,6 +25,7 @@ from benchmarks.measure import Resumed, parser, progress, use_threads, write_rec
 from benchmarks.models import randomise
 from benchmarks.reductions import (
     BATCH,
+    CONTROL,
     CONVNETS,
     METHODS,
     RESNETS,
@@ -285,12 +286,13 @@ def draw(record: Record, figure: Figure) -> None:
                 label=method,
             )
             paper = [(x, f["paper"][0]) for x, f in zip(shifted, numbers, strict=True) if f["paper"]]
-            panel.plot(*zip(*paper, strict=True), "D", markersize=9, markerfacecolor="none", color=colour)
+            if paper:
+                panel.plot(*zip(*paper, strict=True), "D", markersize=9, markerfacecolor="none", color=colour)
         panel.axhline(1 / 3, color="grey", linestyle=":", label="chance")
         panel.plot([], [], "D", markersize=9, markerfacecolor="none", color="black", label="paper")
         panel.set_xticks(places, [f"[{1 / float(f):g}, {float(f):g}]" for f in factors])
         panel.set_xlabel("range of the scalings")
-        panel.set_title(name, fontsize=10)
+        panel.set_title(f"{name} (control)" if name == CONTROL else name, fontsize=10)
         panel.set_ylim(0, 1.08)
     panels[0].set_ylabel("overlap of kept sets (Jaccard)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9)
@@ -312,27 +314,27 @@ Beyond the paper, the factors are put into the weights of the hidden layers of t
 *apart*: no rescaled layer reads another one. *together*: all layers. There CMR-Logit is no longer invariant, because away from the
 output it measures the distortion of the next layer's units, which have factors of their own. What measures the network's output
 (CMR-Const, joint selection by the task) still is.
+The paper's figure pools its three networks into one curve for each method; here each has a panel, and the one that has learned nothing is the last.
 """,
         body,
         draw,
         arguments=("trained",),
-        size=(8.0, 4.0),
+        size=(11.0, 4.0),
+        beside=("invariance_untrained",),
     ),
     Section(
         "invariance_untrained",
         "What is kept when the same function is written otherwise: a network that has learned nothing",
-        """The 64 last channels of a ResNet-20 with random weights, the control that the paper pools into its figure; ten draws for each range.
-What a method keeps of it depends on the factors as in a trained network: the overlap is a matter of the score, not of what was learned.
+        """The 64 last channels of a ResNet-20 with random weights; ten draws for each range. The paper pools this control into its curves; in the picture above
+it has a panel of its own. What a method keeps of it depends on the factors as in a trained network: the overlap is a matter of the score, not of what was learned.
 """,
         body,
-        draw,
         arguments=("untrained",),
-        size=(4.6, 4.0),
     ),
 )
 NETWORKS: dict[str, dict[str, tuple[Callable[[int], Case], int]]] = {  # and the number of their checkpoints
     "trained": {"ConvNet": (convnet, CONVNETS), "ResNet-56": (resnet56, RESNETS)},
-    "untrained": {"untrained ResNet-20": (untrained, 1)},
+    "untrained": {CONTROL: (untrained, 1)},
 }
 INSIDE = {"trained": [*(("ConvNet", seed) for seed in range(CONVNETS)), ("ResNet-56", 0)], "untrained": []}
 

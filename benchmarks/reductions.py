@@ -29,6 +29,7 @@ NEED = ("scatter", "range", "curvature", "coupling", "rows")
 POOL = 10_000  # training pictures that seeds draw their calibration data from
 SWAPS = 2000
 CONVNETS, RESNETS = 5, 3  # trained checkpoints; seeds take turns
+CONTROL = "untrained ResNet-20"
 METHODS: dict[str, dict[str, Any]] = {  # as the paper names them; ours follow
     "CMR-Logit": {"preset": "cmr-logit"},
     "VBP": {"preset": "vbp"},

@@ -109,7 +109,7 @@ def write(folder: Path = RECORDS, out: Path = PAGE) -> None:
     for modules in CHAPTERS.values():
         for _, section in sections(modules):
             if (record := section.read(folder)) is not None:
-                section.picture(record, out.parent / "pictures")
+                section.picture(section.shown(record, folder), out.parent / "pictures")
     out.write_text(page(folder))
     if out == PAGE:
         headlines.PAGE.write_text(headlines.page(folder))

@@ -41,6 +41,7 @@ class Section:
     draw: Callable[[Record, Figure], None] | None = None
     arguments: tuple[str, ...] = ()  # of the module's command
     size: tuple[float, float] = (8.0, 3.6)
+    beside: tuple[str, ...] = ()  # records whose networks the picture shows, too: each apart from the others
 
     def path(self, folder: Path = RECORDS) -> Path:
         return folder / f"{self.record}.json"
@@ -49,8 +50,18 @@ class Section:
         path = self.path(folder)
         return json.loads(path.read_text()) if path.exists() else None
 
+    def shown(self, record: Record, folder: Path = RECORDS) -> Record:
+        """What the picture shows: the record, and the networks of those beside it."""
+        if not self.beside:
+            return record
+        networks = dict(record["networks"])
+        for path in (folder / f"{name}.json" for name in self.beside):
+            if path.exists():
+                networks |= json.loads(path.read_text())["networks"]
+        return {**record, "networks": networks}
+
     def picture(self, record: Record, folder: Path) -> Path | None:
-        """Draw the record into folder; the file names the record that it shows."""
+        """Draw what `shown` gives into folder; the file names what it shows."""
         if self.draw is None:
             return None
         from matplotlib import rc_context
