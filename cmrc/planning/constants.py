@@ -1,8 +1,9 @@
 """The order of units at sites where only constants fold: of several selections, the one with the least measured loss.
 
 Constants pass ops that no affine map passes, norms among them. What the next op makes of a unit says little about the output then. So
-where there are data, three selections are tried at each such site: next-layer reconstruction, single scores, and the curvature of
-the KL divergence of the outputs, if gradients reach the site and are affordable.
+where there are data, three selections are tried at each such site: next-layer reconstruction, single scores, and what each unit alone
+does to the outputs, as measured. Where that takes too long, the curvature of the KL divergence of the outputs takes its place, if
+gradients reach the site and are affordable.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from cmrc.errors import HostError, ObjectiveError, StatsError
 from cmrc.planning.probe import LossProbe, probed_counts
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import AUTO, Recipe
+from cmrc.planning.selection import greedy
 from cmrc.program.program import Program
 from cmrc.statistics.batches import as_array, batches
 from cmrc.statistics.calibrate import calibrate
 
 RECONSTRUCTION, SINGLE, CURVATURE = "reconstruction", "cmr-logit", "reconstruction-task"
+MEASURED = "measured"  # an order of its own, with the replacements of reconstruction
 MOST = 8  # sites at which this is done; of more, single ones weigh little
 ROWS = 256  # on which curvature is gathered
 WORK = 8 * 10**12  # multiply-accumulates of all passes for it: minutes
@@ -36,8 +39,8 @@ def with_best_orders(ranked: Sequence[Ranked], recipe: Recipe, probe: LossProbe)
         return list(ranked)
     first = [ranked[i] for i in chosen]
     tried = [first, [rank(program, r.site, r.stats, dataclasses.replace(r.recipe, preset=SINGLE), ()) for r in first]]
-    curved = _by_curvature(program, first, recipe, data)
-    tried += [curved] if curved is not None else []
+    by_outputs = _by_measurement(first, probe) or _by_curvature(program, first, recipe, data)
+    tried += [by_outputs] if by_outputs is not None else []
     counts = [probed_counts(r.site, vanishes=False) for r in first]
     losses = [probe.of_sites(some, counts) for some in tried]
     result = list(ranked)
@@ -55,6 +58,17 @@ def with_orders_for(ranked: Sequence[Ranked], counts: Sequence[int], probe: Loss
             losses = [loss for (loss,) in probe.of_sites(r.tried, [[count]] * len(r.tried))]
             result[i] = dataclasses.replace(r.tried[int(np.argmin(losses))], tried=r.tried)
     return result
+
+
+def _by_measurement(ranked: Sequence[Ranked], probe: LossProbe) -> list[Ranked] | None:
+    """The same sites in the order of what their units do to the outputs, to second order; None where that takes too long."""
+    pairs = probe.of_pairs(ranked)
+    if pairs is None:
+        return None
+    return [
+        dataclasses.replace(r, order=greedy(np.ones_like(together), together), ordered_by=MEASURED)
+        for r, together in zip(ranked, pairs, strict=True)
+    ]
 
 
 def _by_curvature(program: Program, ranked: Sequence[Ranked], recipe: Recipe, data: Any) -> list[Ranked] | None:

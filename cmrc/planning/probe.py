@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from cmrc.planning.progress import Progress
 from cmrc.planning.ranking import Ranked
 from cmrc.planning.recipe import Recipe
 from cmrc.planning.replacements import replace_units
+from cmrc.planning.selection import Order
 from cmrc.program.plan import Plan
 from cmrc.program.program import Program
 from cmrc.program.sites import Site
@@ -35,11 +36,13 @@ KEPT = (0.8, 0.55, 0.3)  # the parts of a site at which it is measured
 PREDICTIONS = 1024  # answers of the model that are compared
 FEWEST = 96  # answers, where running more would take too long
 WORK = 10**12  # multiply-accumulates of all runs together: half a minute
+PAIRS_WORK = 4 * 10**12  # the same where every unit is replaced alone: minutes
 LEAST_ROWS = 8
 COPIES = 16  # of the outputs, in float64 and at a time
 BYTES = 2**29  # of values that are held at a time
 HEAT = 0.25  # of the rows, after which a candidate may be given up
 BEHIND = 1.3  # times the least loss: such a candidate does not catch up
+SOFT = 4.0  # the temperature of classes: where the model is sure, its KL says little about which units matter
 TINY = 1e-12  # the least probability whose logarithm is taken
 SQUARED = ("logit", "squared-error")
 
@@ -103,6 +106,27 @@ class LossProbe:
         """
         return self._losses([self._planned(ranked, counts) for counts in candidates], race=True)
 
+    def of_pairs(self, ranked: Sequence[Ranked]) -> list[Array] | None:
+        """For each site G, with Σ_{j,k∈S} G_jk ≈ the loss of replacing its units S, from what each unit alone does to the outputs.
+
+        All that lies behind the site is in it, norms too. Classes are softened: see `SOFT`. None where it takes too long.
+        """
+        sites, units = [r.site for r in ranked], sum(r.site.units for r in ranked)
+        if self.program.cost().macs * units * FEWEST // 2 > PAIRS_WORK:
+            return None
+        plans = [[self._planned([alone(r, unit)], [1]) for unit in range(r.site.units)] for r in ranked]
+        pairs, weight = [np.zeros((site.units, site.units)) for site in sites], 0.0
+        parts = list(self._parts(sites, units, work=PAIRS_WORK, copies=2 * units))
+        for part in self.watch(parts, len(parts)):
+            run = self.interpreter.hold(part.inputs, sites)
+            plain = run.intervene()
+            counted = self._counted(part, plain[0])
+            for together, some in zip(pairs, plans, strict=True):
+                moved = np.array([self._moved(plain, run.intervene(interventions=[plan]), counted) for plan in some])
+                together += moved @ moved.T
+            weight += float(counted.sum())
+        return [together / max(weight, 1.0) for together in pairs]
+
     def _planned(self, ranked: Sequence[Ranked], counts: Sequence[int]) -> Plan:
         plan = Plan(self.program)
         for r, count in zip(ranked, counts, strict=True):
@@ -126,7 +150,7 @@ class LossProbe:
             )
         self.sites |= {e.value: self.program.site_of(e.value, e.axis) for plan in plans for e in plan.entries}
         sites = list(self.sites.values())
-        parts = list(self._parts(sites, len(plans)))
+        parts = list(self._parts(sites, len(plans), work=WORK, copies=COPIES))
         losses, weight, behind = np.zeros(len(plans)), 0.0, dict[int, float]()
         for number, part in enumerate(self.watch(parts, len(parts)), 1):
             run = self.interpreter.hold(part.inputs, sites)
@@ -145,7 +169,7 @@ class LossProbe:
             losses[place] = times * ahead
         return [float(loss) / max(weight, 1.0) for loss in losses]
 
-    def _parts(self, sites: Sequence[Site], plans: int) -> Iterator[Batch]:
+    def _parts(self, sites: Sequence[Site], plans: int, *, work: int, copies: int) -> Iterator[Batch]:
         """Rows of the first batches, in parts whose values fit. A plan runs half of the model, on average."""
         wanted = at_once = 0
         for batch in batches(self.data, self.program.host.inputs, size=self.recipe.batch):
@@ -154,10 +178,10 @@ class LossProbe:
                 outputs = one.intervene()
                 bytes_of_one = sum(array.nbytes for array in one.plain.values())
                 answers = max(1, math.prod(outputs[0].shape[1:-1]))
-                affordable = WORK // max(self.program.cost().macs * plans // 2, 1)
+                affordable = work // max(self.program.cost().macs * plans // 2, 1)
                 wanted = max(LEAST_ROWS, min(PREDICTIONS // answers, max(FEWEST // answers, affordable)))
                 at_once = max(
-                    1, BYTES // (4 * sum(math.prod(array.shape[1:]) * COPIES for array in outputs) + bytes_of_one)
+                    1, BYTES // (4 * sum(math.prod(array.shape[1:]) * copies for array in outputs) + bytes_of_one)
                 )
             for start in range(0, min(len(batch), wanted), at_once):
                 yield _rows(batch, slice(start, min(start + at_once, wanted)))
@@ -180,22 +204,56 @@ class LossProbe:
         for before, after in zip(plain, cut, strict=True):
             if before.dtype.kind != "f":
                 continue
-            classes = before.ndim in (2, 3) and before.shape[-1] > 1 and self.recipe.loss not in SQUARED
-            apart = divergence(before, after) if classes else squared_error(before, after)
+            apart = divergence(before, after) if self._is_classes(before) else squared_error(before, after)
             total += (
                 float((apart * counted).sum()) if apart.shape == counted.shape else float(apart.mean() * counted.sum())
             )
         return total
 
+    def _moved(self, plain: Sequence[Array], cut: Sequence[Array], counted: Array) -> Array:
+        """What a cut does to the outputs, as a vector whose squared length is the loss, to second order and softened."""
+        parts = []
+        for before, after in zip(plain, cut, strict=True):
+            if before.dtype.kind != "f":
+                continue
+            change = shifted(before, after) if self._is_classes(before) else after.astype(np.float64) - before
+            change = change if before.ndim > 1 else change[..., None]
+            share = counted[..., None] if change.shape[:-1] == counted.shape else counted.sum() / change[..., 0].size
+            parts.append((change * np.sqrt(share)).reshape(-1))
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _is_classes(self, output: Array) -> bool:
+        return output.ndim in (2, 3) and output.shape[-1] > 1 and self.recipe.loss not in SQUARED
+
+
+def alone(r: Ranked, unit: int) -> Ranked:
+    """The site with one unit before all others."""
+    others = r.order.units[r.order.units != unit]
+    return replace(r, order=Order(np.concatenate([[unit], others]), r.order.added))
+
 
 def divergence(plain: Array, cut: Array) -> Array:
     """KL(plain ‖ cut) along the last axis, of logits or of probabilities."""
+    p, q = log_probabilities(plain, cut)
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def shifted(plain: Array, cut: Array, temperature: float = SOFT) -> Array:
+    """√(s/2) · (Δ − E_s Δ) for a change Δ of log p, where s is p softened by the temperature.
+
+    At temperature 1 its squared length is KL(plain ‖ cut) to second order.
+    """
+    p, q = log_probabilities(plain, cut)
+    part, change = np.exp(log_softmax(p / temperature)), q - p
+    return np.asarray(np.sqrt(part / 2) * (change - (part * change).sum(-1, keepdims=True)))
+
+
+def log_probabilities(plain: Array, cut: Array) -> tuple[Array, Array]:
+    """Along the last axis, of logits or of probabilities."""
     p, q = plain.astype(np.float64), cut.astype(np.float64)
     if p.min() >= 0 and np.allclose(p.sum(-1), 1, atol=1e-3):
-        p, q = np.log(np.maximum(p, TINY)), np.log(np.maximum(q, TINY))
-    else:
-        p, q = log_softmax(p), log_softmax(q)
-    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+        return np.log(np.maximum(p, TINY)), np.log(np.maximum(q, TINY))
+    return log_softmax(p), log_softmax(q)
 
 
 def squared_error(plain: Array, cut: Array) -> Array:

@@ -37,6 +37,7 @@ class Ranked:
     elements: Elements | None  # where affine maps are put
     halves: tuple[SiteStats, ...] = ()  # the statistics of two halves of the data, where they were gathered apart
     tried: tuple[Ranked, ...] = ()  # the orders that this one was chosen from
+    ordered_by: str = ""  # where it is not by the recipe
 
     @property
     def values(self) -> frozenset[str]:

@@ -27,6 +27,8 @@ def record_of_plan(
         entry["predicted"] = float(r.order.added[:count].sum())
         if recipe.preset == AUTO:
             entry["preset"] = r.recipe.preset
+        if r.ordered_by:
+            entry["order"] = r.ordered_by
         if r.stats.how:
             entry["curvature"] = r.stats.how
         if r.scores.fell_back.any():

@@ -11,7 +11,8 @@ from nets import Net, seeded, traced
 import cmrc
 from cmrc.errors import HostError
 from cmrc.hosts.fx.host import FxHost
-from cmrc.planning.constants import CURVATURE, RECONSTRUCTION, SINGLE, with_best_orders, with_orders_for
+from cmrc.planning import probe as probing
+from cmrc.planning.constants import CURVATURE, MEASURED, RECONSTRUCTION, SINGLE, with_best_orders, with_orders_for
 from cmrc.planning.probe import LossProbe, probed_counts
 from cmrc.planning.ranking import Ranked, rank
 from cmrc.planning.recipe import make_recipe
@@ -43,21 +44,37 @@ def test_the_order_that_loses_least_is_taken(ranked: tuple[LossProbe, Ranked]) -
         rank(probe.program, plain.site, plain.stats, dataclasses.replace(probe.recipe, preset=preset), ())
         for preset in (RECONSTRUCTION, SINGLE)
     ]
-    assert best.recipe.preset in (RECONSTRUCTION, SINGLE, CURVATURE)
     assert all(lost(probe, best) <= lost(probe, other) for other in others)
     assert np.array_equal(best.stats.mean, plain.stats.mean)
 
 
-def test_without_gradients_the_other_orders_are_left(
+def test_without_measurement_gradients_are_asked_and_without_them_the_other_orders_are_left(
     ranked: tuple[LossProbe, Ranked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise HostError("no gradients")
 
-    monkeypatch.setattr(FxHost, "differentiate", refuse)
+    monkeypatch.setattr(probing, "PAIRS_WORK", 1)
     probe, plain = ranked
     (best,) = with_best_orders([plain], probe.recipe, probe)
-    assert best.recipe.preset in (RECONSTRUCTION, SINGLE)
+    assert [r.recipe.preset for r in best.tried] == [RECONSTRUCTION, SINGLE, CURVATURE]
+    monkeypatch.setattr(FxHost, "differentiate", refuse)
+    (best,) = with_best_orders([plain], probe.recipe, probe)
+    assert [r.recipe.preset for r in best.tried] == [RECONSTRUCTION, SINGLE]
+
+
+def test_measured_pairs_choose_the_unit_that_adds_least(ranked: tuple[LossProbe, Ranked]) -> None:
+    probe, plain = ranked
+    (best,) = with_best_orders([plain], probe.recipe, probe)
+    measured, (pairs,) = best.tried[-1], probe.of_pairs([plain]) or ()
+    assert measured.ordered_by == MEASURED
+    gone: list[int] = []
+    for unit, added in zip(measured.order.units.tolist(), measured.order.added, strict=True):
+        left = [one for one in range(plain.site.units) if one not in gone]
+        losses = {one: pairs[np.ix_([*gone, one], [*gone, one])].sum() for one in left}
+        assert losses[unit] == pytest.approx(min(losses.values()), rel=1e-9)
+        assert added == pytest.approx(losses[unit] - pairs[np.ix_(gone, gone)].sum(), rel=1e-6)
+        gone.append(unit)
 
 
 def test_a_preset_that_was_chosen_stays(ranked: tuple[LossProbe, Ranked]) -> None:
@@ -76,7 +93,7 @@ def test_the_order_is_the_best_for_the_number_of_units_that_goes(ranked: tuple[L
 
     (overall,) = with_best_orders([plain], probe.recipe, probe)
     assert len(overall.tried) == 3
-    improved = []
+    improved, measured = [], []
     for count in range(1, plain.site.units):
         least = min(loss(one, count) for one in overall.tried)
         for one in overall.tried:  # whichever was the best over all
@@ -85,5 +102,10 @@ def test_the_order_is_the_best_for_the_number_of_units_that_goes(ranked: tuple[L
             improved.append(least < loss(one, count))
         plan = cmrc.plan(probe.program, data=probe.data, sites=[SITE], keep=plain.site.units - count)
         assert plan.entries[0].units == chosen.order.first(count)
+        (recorded,) = plan.made["sites"].values()
+        assert recorded.get("order", "") == chosen.ordered_by
+        measured.append(chosen.ordered_by == MEASURED)
     assert any(improved)
+    assert any(measured)
+    assert not all(measured)
     assert with_orders_for([plain], [2], probe) == [plain]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nets import Branches, data, exported, seeded, traced
+from nets import Branches, Net, data, exported, seeded, traced
 from torch import nn
 
 import cmrc
@@ -15,7 +15,7 @@ from cmrc.errors import StatsError
 from cmrc.planning import counts as counting
 from cmrc.planning import probe
 from cmrc.planning.counts import measured_risk
-from cmrc.planning.probe import LossProbe, divergence
+from cmrc.planning.probe import LossProbe, divergence, shifted
 from cmrc.planning.ranking import rank
 from cmrc.planning.recipe import make_recipe
 from cmrc.planning.replacements import replace_units
@@ -99,6 +99,48 @@ def test_padding_does_not_count() -> None:
     apart = divergence(program.run([x])[0], program.clamped(plan).run([x])[0])
     assert np.isclose(loss, apart[mask].mean(), rtol=1e-5)
     assert not np.isclose(loss, apart.mean(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_pairs_add_up_to_the_loss_where_the_outputs_are_linear(count: int) -> None:
+    """Behind the last activation the outputs are linear in the units, so what a set loses is the sum over its pairs."""
+    program = traced(seeded(Net((5, 7, 4))), 5)
+    recipe, (site,) = (
+        make_recipe(preset="reconstruction", sites=["acts.0"], loss="squared-error"),
+        program.find("acts.0"),
+    )
+    x, _ = data(40, 5)
+    stats = cmrc.calibrate(program, [x], sites=["acts.0"], need=recipe.needs)
+    probe = LossProbe(program, recipe, [x[:30], x[30:]], unwatched)
+    r = rank(program, site, stats["acts.0"], recipe, ())
+    (pairs,) = probe.of_pairs([r]) or ()
+    gone = list(r.order.first(count))
+    ((lost,),) = probe.of_sites([r], [[count]])
+    assert lost > 0
+    assert np.isclose(pairs[np.ix_(gone, gone)].sum(), lost, rtol=1e-5)
+
+
+def test_pairs_are_left_out_where_they_take_too_long(program: cmrc.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = data(20, 5)
+    recipe = make_recipe(preset="reconstruction", sites=["act_a"])
+    stats = cmrc.calibrate(program, [x], sites=["act_a"], need=recipe.needs)
+    r = rank(program, program.find("act_a")[0], stats["act_a"], recipe, ())
+    assert LossProbe(program, recipe, [x], unwatched).of_pairs([r, r]) is not None
+    monkeypatch.setattr(probe, "PAIRS_WORK", 1)
+    assert LossProbe(program, recipe, [x], unwatched).of_pairs([r]) is None
+
+
+def test_a_small_shift_of_classes_is_their_divergence() -> None:
+    rng = np.random.default_rng(0)
+    plain = rng.normal(size=(6, 5))
+    cut = plain + 1e-3 * rng.normal(size=(6, 5))
+    exact = divergence(plain, cut)
+    assert np.allclose((shifted(plain, cut, 1.0) ** 2).sum(-1), exact, rtol=1e-2, atol=0)
+    assert np.allclose(shifted(plain, plain + 2.0), 0, atol=1e-12)  # no change of probabilities
+    soft = np.exp(plain / 3) / np.exp(plain / 3).sum(-1, keepdims=True)
+    change = cut - plain
+    variance = (soft * change**2).sum(-1) - (soft * change).sum(-1) ** 2
+    assert np.allclose((shifted(plain, cut, 3.0) ** 2).sum(-1), variance / 2, rtol=1e-6)
 
 
 def test_probabilities_are_compared_as_they_are() -> None:
