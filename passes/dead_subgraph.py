@@ -11,7 +11,7 @@ need fewer select from what is left. What nobody reads is dropped. Only bytes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from cmrc.ir.ops.layout import ConcatAttrs, PlaneAttrs, TransposeAttrs
 from cmrc.ir.recurrence import hidden_size
 from cmrc.ir.tensors import quantised
 from cmrc.passes.rewriting.contract import rise_through_attention, rise_through_matmul, rise_to_copies
+from cmrc.passes.rewriting.idle import drop_idle_readers, idle_and_whole, without_sizes
 from cmrc.passes.rewriting.integers import blocks_cut
 from cmrc.passes.rewriting.norms import rise_through_group_norm
 from cmrc.passes.rewriting.recurrent import narrow
@@ -279,12 +280,12 @@ RULES: dict[str, Callable[[Rise, Node, Selection], RuleOutcome]] = {
 }
 
 
-def needed(rise: Rise, node: Node) -> Selection | None:
-    """The part of a node that its readers need; `None` if they need all of it or if nothing is new."""
+def needed(rise: Rise, node: Node, idle: Collection[str] = ()) -> Selection | None:
+    """The part of a node that its readers need; `None` if they need all of it or if nothing is new. Idle nodes need nothing."""
     name = node.name
     if len(node.outputs) != 1 or name in rise.graph.outputs:
         return None
-    readers = [rise.settled[reader] for reader in rise.uses[name]]
+    readers = [rise.settled[reader] for reader in rise.uses[name] if reader not in idle]
     selects = [r for r in readers if r.op == "select"]
     if not selects:
         return None
@@ -358,7 +359,9 @@ def settle_readers(rise: Rise, name: str, keep: Keep, readers: Sequence[Node]) -
 def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
     """Raise every select as far as possible, and drop what nobody reads any more."""
     rise = Rise(graph, log)
-    idle = _idle_and_whole(graph, idle_nodes(graph) if log.idle is None else log.idle)
+    idle = idle_nodes(graph) if log.idle is None else log.idle
+    idle = idle and idle_and_whole(graph, idle, idle_nodes(graph))
+    loose = idle and without_sizes(graph, idle)
     uses, outputs, stack = rise.uses, graph.outputs, list(graph.nodes)
     while stack:
         node = stack.pop()
@@ -373,7 +376,7 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
         if node.marks.recurrence is not None and any(value.name in rise.selected for value in node.outputs):
             stack += narrow_recurrence(rise, node, log)
             continue
-        wanted = needed(rise, node) if name in rise.selected else None
+        wanted = needed(rise, node, loose) if name in rise.selected else None
         outcome = None
         if wanted is not None:
             places = [(name, reader.name) for reader in wanted.readers]
@@ -384,6 +387,8 @@ def run(graph: Graph, log: Log) -> tuple[Graph, bool]:
             continue
         if node.op != "select" or outcome.movement is Movement.COPIES:
             log.did("dead_subgraph", node, outcome)
+        if loose:
+            drop_idle_readers(rise, name, loose)
         settle_readers(rise, name, wanted.keep, wanted.readers)
         if outcome.movement is Movement.COPIES:
             _replace_by_operand(rise, outcome.node)
@@ -464,24 +469,6 @@ def _keeps_any_order(rise: Rise, node: Node, wanted: Selection) -> bool:
     return node.op in ("pointwise", "transpose", "select") or (
         node.op == "along" and attributes(node, AlongAttrs)["fn"] != "tile"
     )
-
-
-def _idle_and_whole(graph: Graph, idle: frozenset[str]) -> set[str]:
-    """The host's idle nodes that do not keep anything else alive: those stay as they were."""
-    if not idle:
-        return set()
-    inputs = {value.name for value in graph.inputs}
-    sizes = {
-        node.name for node in graph.nodes if node.marks.shape_only is not None and inputs.issuperset(node.values())
-    }
-    lost = idle_nodes(graph) - idle - sizes  # an input is there anyway
-    if not lost:
-        return set(idle)
-    makers = {value.name: node.name for node in graph.nodes for value in node.outputs}
-    for node in graph.nodes:
-        if node.name in idle and any(makers.get(operand) in lost for operand in node.values()):
-            lost |= {node.name}
-    return set(idle - lost)
 
 
 def _is_on_its_way(node: Node) -> bool:

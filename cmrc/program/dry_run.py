@@ -12,7 +12,9 @@ from cmrc.ir.ops import OPS
 from cmrc.ir.ops.affine import ConvAttrs
 from cmrc.ir.recurrence import HIDDEN, first_units, hidden_states, initial_states
 from cmrc.passes import pipeline as passes
+from cmrc.passes.dead_subgraph import idle_nodes
 from cmrc.passes.pipeline import put_dos
+from cmrc.passes.rewriting.idle import without_sizes
 from cmrc.passes.rewriting.recurrent import why_not_held
 from cmrc.passes.rewriting.rewriter import Movement
 from cmrc.program.groups import Group, expand
@@ -130,5 +132,9 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
     read = dict.fromkeys(o for node in nodes for o in node.values() if o not in computed)
     inside = {node.name for node in nodes}
     unread = {n for n in computed if not any(consumers[v.name] for v in producers[n].outputs)}
+    idle = without_sizes(graph, idle_nodes(graph))
+    if idle.isdisjoint(values):  # then idle nodes go where they are in the way
+        unread -= idle
+        inside |= idle
     ends = [n for n in computed if n in graph.outputs or n in unread or any(r.name not in inside for r in consumers[n])]
     return Graph(tuple(every[n] for n in read), nodes, tuple(n for n in every if n in set(ends)))

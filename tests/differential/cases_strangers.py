@@ -149,6 +149,23 @@ case(
 )
 
 
+def _scan(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A scan of heads: it begins with zeros of the size of what it adds up, and nobody reads its last state."""
+    added = m.a(x).unflatten(-1, (4, 2))
+    states = torch.cumsum(torch.cat([torch.zeros_like(added[:, :1]), added], 1), 1)
+    before, _ = states[:, :-1], states[:, -1]
+    return m.b(m.act(before.flatten(2)))
+
+
+case(
+    "scan_of_heads",
+    lambda: net(_scan, a=nn.Linear(6, 8), act=nn.ReLU(), b=nn.Linear(8, 4)),
+    ("n", 5, 6),
+    const("act", [1, 3, 5, 7], axis=2),
+    save=True,
+)
+
+
 def _written(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     left, right = m.act(m.a(x)), m.b(x)
     joined = x.new_empty(*x.shape[:-1], 8)

@@ -62,6 +62,7 @@ ACTIVATIONS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tens
     "softplus": ({"beta": 2.0, "threshold": 3.0}, lambda x: F.softplus(x, 2.0, 3.0)),
     "softsign": ({}, F.softsign),
     "sqrt": ({}, torch.sqrt),
+    "fill": ({"value": 0.3}, lambda x: torch.full_like(x, 0.3)),
     "square": ({}, torch.square),
     "tanh": ({}, torch.tanh),
     "threshold": ({"threshold": 0.1, "value": 0.3}, lambda x: F.threshold(x, 0.1, 0.3)),

@@ -312,6 +312,19 @@ def test_idle_nodes_go_with_what_they_read() -> None:
     assert [node.name for node in after.nodes] == ["linear_2", kept, out]
 
 
+def test_idle_nodes_go_where_they_hold_units_alive() -> None:
+    """A last state that nobody asks for needs no units: it goes with the first that are dropped, and so does what reads it."""
+    net, h = vector()
+    state = net.pointwise("relu", h)
+    net.pointwise("tanh", net.select(state, 1, (0, 1)))
+    net.output(net.linear(net.cut(state, 1, (1, 3)), 2))
+    before = net.graph()
+    after, changed = dead_subgraph.run(before, Log())
+    assert changed
+    assert [node.op for node in after.nodes] == ["linear", "pointwise", "linear"]
+    assert after.nodes[0].output.shape == ("N", 2)
+
+
 def test_sizes_of_an_input_hold_nothing_alive() -> None:
     """A target shape, which no operand names, is made of them: the op that takes it still needs it where others of its readers went."""
     net, h = vector()

@@ -3,7 +3,8 @@
 Every linear map and convolution starts a chain: the values behind it that hold the same units (activations, norms, pooling,
 depthwise convolutions). The last value of a chain whose replacement folds is where the units are asked for. A unit that somebody
 else reads on the way (the pooled half of a squeeze-excite block) is replaced there as well. In a grouped convolution the same
-share of every group is asked for, since its groups have one size.
+share of every group is asked for, since its groups have one size; of a scan with heads the same positions of every head, since its
+state is a table of both.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def inner_units(program: cmrc.Program, draw: Draw) -> Ask:
     for chain in chains(program):
         for site in reversed(chain):
             units = half(program, site, draw(site))
-            if (asked := foldable(program, site, units, taken)) is None:
+            asked = foldable(program, site, units, taken)
+            if asked is None and (runs := rows_of_table(program, site)) > 1:
+                units = alike_in_rows(site, runs, draw(site))
+                asked = foldable(program, site, units, taken)
+            if asked is None:
                 refused.append((site, units))
                 continue
             for place, some in asked:
@@ -104,6 +109,30 @@ def groups(program: cmrc.Program, value: str) -> int:
     if node.op == "conv" and not is_depthwise(node):
         return int(node.attrs["groups"])
     return groups(program, node.inputs[0]) if node.op in KEEPS_UNITS or is_depthwise(node) else 1
+
+
+def rows_of_table(program: cmrc.Program, site: Site) -> int:
+    """The rows of a table of heads and positions that the units were laid out from, as those of a scan; 1 if there is none."""
+    waiting, seen = [site.value], set[str]()
+    while waiting:
+        node = program.producers.get(waiting.pop())
+        if node is None or node.name in seen:
+            continue
+        seen.add(node.name)
+        before = program.values[str(node.inputs[0])].shape if node.op == "reshape" else ()
+        rows, each = (1, *before)[-2:] if before else (1, 1)
+        if isinstance(rows, int) and isinstance(each, int) and rows * each == site.units and each > 1:
+            return rows
+        if node.op == "pointwise":
+            waiting += [operand for operand in node.values() if same_units(program, operand, site)]
+    return 1
+
+
+def alike_in_rows(site: Site, rows: int, generator: np.random.Generator) -> list[int]:
+    """Half of the positions of a table, the same in every row."""
+    each = site.units // rows
+    chosen = sorted(int(i) for i in generator.permutation(each)[: each // 2])
+    return [row * each + i for row in range(rows) for i in chosen]
 
 
 def foldable(program: cmrc.Program, site: Site, units: list[int], taken: dict[str, list[int]]) -> Ask | None:

@@ -107,6 +107,8 @@ hf(
 
 MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 64}
 hf("mamba", "MambaConfig", "MambaForCausalLM", tokens(), **MAMBA, state_size=4, time_step_rank=4)
+SCAN = {"num_heads": 8, "head_dim": 4, "n_groups": 2, "expand": 2, "chunk_size": 4}
+hf("mamba2", "Mamba2Config", "Mamba2ForCausalLM", tokens(), **MAMBA, state_size=4, **SCAN)
 hf(
     "jamba",
     "JambaConfig",

@@ -126,6 +126,7 @@ POINTWISE: dict[str, Meaning] = {
     "hard_sigmoid": _hard_sigmoid,
     "hard_swish": lambda x, alpha=1 / 6: x * _hard_sigmoid(x, alpha),
     "threshold": lambda x, *, threshold, value: functional.threshold(x, threshold, value),
+    "fill": lambda x, *, value: torch.full_like(x, value),
     "thresholded_relu": lambda x, alpha=1.0: functional.threshold(x, alpha, 0.0),
     "shrink": _shrink,
     "clip": _clip,

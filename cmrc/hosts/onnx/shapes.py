@@ -233,7 +233,7 @@ class FixedSize:
 
 @dataclass(frozen=True, slots=True)
 class ReshapeTarget:
-    """A Reshape whose target shape is computed from sizes of a value."""
+    """A Reshape or Expand whose target shape is computed from sizes of a value."""
 
     value: str
     source: str
@@ -334,7 +334,7 @@ class Sizes:
         return None
 
     def _targets(self, node: onnx_ir.Node, slot: int, source: str) -> list[str] | None:
-        """The Reshapes that sizes end in, where they end nowhere else and the target can be written anew."""
+        """The Reshapes and Expands that sizes end in, where they end nowhere else and the target can be written anew."""
         data, output = node.inputs[0], node.outputs[0]
         if node.domain or (output.is_graph_output() and node.op_type != "Reshape"):
             return None
@@ -344,6 +344,8 @@ class Sizes:
             shape = self.shapes.get(output.name or "")
             own = self.shapes.get(data.name or "") if data is not None else None
             return [output.name or ""] if slot == 1 and shape is not None and _can_write(shape, own or ()) else None
+        if node.op_type == "Expand":
+            return [output.name or ""] if slot == 1 and self._sizes_are_given(node) else None
         if not (node.op_type == "Concat" or (node.op_type in MOVES and slot == 0)):
             return None
         reshapes: list[str] = []
@@ -353,6 +355,15 @@ class Sizes:
                 return None
             reshapes += inner
         return reshapes
+
+    def _sizes_are_given(self, expand: onnx_ir.Node) -> bool:
+        """Whether the target of an Expand is the shape of a value, and inputs of the model have the same sizes."""
+        target, graph = expand.inputs[1], expand.graph
+        if target is None or graph is None or (maker := target.producer()) is None or maker.op_type != "Shape":
+            return False
+        shape = self.shapes.get(expand.outputs[0].name or "")
+        given = {size for value in graph.inputs for size in self.shapes.get(value.name or "") or ()}
+        return shape is not None and all(isinstance(size, int) or size in given for size in shape)
 
 
 def shaped_alone(sizes: onnx_ir.Value) -> tuple[str, ...]:

@@ -98,6 +98,7 @@ POINTWISE: dict[str, Function] = {
     "cast": Function(lambda x, *, dtype: as_dtype(x, dtype), needs=("dtype",), affine_in=(0,)),
     "quantize": Function(_quantize, needs=("dtype",)),
     "dequantize": Function(_dequantize, needs=("dtype",), options=("axis", "block"), affine_in=(0, 1)),
+    "fill": Function(lambda x, *, value: np.full_like(x, value), needs=("value",), affine_in=(0,)),
     "neg": Function(np.negative, affine_in=(0,)),
     "abs": Function(np.abs),
     "exp": Function(np.exp),

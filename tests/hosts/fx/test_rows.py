@@ -147,6 +147,9 @@ ROWS: dict[str, tuple[Function, Tensor]] = {
     "split to sizes": (lambda x: x.split([1, 4, 2], 3)[1], IMAGE),
     "chunk": (lambda x: x.chunk(3, -1)[1], IMAGE),
     "full": (lambda x: x + torch.full((6, 7), 0.3), IMAGE),
+    "zeros_like": (lambda x: x + torch.zeros_like(x), IMAGE),
+    "ones_like": (lambda x: x * torch.ones_like(x[:, :1]), IMAGE),
+    "full_like": (lambda x: x + torch.full_like(x, 0.3), IMAGE),
     # spelled out
     "glu": (lambda x: F.glu(x, 1), IMAGE),
     "weight_norm": (lambda x: F.linear(x, torch._weight_norm(W.T.contiguous(), CHANNELS[:, None], 0)), MATRIX),

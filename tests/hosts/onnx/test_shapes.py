@@ -43,6 +43,24 @@ def test_sizes_read_from_the_model_itself() -> None:
     assert sizes_of(lowered)["w1"] == [5, 6]
 
 
+def test_zeros_of_the_size_of_a_value_hold_none_of_its_units() -> None:
+    """What torch writes for zeros_like: the value is read for its shape alone, and the target is put together anew."""
+    proto = model(
+        """
+        h = MatMul(x, w1)
+        first = Slice(h, zero, one, one)
+        s = Shape(first)
+        z = Expand(nought, s)
+        c = Concat<axis=1>(z, h)
+        a = Relu(c)
+        y = MatMul(a, w2)
+        """,
+        {"x": ("N", 2, 5)}, "y", w1=random(5, 8), w2=random(8, 3), zero=ints(0), one=ints(1), nought=np.float32(0),
+    )  # fmt: skip
+    lowered = lower(OnnxHost.from_model(proto), [random(3, 2, 5)], "a", 2, (0, 5), (1.5, 2.5))
+    assert sizes_of(lowered)["w1"] == [5, 6]
+
+
 @pytest.mark.parametrize(
     "lines",
     [

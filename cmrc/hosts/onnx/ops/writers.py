@@ -159,9 +159,32 @@ def write_target(patch: ModelPatch, onnx_node: onnx_ir.Node, node: Node) -> None
     """A new target shape, from the shape in the IR."""
     target = onnx_node.inputs[1]
     assert target is not None
-    onnx_node.replace_input_with(
-        1, _target_value(patch, _entries_of(onnx_node, node, patch.shape_of(node.inputs[0])), target)
-    )
+    entries = _entries_of(onnx_node, node, patch.shape_of(node.inputs[0]))
+    if entries.count(-1) <= (1 if onnx_node.op_type == "Reshape" else 0):
+        onnx_node.replace_input_with(1, _target_value(patch, entries, target))
+        return
+    pieces = [_size(patch, size) for size in node.output.shape]
+    if None in pieces:
+        raise HostError(
+            f"its target shape is computed at run time in a way that cannot be changed to {list(node.output.shape)}",
+            node=node.label,
+            op=onnx_node.op_type,
+            fix="give the target shape as a constant, or as a Concat of sizes",
+        )
+    joined = patch.insert("Concat", pieces, f"{target.name}.cmrc", [onnx_ir.AttrInt64("axis", 0)])
+    onnx_node.replace_input_with(1, joined)
+
+
+def _size(patch: ModelPatch, size: Dim) -> onnx_ir.Value | None:
+    """A size of a target shape: a number, or that of an input of the model which has the same symbol."""
+    if isinstance(size, int):
+        return patch.array(np.asarray([size]))
+    for given in patch.reading.graph.inputs:
+        if size in given.shape:
+            sizes = patch.insert("Shape", [patch.values[given.name]], f"{given.name}.shape")
+            place = patch.array(np.asarray([given.shape.index(size)]))
+            return patch.insert("Gather", [sizes, place], f"{given.name}.size")
+    return None
 
 
 def _target_value(patch: ModelPatch, entries: Sequence[int], old: onnx_ir.Value) -> onnx_ir.Value:
@@ -240,13 +263,6 @@ def _entries_of(onnx_node: onnx_ir.Node, node: Node, x: Shape) -> list[int]:
             entries.append(0)
         else:
             entries.append(-1)
-    if entries.count(-1) > (1 if onnx_node.op_type == "Reshape" else 0):
-        raise HostError(
-            f"its target shape is computed at run time in a way that cannot be changed to {list(node.output.shape)}",
-            node=node.label,
-            op=onnx_node.op_type,
-            fix="give the target shape as a constant, or as a Concat of sizes",
-        )
     return entries
 
 
