@@ -127,6 +127,18 @@ case(
     const("act", [1, 4]),
 )
 case(
+    "index_select",
+    lambda: net(
+        lambda m, x: m.b(m.act(m.a(x)).index_select(1, torch.arange(2))),
+        a=nn.Linear(6, 8),
+        act=nn.ReLU(),
+        b=nn.Linear(8, 4),
+    ),
+    TOKENS,
+    const("act", [1, 4]),
+    hosts=("fx",),
+)
+case(
     "gather",
     lambda: net(
         lambda m, x: m.b(m.act(m.a(x)).gather(1, m.index.expand(x.shape[0], -1, 8))),

@@ -208,13 +208,16 @@ def test_other_functions_along_axes() -> None:
     index = np.random.default_rng(0).integers(0, 4, (2, 3, 5))
     gathered = torch.gather(tx, 2, torch.from_numpy(index))
     agree(evaluate_op("along", {"fn": "gather_elements", "axes": (2,)}, x, index), gathered)
+    places = np.asarray([3, 0, 3])
+    taken = evaluate_op("along", {"fn": "take", "axes": (2,), "align": (None, (2,))}, x, places)
+    agree(taken, tx.index_select(2, torch.from_numpy(places)))
     padded = {"fn": "pad", "axes": (2,), "pads": ((0, 0), (0, 0), (1, 2)), "value": 0.5}
     agree(evaluate_op("along", padded, x), F.pad(tx, (1, 2), value=0.5))
 
 
 def test_every_function_along_axes_is_compared() -> None:
     assert {name for name, function in ALONG.items() if function.meaning} == {"mean", "sum", "amax", "amin", "prod", "max_pool", "avg_pool", "softmax", "layer_norm",
-                          "instance_norm", "rms_norm", "group_norm", "known_group_norm", "pick", "pad", "tile", "gather_elements"}  # fmt: skip
+                          "instance_norm", "rms_norm", "group_norm", "known_group_norm", "pick", "pad", "take", "tile", "gather_elements"}  # fmt: skip
 
 
 # ---------------------------------------------------------------- the rest

@@ -282,6 +282,7 @@ ALONG: dict[str, Meaning] = {
     "known_group_norm": _known_group_norm,
     "pick": lambda x, attrs: x.select(attrs["axes"][0], attrs["index"]),
     "gather_elements": lambda x, attrs, index: torch.take_along_dim(x, index.long(), attrs["axes"][0]),
+    "take": lambda x, attrs, index: x.index_select(attrs["axes"][0], index.reshape(-1).long()),
     "tile": lambda x, attrs: x.tile(attrs["times"]),
     "pad": lambda x, attrs: pad(x, attrs["pads"], attrs["value"]),
 }

@@ -295,6 +295,11 @@ ALONG: dict[str, Function] = {
         keeps_constants=True,
         extent=Extent.OTHER,
     ),
+    "take": Function(
+        lambda x, attrs, index: np.take(x, index.reshape(-1).astype(np.int64), axis=attrs["axes"][0]),
+        keeps_constants=True,
+        extent=Extent.OTHER,
+    ),
     "tile": _movement(lambda x, attrs: np.tile(x, attrs["times"]), needs=("times",)),
     "pad": Function(
         lambda x, attrs: np.pad(x, attrs["pads"], constant_values=attrs["value"]),

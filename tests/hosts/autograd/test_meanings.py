@@ -112,6 +112,7 @@ ALONGS: dict[str, tuple[tuple[int, ...], list[dict[str, Any]]]] = {
     "known_group_norm": ((2, 6, 4), [{"axes": (1, 2), "eps": 1e-3, **KNOWN}, {"axes": (1, 2), "eps": 0.1, **KNOWN, "counts": (3, 3)}]),
     "pick": ((2, 3, 4), [{"axes": (1,), "index": 2}, {"axes": (2,), "index": -1, "drop": True}]),
     "gather_elements": ((2, 3, 4), [{"axes": (1,)}]),
+    "take": ((2, 3, 4), [{"axes": (2,)}]),
     "tile": ((2, 3), [{"axes": (0, 1), "times": (2, 3)}]),
     "pad": ((2, 3), [{"axes": (0, 1), "pads": ((1, 0), (2, 1)), "value": 0.5}, {"axes": (1,), "pads": ((0, 0), (0, -1)), "value": 0.0}]),
 }  # fmt: skip
@@ -133,8 +134,12 @@ def test_along(fn: str) -> None:
                 more = [weight] if fn == "rms_norm" else [weight, bias]
             if fn == "gather_elements":
                 more = [rng.integers(0, 3, (2, 5, 4))]
+            if fn == "take":
+                more = [rng.integers(0, 4, 5)]
             axis = 1 if "group" in fn else 2
-            align = {"align": (None, *((axis,) for _ in more))} if fn.endswith("norm") and more else {}
+            align = (
+                {"align": (None, *((axis,) for _ in more))} if (fn.endswith("norm") or fn == "take") and more else {}
+            )
             agree("along", {"fn": fn, **options, **align}, x, *more)
 
 

@@ -123,6 +123,7 @@ ROWS: dict[str, tuple[Function, Tensor]] = {
     "pad of channels": (lambda x: F.pad(x, (0, 0, 1, 2, 2, 1)), IMAGE),
     "pick": (lambda x: x.select(1, -2), IMAGE),
     "gather": (lambda x: x.gather(1, PLACES), MATRIX),
+    "index_select": (lambda x: x.index_select(3, PLACES[0] % 7), IMAGE),
     "repeat": (lambda x: x.repeat(2, 3), MATRIX),
     "unbind": (lambda x: x.unbind(1)[2], IMAGE),
     # layout

@@ -171,6 +171,13 @@ def read_gather(a: Arguments) -> Read | None:
     return along("gather_elements", (axis,), 2) if all(n == m for n, m in sizes) else None
 
 
+@row("index_select")
+def read_index_select(a: Arguments) -> Read:
+    """x[index] along an axis: positions that are known only at run time, or a table of them."""
+    axis = a.axis("dim")
+    return along("take", (axis,), 2, align=(None, (axis,)))
+
+
 @row("repeat")
 def read_repeat(a: Arguments) -> Read | None:
     times = tuple(n if isinstance(n, int) else str(n.meta["val"]) for n in a["repeats"])
