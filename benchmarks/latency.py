@@ -119,7 +119,7 @@ def measure(case: models.Case, files: Mapping[str, Path], options: argparse.Name
 def pairs_of(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     for lowered in [file for file in files if file.startswith("lowered")]:
         yield from ((lowered, other) for other in ("native", "original"))
-    yield from ((file, "original") for file in ("masked", "native"))
+    yield from ((file, "original") for file in ("masked", "native") if file in files)
 
 
 def rounds_for(files: Mapping[str, Path], feeds: Mapping[str, Mapping[str, np.ndarray]], threads: int) -> int:

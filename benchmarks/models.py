@@ -7,7 +7,7 @@ Weights are random and seeded. Norms have random scales, shifts and statistics, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -164,6 +164,9 @@ class Case:
     extra: str = ""  # an op that exactness needs and the native small model has not
     tokens: int = 0  # inputs are so many token ids, and a mask where `masked`
     masked: bool = False
+    carried: tuple[
+        str, ...
+    ] = ()  # sites at which one unit fewer stays, and a channel that carries the constants of the others
     hosts: tuple[str, ...] = (
         "torch",
         "onnx",
@@ -193,8 +196,8 @@ class Case:
     def units(self) -> list[np.ndarray]:
         """Half of the units of every site, drawn at random, in ascending order."""
         draw = np.random.default_rng(SEED)
-        kept = zip(self.widths, self.keep, strict=True)
-        return [np.sort(draw.permutation(width)[keep:]) for width, keep in kept]
+        kept = [keep - (site in self.carried) for site, keep in zip(self.sites, self.keep, strict=True)]
+        return [np.sort(draw.permutation(width)[keep:]) for width, keep in zip(self.widths, kept, strict=True)]
 
     def replacements(self) -> list[np.ndarray]:
         """One constant for each replaced unit of each site."""
@@ -232,6 +235,17 @@ def convnet(channels: Sequence[int] = (32, 64, 64, 128), *, size: int = 32, cons
     name = "ConvNet" if constants == "zero" else "ConvNet, constants under zero padding"
     extra = "" if constants == "zero" else "Add"
     return Case(name, sites, tuple(channels), (3, size, size), ConvNet, constants, extra)
+
+
+def padded() -> list[Case]:
+    """Constants under zero padding, at two sizes: added as planes, and carried by a channel where the files are as wide."""
+    cases = []
+    for channels, size in (((32, 64, 64, 128), 32), ((64, 128, 128, 256), 56)):
+        case = convnet(channels, size=size, constants="random")
+        wide = f"{'-'.join(str(n // 2) for n in channels)} channels, {size}x{size}"
+        cases.append(replace(case, name=f"added planes, {wide}"))
+        cases.append(replace(case, name=f"carried, {wide}", extra="", carried=case.sites[:-1]))
+    return cases
 
 
 def resnet56() -> Case:

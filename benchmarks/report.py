@@ -26,7 +26,7 @@ CHAPTERS = {  # title, to the modules that measure it, in the page's order
         "masked",
     ),
     "Interventions": ("interventions", "coverage"),
-    "Deployment": ("latency", "widths", "quantised"),
+    "Deployment": ("latency", "padded", "widths", "quantised"),
     "What cmrc itself costs": (
         "compile_cost",
         "peer_cost",

@@ -39,6 +39,7 @@ from cmrc.passes.rewriting.absorb import (
     sources_of,
     whole_bias,
 )
+from cmrc.passes.rewriting.carrier import Carrier, find_carrier, hold, with_part
 from cmrc.passes.rewriting.integers import rounding_needed
 from cmrc.passes.rewriting.rewriter import (
     NOTHING_TO_ADD,
@@ -46,6 +47,7 @@ from cmrc.passes.rewriting.rewriter import (
     Rewritten,
     RuleOutcome,
     Sweep,
+    complement,
     folded,
     past,
 )
@@ -158,7 +160,12 @@ def fold_into_conv(
     integers = quantised(weight)
     if integers is not None and (problem := rounding_needed(integers, w_in, keep, mixed=mix is not None)):
         return Declined(problem)
-    columns = conv_columns(mixed_columns(weight, w_in, units, mix, groups=groups), node, keep)
+    mixed = mixed_columns(weight, w_in, units, mix, groups=groups)
+    if slab.any() and not by_position and has_border(node) and keep.ordered:
+        carrier = find_carrier(sweep, node, x, units, len(keep))
+        if carrier is not None:
+            return _carry(sweep, node, x, units, slab, mixed, carrier)
+    columns = conv_columns(mixed, node, keep)
     smaller = node.with_inputs((sweep.select(x, axis, keep), columns, bias))
     if not slab.any():
         sweep.emit(smaller)
@@ -220,6 +227,21 @@ def _add_to_bias_of_conv(
     total = add_tensors(bias, add_up(node, values), dtype=weight.dtype)
     sweep.emit(smaller.with_inputs((*smaller.inputs[:2], total)))
     return folded("constants into the bias")
+
+
+def _carry(
+    sweep: Sweep, node: Node, x: str, units: Sequence[int], slab: Array, mixed: Tensor, carrier: Carrier
+) -> Rewritten:
+    """With zero padding, one of the replaced channels stays and brings the constants of all."""
+    conv = attributes(node, ConvAttrs)
+    axis, w_in = conv["axis"], 0 if conv.get("transposed") else 1
+    values = np.broadcast_to(slab.reshape(-1), len(units)) / carrier.number
+    column = kernel_of_constants(node, units, values, int(node.output.shape[axis]))
+    keep = complement([unit for unit in units if unit != carrier.unit], int(sweep.values[x].shape[axis]))
+    carrying = with_part(mixed, w_in, carrier.unit, column)
+    hold(sweep, carrier)
+    sweep.emit(node.with_inputs((sweep.select(x, axis, keep), conv_columns(carrying, node, keep), bias_of(node))))
+    return folded(f"constants into channel {carrier.unit}, which carries them, exact at the zero-padded border")
 
 
 def _add_plane(sweep: Sweep, node: Node, smaller: Node, x: str, bundle: Tensor, removed: int) -> Rewritten:

@@ -89,6 +89,95 @@ case(
 )
 case("conv2d_preactivation", lambda: two_convs(padding=1), ("n", 3, "h", "w"), const("a", [0, 3]), dynamic=("", "hnw"))
 
+# ---------------------------------------------------------------- a channel that carries the constants of a padded convolution
+
+
+def carrying(
+    act: nn.Module | None = None,
+    *,
+    norm: bool = False,
+    bias: bool = True,
+    first: nn.Module | None = None,
+    **options: object,
+) -> nn.Module:
+    """Of six channels three stay; with the one that carries the constants they are a block of 4."""
+    front = first or nn.Conv2d(3, 6, 3, padding=1, bias=bias)
+    second = nn.Conv2d(6, 4, **{"kernel_size": 3, "padding": 1, "bias": bias, **options})  # type: ignore[arg-type]
+    between = {"bn": nn.BatchNorm2d(6)} if norm else {}
+    behind = {"bn2": nn.BatchNorm2d(4)} if norm else {}
+    return chain(a=front, **between, act=act or nn.ReLU(), b=second, **behind)
+
+
+THREE = [0, 2, 5]
+CARRIED = {
+    "relu": carrying,
+    "bias": lambda: carrying(nn.ReLU6(), bias=False),
+    "norm": lambda: carrying(norm=True, bias=False),
+    "norm_and_bias": lambda: carrying(nn.LeakyReLU(), norm=True),
+    "hard_swish": lambda: carrying(nn.Hardswish()),
+    "prelu": lambda: carrying(nn.PReLU(6)),
+    "stride": lambda: carrying(stride=2, dilation=(2, 1), padding=(2, 1), kernel_size=(3, 2)),
+    "same": lambda: carrying(padding="same", kernel_size=(2, 4)),
+    "transposed": lambda: chain(
+        a=nn.ConvTranspose2d(3, 6, 3), act=nn.ELU(), b=nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1)
+    ),
+}
+for name, make in CARRIED.items():
+    case(
+        f"carrier_{name}",
+        make,
+        ("n", 3, "h", "w"),
+        const("act", THREE, left=4),
+        dynamic=("", "hnw"),
+        save=name in ("relu", "norm"),
+    )
+case(
+    "carrier_affine",
+    lambda: carrying(norm=True, bias=False),
+    ("n", 3, "h", "w"),
+    affine("act", THREE, [1, 4], left=4),
+    dynamic=("", "hnw"),
+    save=True,
+)
+case("carrier_half", carrying, ("n", 3, "h", "w"), const("act", THREE, left=4), dtype=torch.float16)
+case(
+    "carriers_one_after_the_other",
+    lambda: chain(
+        a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.Conv2d(6, 8, 3, padding=1, bias=False), bn=nn.BatchNorm2d(8),
+        act2=nn.ReLU(), c=nn.Conv2d(8, 4, 3, padding=1),
+    ),
+    ("n", 3, "h", "w"),
+    const("act", THREE, left=4),
+    const("act2", [0, 1, 2, 4, 7], left=4),
+    dynamic=("", "hnw"),
+)  # fmt: skip
+NOT_CARRIED = {
+    "silu": lambda: carrying(nn.SiLU()),  # no number passes it without a rounding
+    "depthwise": lambda: carrying(first=nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, groups=6))),
+    "pooled": lambda: carrying(nn.Sequential(nn.ReLU(), nn.AvgPool2d(2))),
+    "read_twice": lambda: net(
+        lambda m, x: (lambda h: m.b(h) + m.c(h))(m.act(m.a(x))),
+        a=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.Conv2d(6, 4, 3, padding=1), c=nn.Conv2d(6, 4, 1),
+    ),
+}  # fmt: skip
+for name, make in NOT_CARRIED.items():
+    case(f"no_carrier_{name}", make, ("n", 3, "h", "w"), const("act", THREE), dynamic=("", "hnw"))
+case(
+    "no_carrier_grouped",
+    lambda: grouped(padding=1),
+    ("n", 3, "h", "w"),
+    const("act", [0, 1, 4, 7]),
+)
+case(
+    "no_carrier_residual",
+    lambda: net(
+        lambda m, x: m.b(m.act(m.a(x) + m.c(x))),
+        a=nn.Conv2d(3, 6, 3), c=nn.Conv2d(3, 6, 3), act=nn.ReLU(), b=nn.Conv2d(6, 4, 3, padding=1),
+    ),
+    ("n", 3, "h", "w"),
+    const("act", THREE),
+)  # fmt: skip
+
 case(
     "conv1d",
     lambda: chain(a=nn.Conv1d(3, 6, 3, padding=1), act=nn.GELU(), b=nn.Conv1d(6, 4, 3, 2, 1)),

@@ -97,6 +97,36 @@ def grouped_norm(b: Builder) -> None:
     b.channels_first = True
 
 
+def padded(b: Builder) -> None:
+    """conv, often a batch norm, activation, and a zero-padded conv of either kind; now and then a second reader."""
+    x = b.pick(least=3, most=5)
+    dtype, space, channels = x.array.dtype, x.rank - 2, b.between(4, 9)
+    bias = [b.const(b.weights(channels, dtype=dtype))] if b.chance(0.5) else []
+    kind = ["Conv", "Conv", "ConvTranspose"]
+    first, second = b.choose(kind), b.choose(kind)
+    sides = (x.shape[1], channels) if first == "ConvTranspose" else (channels, x.shape[1])
+    x = b.node(first, [x, b.const(b.weights(*sides, *[1] * space, dtype=dtype)), *bias])[0]
+    if b.chance(0.5):
+        shift = [b.const(b.weights(channels, dtype=dtype)) for _ in range(3)]
+        spread = b.const((np.abs(b.weights(channels)) + 0.5).astype(dtype))
+        x = b.node("BatchNormalization", [x, *shift, spread], epsilon=0.01)[0]
+    before = x
+    for _ in range(b.between(0, 2)):
+        x = b.node(
+            b.choose(["Relu", "Relu", "LeakyRelu", "Elu", "Abs", "Sigmoid", *["HardSwish"] * (b.opset >= 14)]), [x]
+        )[0]
+    kernel, outs = b.choose([1, 2, 3]), b.between(1, 4)
+    sides = (channels, outs) if second == "ConvTranspose" else (outs, channels)
+    options = {"strides": [b.choose([1, 1, 2])] * space, "dilations": [b.choose([1, 1, 2])] * space}
+    pads = [b.between(0, kernel - 1) for _ in range(2 * space)]
+    y = b.node(second, [x, b.const(b.weights(*sides, *[kernel] * space, dtype=dtype))], pads=pads, **options)[0]
+    if b.chance(0.3):
+        again = b.choose([before, x])
+        b.node("Conv", [again, b.const(b.weights(2, channels, *[1] * space, dtype=dtype))])
+        b.current = y
+    b.channels_first = True
+
+
 # ---------------------------------------------------------------- einsum and recurrent layers
 
 
@@ -345,6 +375,7 @@ def dynamic_integers(b: Builder) -> None:
 
 LAYERS: dict[str, Maker] = {
     "normed": normed, "normed2": normed, "stream": stream, "stream2": stream, "grouped_norm": grouped_norm,
+    "padded": padded, "padded2": padded,
     "Einsum": einsum, "Einsum2": einsum,
     "LSTM": recurrent("LSTM", 4), "GRU": recurrent("GRU", 3), "RNN": recurrent("RNN", 1),
     "qdq_linear": qdq_linear, "qdq_conv": qdq_conv, "q_operator": q_operator, "n_bits": n_bits,

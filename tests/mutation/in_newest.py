@@ -1,14 +1,81 @@
-"""Seeded bugs of what came last: hidden units, calibration piece by piece, sums in one order, values that are read in part."""
+"""Seeded bugs of what came last: carriers, hidden units, calibration piece by piece, sums in one order, values that are read in part."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import Table
 
 bug = Table()
+CARRIER = "tests/passes/test_carrier.py"
 RECURRENT = "tests/structures/test_recurrent.py"
 ONCE = "tests/fuzz/test_fuzz.py::test_what_failed_once"
 SPILLED = "tests/planning/test_spilled.py"
 NUMERICS = "tests/planning/test_numerics.py"
+
+# ---------------------------------------------------------------- a channel that carries constants
+
+bug(
+    "carrier-without-its-number",
+    "    values = np.broadcast_to(slab.reshape(-1), len(units)) / carrier.number\n",
+    "    values = np.broadcast_to(slab.reshape(-1), len(units))\n",
+    "behind a hard swish, where the carrier is 4, the constants arrive fourfold",
+    CARRIER,
+)
+bug(
+    "carrier-keeps-its-weights",
+    "    weight = _with_one(weight, rows, carrier.unit, 0.0)\n",
+    "",
+    "the channel is its number and what its weights make of the input",
+    CARRIER,
+)
+bug(
+    "carrier-with-the-norm-of-before",
+    "        scale, shift = _with_one(scale, 0, carrier.unit, 0.0), _with_one(shift, 0, carrier.unit, carrier.number)\n",
+    "        shift = _with_one(shift, 0, carrier.unit, carrier.number)\n",
+    "a batch norm scales the carrier's channel, whose weights are 0 but whose bias and mean are not",
+    CARRIER,
+)
+bug(
+    "carrier-behind-any-function",
+    "        arrives &= (result == number).all(axis=others)\n",
+    "        arrives &= np.isfinite(result).all(axis=others)\n",
+    "a sigmoid makes .73 of the carrier's 1",
+    CARRIER,
+)
+bug(
+    "carrier-seen-by-others",
+    "        if len(readers) != 1 or name in graph.outputs:\n",
+    "        if not readers:\n",
+    "another reader, or an output, sees 1 where the unit was",
+    CARRIER,
+)
+bug(
+    "carrier-of-an-output",
+    "        if len(readers) != 1 or name in graph.outputs:\n",
+    "        if len(readers) != 1:\n",
+    "an output of the model shows 1 where the unit was",
+    CARRIER,
+)
+bug(
+    "carrier-keeps-its-column",
+    "    carrying = with_part(mixed, w_in, carrier.unit, column)\n",
+    "    carrying = mixed\n",
+    "the constants are never added: the carrier's column is the unit's own",
+    CARRIER,
+)
+bug(
+    "carrier-from-a-replaced-parent",
+    "    if slab.any() and not by_position and has_border(node) and keep.ordered:\n",
+    "    if slab.any() and not by_position and has_border(node):\n",
+    "a replaced unit from which others are rebuilt is lost",
+    CARRIER,
+)
+bug(
+    "carrier-in-a-larger-file",
+    "    return _bias(conv) is not None or left + 1 <= (gone - 1) * row\n",
+    "    return True\n",
+    "a convolution without a bias gets one that has more numbers than what goes",
+    CARRIER,
+)
 
 # ---------------------------------------------------------------- hidden units of recurrent layers
 

@@ -41,6 +41,13 @@ def affine_conv_at_any_size() -> Graph:
     return affine(net, h)
 
 
+def affine_conv_with_a_carrier() -> Graph:
+    """Three of six units stay; what they do not rebuild comes through a fourth that is 1 everywhere."""
+    net, h = image(6, height="H", width="W")
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
+    return done(net, Do(h, 1, (4, 0, 2), [0.5, -1.0, 2.0], (3, 1), [[2.0, 0.0], [0.0, -0.5], [1.0, 1.0]]))
+
+
 def affine_conv_transposed() -> Graph:
     net, h = image()
     net.conv(h, 2, (2, 2), stride=(2, 2), transposed=True)
@@ -150,6 +157,7 @@ AFFINE: dict[str, Example] = {
     "linear-shared": affine_linear_shared,
     "conv": affine_conv,
     "conv-at-any-size": affine_conv_at_any_size,
+    "conv-with-a-carrier": affine_conv_with_a_carrier,
     "conv-transposed": affine_conv_transposed,
     "conv-in-groups": affine_conv_in_groups,
     "pointwise": affine_pointwise,

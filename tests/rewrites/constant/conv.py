@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from graphs import Do
+from graphs import Do, Net
 from rewrites.start import TWO, Example, done, image
 
 from cmrc.ir.graph import Graph
@@ -51,6 +51,28 @@ def conv_padded_by_zero() -> Graph:
     net, h = image()
     net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)))
     return done(net, Do(h, 1, (2, 0), 0.0))
+
+
+def conv_padded_with_a_carrier() -> Graph:
+    """Three channels stay, and a fourth is 1 everywhere: a block of 4."""
+    net, h = image(6, height=4)
+    net.conv(net.pointwise("relu", h), 2, (3, 3), pad=((1, 1), (1, 1)))
+    return done(net, Do("relu_1", 1, (4, 0, 2), [0.5, -1.0, 2.0]))
+
+
+def conv_padded_with_a_carrier_behind_batch_norm() -> Graph:
+    """A hard swish leaves 4 as it is, and not 1."""
+    net = Net()
+    h = net.pointwise("hard_swish", net.batch_norm(net.conv(net.input("N", 2, "H", "W"), 6, (1, 1), bias=False)))
+    net.conv(h, 2, (3, 3), pad=((1, 1), (1, 1)), bias=False)
+    return done(net, Do(h, 1, (5, 1, 2), [0.5, -1.0, 2.0]))
+
+
+def conv_transposed_with_a_carrier() -> Graph:
+    net = Net()
+    h = net.conv(net.input("N", 2, "H", "W"), 5, (2, 2), transposed=True, bias=False)
+    net.conv(h, 2, (3, 3), stride=(2, 2), transposed=True)
+    return done(net, Do(h, 1, (1, 0), *TWO))
 
 
 def conv_by_position() -> Graph:
@@ -125,9 +147,12 @@ CONV: dict[str, Example] = {
     "conv-padded-of-a-large-size": conv_padded_of_a_large_size,
     "conv-padded-by-zero": conv_padded_by_zero,
     "conv-padded-to-the-same-size": conv_padded_to_the_same_size,
+    "conv-padded-with-a-carrier": conv_padded_with_a_carrier,
+    "conv-padded-with-a-carrier-behind-batch-norm": conv_padded_with_a_carrier_behind_batch_norm,
     "conv-by-position": conv_by_position,
     "conv-transposed": conv_transposed,
     "conv-transposed-before-batch-norm-at-any-size": conv_transposed_before_batch_norm_at_any_size,
+    "conv-transposed-with-a-carrier": conv_transposed_with_a_carrier,
     "conv-transposed-in-groups": conv_transposed_in_groups,
     "conv-in-groups": conv_in_groups,
     "conv-depthwise": conv_depthwise,
