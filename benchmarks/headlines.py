@@ -59,6 +59,13 @@ def pretrained(folder: Path) -> Iterator[str]:
         yield table(("model", "what is cut", "measured", "cmrc", "best published method", "best other tool"), rows)
 
 
+def carried(folder: Path) -> str:
+    """What is said of constants under zero padding that a channel carries."""
+    record = read("padded", folder)
+    ratios = [r["ratio"] for r in record["ratios"] if r["name"].startswith("carried")] if record is not None else []
+    return f"; where a channel carries them, {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+
+
 def shrinking(folder: Path) -> Iterator[str]:
     record = read("latency", folder)
     if record is None:
@@ -71,7 +78,7 @@ def shrinking(folder: Path) -> Iterator[str]:
     yield (
         f"A lowered model takes {min(native):.2f} to {max(native):.2f} (median {median(native):.2f}) of the time of a model that was built at the small "
         "size from the start. Constants under zero-padded convolutions need an added plane at run time: there it is "
-        f"{min(planes):.2f} to {max(planes):.2f}. Of the original's time, with half of the inner units gone:\n"
+        f"{min(planes):.2f} to {max(planes):.2f}{carried(folder)}. Of the original's time, with half of the inner units gone:\n"
     )
     by_model: dict[str, list[float]] = {}
     for r in ours:
