@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from cmrc.errors import RecipeError
 from cmrc.planning.recipe_file import check_recipe, read_recipe
+from cmrc.statistics.drawn import ENOUGH
 
 ObjectiveName = Literal["variance", "logit", "task", "block", "removal", "norm", "taylor", "magnitude", "random"]
 SelectName = Literal["bottom", "joint"]
@@ -119,6 +121,7 @@ ALLOWED = {
     "loss": one_of(LossName),
     "curvature": one_of(CurvatureName),
     "draws": "a whole number, 1 or more",
+    "rows_per_unit": "a whole number, 0 or more",
     "positions": "all, each, a position, the name of a mask, or one of these by site",
     "batch": "a whole number, 1 or more",
 }
@@ -158,6 +161,7 @@ class Recipe:
     loss: LossName = "cross-entropy"
     curvature: CurvatureName = "auto"
     draws: Number = 8
+    rows_per_unit: Seed = ENOUGH  # rows per column that are enough for second moments; 0: all
     positions: Position | dict[str, Position] = "all"
     batch: Number = 256
 
@@ -210,7 +214,7 @@ class Recipe:
     @property
     def calibration(self) -> dict[str, Any]:
         """The arguments of `cmrc.calibrate` besides the sites and what to gather there."""
-        names = ("positions", "loss", "curvature", "draws", "seed")
+        names = ("positions", "loss", "curvature", "draws", "seed", "rows_per_unit")
         return {"size": self.batch, **{name: getattr(self, name) for name in names}}
 
     @property
@@ -253,6 +257,7 @@ def make_recipe(base: Recipe | Mapping[str, Any] | str | Path | None = None, **o
     return recipe
 
 
+@functools.cache
 def _schema() -> TypeAdapter[Recipe]:
     return TypeAdapter(Recipe)
 

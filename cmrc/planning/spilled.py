@@ -31,6 +31,7 @@ from cmrc.statistics.batches import SIZE, Batch, in_batches_of_model
 from cmrc.statistics.calibrate import BY_DERIVATIVES, Taps, Watch, calibrate, choose, unwatched
 from cmrc.statistics.checkpoint import digest_of
 from cmrc.statistics.columns import Positions, columns_of, position_of
+from cmrc.statistics.drawn import ENOUGH
 from cmrc.statistics.stats import Stats
 from cmrc.verification.pieces import Part, parts_of
 
@@ -46,6 +47,7 @@ def calibrate_by_pieces(
     need: str | Iterable[str] = ("moments",),
     positions: Positions | Mapping[str, Positions] = "all",
     size: int = SIZE,
+    rows_per_unit: int = ENOUGH,
     watch: Watch = unwatched,
 ) -> Stats:
     """`cmrc.calibrate` for a model that does not fit into memory: the same statistics, one piece of the model after the other.
@@ -71,7 +73,13 @@ def calibrate_by_pieces(
     levels = max(graph_cut.levels.values()) + 1
     parts: list[Part | None] = [*parts_of(program, graph_cut, levels)]
     columns = [asdict(columns_of(program, site, position_of(positions, site))) for site in chosen]
-    asked = {"model": program.fingerprint.to_json(), "need": sorted(needs), "columns": columns, "size": size}
+    asked = {
+        "model": program.fingerprint.to_json(),
+        "need": sorted(needs),
+        "columns": columns,
+        "size": size,
+        "rows_per_unit": rows_per_unit,
+    }
     spill = _Spill(Path(folder), digest_of(asked))
     done = list[Stats]()
     for level in range(levels):
@@ -83,7 +91,15 @@ def calibrate_by_pieces(
             assert part is not None
             taps = _AtLevel(program, [site.value for site in own], part, spill, level, _wanted(later))
             stats = calibrate(
-                program, data, sites=here, need=needs, positions=positions, size=size, taps=taps, watch=watch
+                program,
+                data,
+                sites=here,
+                need=needs,
+                positions=positions,
+                size=size,
+                rows_per_unit=rows_per_unit,
+                taps=taps,
+                watch=watch,
             )
             if done and stats.data != done[0].data:
                 raise StatsError("the data are not the same for every piece", fix="give data that do not change")

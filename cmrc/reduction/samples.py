@@ -116,6 +116,10 @@ class Rows:
     def __len__(self) -> int:
         return -(-len(self._numbers()) // self.batch)
 
+    @property
+    def known_samples(self) -> int:
+        return len(self._numbers())
+
     def __iter__(self) -> Iterator[dict[str, Array]]:
         mask = self.samples.mask if self.is_trimmed else None
         return (rows if mask is None else without_padding(rows, mask)[1] for rows in self._whole())

@@ -11,10 +11,10 @@ of that size (`in_batches_of_model`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -89,6 +89,10 @@ class WholePieces:
     path: Path
     size: int
 
+    @property
+    def known_samples(self) -> int:
+        return sum(_samples(read_arrays(file), file) // self.size * self.size for file in _files(self.path))
+
     def __iter__(self) -> Iterator[Any]:
         some = False
         for piece in _pieces_of_files(self.path, self.size):
@@ -107,6 +111,26 @@ def length(data: Any) -> int | None:
     return len(data) if hasattr(data, "__len__") and not isinstance(data, (str, Path, Mapping)) else None
 
 
+@runtime_checkable
+class Counted(Protocol):
+    """Data that know how many samples they hold."""
+
+    @property
+    def known_samples(self) -> int: ...
+
+
+def samples_of(data: Any, names: Sequence[str]) -> int | None:
+    """How many samples there are in all, if that is known before they are read."""
+    if isinstance(data, (str, Path)):
+        return sum(_samples(read_arrays(file), file) for file in _files(Path(data)))
+    if isinstance(data, (list, tuple)):
+        return sum(len(_batch(item, names)) for item in data)
+    if isinstance(data, Counted):
+        return data.known_samples
+    sampler = getattr(data, "sampler", None)  # of a DataLoader
+    return len(sampler) if isinstance(sampler, Sized) else None
+
+
 def _items(data: Any, size: int) -> Iterator[Any]:
     if isinstance(data, (str, Path)):
         yield from _pieces_of_files(Path(data), size)
@@ -118,13 +142,17 @@ def _items(data: Any, size: int) -> Iterator[Any]:
         raise StatsError(f"cannot calibrate on data of type {type(data).__name__}", fix=FORMS)
 
 
-def _pieces_of_files(path: Path, size: int) -> Iterator[Any]:
+def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise InputError("there is no such file or folder", at=str(path), fix=FILES)
     files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in (".npy", ".npz"))
     if not files:
         raise InputError("the folder has no .npy or .npz files", at=str(path), fix=FILES)
-    for file in files:
+    return files
+
+
+def _pieces_of_files(path: Path, size: int) -> Iterator[Any]:
+    for file in _files(path):
         arrays = read_arrays(file)
         for start in range(0, _samples(arrays, file), size):
             piece = slice(start, start + size)

@@ -23,10 +23,11 @@ from cmrc.one_order import one_order
 from cmrc.program.program import Program
 from cmrc.program.reach import last_of_each_function, last_of_each_run
 from cmrc.program.sites import Site
-from cmrc.statistics.batches import SIZE, Batch, as_array, batches, in_batches_of_model, length
+from cmrc.statistics.batches import SIZE, Batch, as_array, batches, in_batches_of_model, length, samples_of
 from cmrc.statistics.checkpoint import EVERY, Checkpoint, Seen, digest_of
 from cmrc.statistics.columns import Columns, Positions, columns_of, position_of, rows_of
 from cmrc.statistics.curvature import Options, derivatives
+from cmrc.statistics.drawn import ENOUGH, Enough
 from cmrc.statistics.site_stats import NEEDS, SiteStats
 from cmrc.statistics.stats import Stats, digest_of_batch
 
@@ -60,6 +61,7 @@ def calibrate(
     draws: int = 8,
     seed: int = 0,
     size: int = SIZE,
+    rows_per_unit: int = ENOUGH,
     shard: tuple[int, int] = (0, 1),
     host: Host | None = None,
     taps: Taps | None = None,
@@ -73,7 +75,9 @@ def calibrate(
     samples: "all" (tokens, pixels), a number (a class token), the name of a mask in the batch (True or non-zero
     where a token counts), or "each" (every position has its own columns); a mapping gives it by site.
     `need=["curvature"]` differentiates `loss`, in the way that `curvature` says. `shard=(i, n)` takes every n-th batch
-    from the i-th on; `Stats.merge` puts shards together. `host` runs another form of the model (with earlier
+    from the i-th on; `Stats.merge` puts shards together.
+    `rows_per_unit` says how many rows are enough for products of columns, for each of them (`drawn.py`): of data whose number of
+    samples is known beforehand so many are drawn, or all if they are not twice as many; 0 takes all. `host` runs another form of the model (with earlier
     replacements in place; `need=["drift"]` compares it with the model itself), and `taps` provide the sites' values in
     another way than by running it (`planning/stream.py`). `watch` wraps the batches, for a progress bar.
 
@@ -85,9 +89,13 @@ def calibrate(
     for apart in (c for c in columns if needs & BY_DERIVATIVES and program.why_apart(c.value)):
         fix = "use an objective without gradients here, such as reconstruction; or leave this site out"
         raise StatsError(f"gradients do not reach it: {program.why_apart(apart.value)}", node=apart.name, fix=fix)
+    data = in_batches_of_model(data, program.graph.inputs)
+    samples = samples_of(data, program.host.inputs) if rows_per_unit and "scatter" in needs else None
     recorded = {"need": sorted(needs), "seed": seed, "positions": {c.name: c.positions for c in columns}}
     if needs & BY_DERIVATIVES:
         recorded |= {"loss": loss, "curvature": curvature, "draws": draws}
+    if samples is not None:
+        recorded |= {"rows_per_unit": rows_per_unit, "samples": samples}
     stats = Stats({c.value: SiteStats(c, needs) for c in columns}, program.fingerprint, options=recorded)
     saved = None
     if checkpoint is not None:
@@ -100,8 +108,8 @@ def calibrate(
     running = program.host if host is None else host
     tapped = {name: program.tapped(name) for name in stats.sites}
     source = Taps(program.host, running, tapped) if taps is None else taps
-    calibration = _Calibration(program, running, source, stats.sites, needs, Options(loss, curvature, draws, seed))
-    data = in_batches_of_model(data, program.graph.inputs)
+    options, enough = Options(loss, curvature, draws, seed), Enough(rows_per_unit, samples)
+    calibration = _Calibration(program, running, source, stats.sites, needs, options, enough)
     parts = batches(data, program.host.inputs, size=size, shard=shard)
     seen = Seen()
     for i, batch in enumerate(watch(parts, length(data))):
@@ -234,6 +242,7 @@ class _Calibration:
     sites: Mapping[str, SiteStats]
     needs: frozenset[str]
     options: Options
+    enough: Enough
 
     def add(self, batch: Batch, number: int) -> None:
         original = self.taps.original(number, batch) if "drift" in self.needs else None
@@ -244,33 +253,37 @@ class _Calibration:
 
     def _add_values(self, batch: Batch, number: int, original: Mapping[str, Array] | None) -> None:
         values, beside = self.taps.running(number, batch), self.taps.beside
+        draws = self.enough.draws(batch)
         for name, stats in self.sites.items():
             lost = None
             if original is not None and beside is not None:
                 same_rows = dataclasses.replace(beside, positions=stats.columns.positions)
                 lost = rows_of(same_rows, original[beside.value] - values[beside.value], batch)
             rows, before = rows_of(stats.columns, values[name], batch), self._origin(stats, original, batch)
-            self._part(stats, number).add(rows, samples=len(batch), origin=before, lost=lost)
+            drawn = draws.of(stats.columns, rows)
+            self._part(stats, number).add(rows, samples=len(batch), origin=before, lost=lost, drawn=drawn)
             if self.taps.unmoved is not None and before is not None:
-                self.taps.unmoved.add(before, samples=len(batch))
+                self.taps.unmoved.add(before, samples=len(batch), drawn=drawn)
 
     def _add_derivatives(self, batch: Batch, number: int, original: Mapping[str, Array] | None) -> None:
         columns = [stats.columns for stats in self.sites.values()]
-        coupled = "coupling" in self.needs
+        coupled, draws = "coupling" in self.needs, self.enough.draws(batch)
         by_site = derivatives(self.program, self.host, batch, columns, self.options, number, coupled)
         for whole, d in zip(self.sites.values(), by_site, strict=True):
             stats = self._part(whole, number)
             stats.how = d.how
-            factors = None
-            if coupled:
-                factors = np.stack([rows_of(stats.columns, part, batch) for part in d.factors], axis=1)
+            rows, *derived = (
+                rows_of(stats.columns, part, batch) for part in (d.value, d.gradient, d.curvature, *d.factors)
+            )
+            gradient, curvature, *factors = (part.reshape(-1, stats.columns.count) for part in derived)
             stats.add(
-                rows_of(stats.columns, d.value, batch),
+                rows,
                 samples=len(batch),
-                gradient=rows_of(stats.columns, d.gradient, batch),
-                curvature=rows_of(stats.columns, d.curvature, batch),
-                factors=factors,
+                gradient=gradient,
+                curvature=curvature,
+                factors=np.stack(factors, axis=1) if coupled else None,
                 origin=self._origin(stats, original, batch),
+                drawn=draws.of(stats.columns, rows),
             )
 
     def _part(self, stats: SiteStats, number: int) -> SiteStats:

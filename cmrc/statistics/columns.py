@@ -10,6 +10,7 @@ At a site of attention heads a unit is a vector, and each element of it has a co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +95,10 @@ def position_of(positions: Positions | Mapping[str, Positions], site: Site) -> P
 
 
 def rows_of(columns: Columns, value: Array, batch: Batch | None = None) -> Array:
-    """A value (or its gradient) as rows [samples, columns]. `batch` holds the mask that `positions` may name."""
+    """A value (or its gradient) as rows [..., columns], sample by sample and without a copy where that is possible.
+
+    `batch` holds the mask that `positions` may name.
+    """
     headed = columns.features // columns.slots > 1
     fixed = _not_positions(value.shape, columns.axis, headed)
     places = [d for d in range(value.ndim) if d not in fixed]
@@ -103,13 +107,28 @@ def rows_of(columns: Columns, value: Array, batch: Batch | None = None) -> Array
     if columns.positions == "each":
         return value.transpose([*batched, columns.axis, *places, *last]).reshape(-1, columns.count)
     ordered = value.transpose([*batched, *places, columns.axis, *last])
-    if columns.positions == "all":
-        return ordered.reshape(-1, columns.count)
     leading = ordered.shape[: len(batched) + len(places)]
-    by_position = ordered.reshape(leading[0] if batched else 1, -1, columns.count)
+    by_position = ordered.reshape(leading[0] if batched else 1, math.prod(leading[len(batched) :]), columns.count)
+    if columns.positions == "all":
+        return by_position
     if isinstance(columns.positions, int):
         return _one_position(columns, by_position, columns.positions)
+    return np.asarray(by_position[_mask_of(columns, by_position, batch)])
+
+
+def rows_of_samples(columns: Columns, rows: Array, batch: Batch) -> Array:
+    """How many of these rows each sample of the batch has. Where their rows do not lie one after the other, all are those of one."""
+    count = math.prod(rows.shape[:-1])
+    if isinstance(columns.positions, str) and columns.positions not in ("all", "each"):
+        counts = batch.mask(columns.positions).astype(bool).reshape(len(batch), -1).sum(1)
+        return np.asarray(counts)
+    each, over = divmod(count, len(batch))
+    return np.array([count]) if over or not columns.axis else np.full(len(batch), each)
+
+
+def _mask_of(columns: Columns, by_position: Array, batch: Batch | None) -> Array:
     assert batch is not None
+    assert isinstance(columns.positions, str)
     mask = batch.mask(columns.positions).astype(bool)
     if mask.shape != by_position.shape[:2]:
         raise StatsError(
@@ -117,7 +136,7 @@ def rows_of(columns: Columns, value: Array, batch: Batch | None = None) -> Array
             node=columns.name,
             fix="give one entry for each sample and position",
         )
-    return np.asarray(by_position[mask])
+    return mask
 
 
 def _one_position(columns: Columns, by_position: Array, position: int) -> Array:

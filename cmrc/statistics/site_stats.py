@@ -15,9 +15,9 @@ second derivatives with respect to it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from scipy.linalg import blas
@@ -26,13 +26,12 @@ from cmrc.errors import StatsError
 from cmrc.ir.graph import Array
 from cmrc.one_order import gram, product
 from cmrc.statistics.columns import Columns
+from cmrc.statistics.drawn import Drawn
 
 NEEDS = ("moments", "range", "scatter", "curvature", "coupling", "drift", "rows")
 ROWS = 4096
 LARGE = 100.0  # Σa² over Σ(a−ā)²: up to here the difference of sums keeps all but two of sixteen digits
 BLOCK = 2**15  # numbers that are widened to float64 at a time, so that they stay in the cache
-PLENTY = 4096  # rows of a batch: of more, products of columns are summed over this many, or `TIMES` the columns if that is more
-TIMES = 64
 
 # How the arrays of two parts become one. Those with means and the scatter are merged by Chan's formula.
 SUMS = ("g", "h", "ga", "ha", "haa", "abs_ga", "H", "HA", "AHA")
@@ -87,25 +86,33 @@ class SiteStats:
         factors: Array | None = None,
         origin: Array | None = None,
         lost: Array | None = None,
+        drawn: Drawn | None = None,
     ) -> None:
-        """Add rows [n, columns] of some samples, g and h of the same shape, and factors B [n, k, columns] of H = BᵀB.
+        """Add rows [..., columns] of some samples, g and h of the same shape, and factors B [n, k, columns] of H = BᵀB.
 
-        `origin` are the same rows in the model without earlier replacements, `lost` what these took from another value.
+        `origin` are the same rows in the model without earlier replacements, `lost` what these took from another value. Where
+        rows are `drawn`, they stand for all in squares and products; means are of all rows.
         """
-        if not len(rows):
+        count = math.prod(rows.shape[:-1])
+        if not count:
             return
         part = SiteStats(
-            self.columns,
-            self.needs,
-            float(len(rows)),
-            float(len(rows) if samples is None else samples),
-            _moments(rows),
-            self.how,
+            self.columns, self.needs, float(count), float(count if samples is None else samples), {}, self.how
         )
+        if drawn is None or "scatter" not in self.needs:
+            rows, drawn = rows.reshape(-1, rows.shape[-1]), None
+            part.arrays = _moments(rows)
+        else:
+            part.arrays = {"mean": _mean(rows)}
         if "range" in self.needs:
-            part.arrays |= {"low": rows.min(0).astype(np.float64), "high": rows.max(0).astype(np.float64)}
+            over = tuple(range(rows.ndim - 1))
+            part.arrays |= {"low": rows.min(over).astype(np.float64), "high": rows.max(over).astype(np.float64)}
         if "scatter" in self.needs or origin is not None or lost is not None:
-            part.arrays |= _products(rows, origin, lost, scatter="scatter" in self.needs)
+            part.arrays |= _products(rows, part.mean, origin, lost, drawn, scatter="scatter" in self.needs)
+        if drawn is not None:
+            part.arrays["squares"] = part.arrays["scatter"].diagonal().copy()
+        if self.needs & {"curvature", "coupling", "rows"}:
+            rows = rows.reshape(-1, rows.shape[-1])
         wide = rows.astype(np.float64) if self.needs & {"curvature", "coupling", "rows"} else rows
         if gradient is not None and curvature is not None:
             part.arrays |= _curvature_sums(wide, gradient, curvature)
@@ -172,61 +179,77 @@ def _moments(rows: Array) -> dict[str, Array]:
 
 def _sums(rows: Array, pivot: Array | None) -> tuple[Array, Array]:
     """Σ(a−pivot) and Σ(a−pivot)², by blocks that stay in the cache."""
-    count, width = rows.shape
-    size = max(1, min(BLOCK // width, count))
+    width = rows.shape[1]
     total, squares = np.zeros(width), np.zeros(width)
-    buffer, ones = np.empty((size, width)), np.ones(size)
-    for start in range(0, count, size):
-        part = rows[start : start + size]
-        block, one = buffer[: len(part)], ones[: len(part)]
-        block[...] = part
+    for block, ones in _wide_blocks(rows):
         if pivot is not None:
             block -= pivot
-        total += one @ block
+        total += ones @ block
         np.multiply(block, block, out=block)
-        squares += one @ block
+        squares += ones @ block
     return total, squares
 
 
-def _products(rows: Array, origin: Array | None, lost: Array | None, *, scatter: bool) -> dict[str, Array]:
-    """Σ(a−ā)(a−ā)ᵀ, and Σ(a−ā)(b−b̄)ᵀ with other rows b of the same samples.
+def _mean(rows: Array) -> Array:
+    """The mean of all rows [..., columns]. Where the numbers of a column lie side by side they are summed as they lie."""
+    width = rows.shape[-1]
+    if rows.ndim == 3 and rows.strides[1] < rows.strides[2]:
+        lines = rows.transpose(0, 2, 1).reshape(-1, rows.shape[1])
+        ones = np.ones(lines.shape[1])
+        sums = np.concatenate([block @ ones for block, _ in _wide_blocks(lines)])
+        total = sums.reshape(-1, width).sum(0)
+    else:
+        total = np.zeros(width)
+        for block, ones in _wide_blocks(rows.reshape(-1, width)):
+            total += ones @ block
+    return np.asarray(total / math.prod(rows.shape[:-1]))
+
+
+def _wide_blocks(rows: Array) -> Iterator[tuple[Array, Array]]:
+    """Some rows at a time in float64, in one buffer that stays in the cache, and as many ones."""
+    count, width = rows.shape
+    size = max(1, min(BLOCK // max(width, 1), count))
+    buffer, ones = np.empty((size, width)), np.ones(size)
+    for start in range(0, count, size):
+        part = rows[start : start + size]
+        block = buffer[: len(part)]
+        block[...] = part
+        yield block, ones[: len(part)]
+
+
+def _products(
+    rows: Array, mean: Array, origin: Array | None, lost: Array | None, drawn: Drawn | None, *, scatter: bool
+) -> dict[str, Array]:
+    """Σ(a−ā)(a−ā)ᵀ, and Σ(a−ā)(b−b̄)ᵀ with other rows b of the same samples; means are of all rows.
 
     In float64, because matrices are solved with it: products rounded to float32 leave correlations with eigenvalues down to
     −1e-4, where ridges are 1e-6. With the rows as they were before, ã = a + (ã−a). The second part, and what was lost, stand on
     right-hand sides only, so there float32 does.
     """
-    every, some = len(rows), _some(*rows.shape)
-    rows, share = rows[some], every / len(rows[some])
-    centred = rows - rows.mean(0, dtype=np.float64)
+
+    def some(array: Array) -> Array:
+        return array.reshape(-1, array.shape[-1]) if drawn is None else drawn.of(array)
+
+    own_rows = some(rows)
+    centred = own_rows - mean
+    if drawn is not None:
+        centred *= np.sqrt(drawn.weight)[:, None]
+
+    def with_other(other: Array, mean_of_other: Array) -> Array:
+        apart = other - mean_of_other.astype(other.dtype)
+        if drawn is not None:
+            apart *= np.sqrt(drawn.weight).astype(other.dtype)[:, None]
+        return np.asarray(product(centred.astype(other.dtype, copy=False), apart), dtype=np.float64)
+
     own = gram(centred)
     sums = {"scatter": own} if scatter else {}
     if origin is not None:
-        sums["origin"] = origin.mean(0, dtype=np.float64)
-        sums["cross"] = own + _right(centred, origin[some] - rows)
+        sums["origin"] = _mean(origin)
+        sums["cross"] = own + with_other(some(origin) - own_rows, sums["origin"] - mean)
     if lost is not None:
-        sums["lost"] = lost.mean(0, dtype=np.float64)
-        sums["lost_cross"] = _right(centred, lost[some])
-    if share > 1:
-        sums |= {name: array * share for name, array in sums.items() if array.ndim == 2}
+        sums["lost"] = _mean(lost)
+        sums["lost_cross"] = with_other(some(lost), sums["lost"])
     return sums
-
-
-def _right(centred: Array, other: Array) -> Array:
-    """Σ(a−ā)(b−b̄)ᵀ in the precision of b."""
-    apart = other - other.mean(0, dtype=np.float64).astype(other.dtype)
-    return np.asarray(product(centred.astype(other.dtype, copy=False), apart), dtype=np.float64)
-
-
-def _some(count: int, width: int) -> Any:
-    """Which rows stand for all of them in sums of products: drawn alike for every batch of this size.
-
-    Variances and means are of all rows. A correlation r of m drawn rows is off by at most (1−r²)/√m, a standard error: 1.6 % for
-    a batch of 4096, and less by the root of the number of batches; rows of one picture being alike, data bring far more.
-    """
-    most = max(PLENTY, TIMES * width)
-    if count <= most:
-        return slice(None)
-    return np.sort(np.random.default_rng(0).choice(count, most, replace=False, shuffle=False))
 
 
 def _together(mine: Array, theirs: Array, weight: float, apart: Array, moved: Array) -> Array:

@@ -52,35 +52,6 @@ def test_a_large_mean_costs_no_digits() -> None:
     assert distance(stats.covariance, np.cov(rows.T, bias=True)) < 1e-7
 
 
-def test_of_plenty_of_rows_some_stand_for_all_in_products() -> None:
-    rng = np.random.default_rng(0)
-    mixed = np.array([[1.0, 0.6, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 1.0]])
-    rows = (5 + rng.normal(size=(60_000, 3)) @ mixed).astype(np.float32)
-    before, taken = rows + np.float32(0.1) * rng.normal(size=rows.shape).astype(np.float32), rows[:, :2] ** 2
-    needs = frozenset({"moments", "scatter", "drift"})
-    site_stats, again = SiteStats(mlp_columns(3), needs), SiteStats(mlp_columns(3), needs)
-    for part in np.split(np.arange(60_000), 4):
-        site_stats.add(rows[part], origin=before[part], lost=taken[part])
-        again.add(rows[part][:, ::-1], origin=before[part][:, ::-1], lost=taken[part])
-    # 4 x 4096 rows: standard errors of 1/128 and less, so four of them; means and variances are of all rows
-    assert distance(site_stats.mean, rows.mean(0, dtype=np.float64)) < EXACT_F64
-    assert distance(site_stats.variance, rows.var(0, dtype=np.float64)) < EXACT_F64
-    exact = np.cov(rows.T.astype(np.float64), bias=True)
-    assert 1e-6 < distance(site_stats.covariance, exact) < 4 * 2**0.5 / 128
-    cross, lost = (
-        np.cov(rows.T.astype(np.float64), b.T.astype(np.float64), bias=True)[:3, 3:] for b in (before, taken)
-    )
-    assert distance(site_stats.arrays["cross"] / site_stats.count, cross) < 4 * 2**0.5 / 128
-    assert (
-        distance(site_stats.arrays["lost_cross"] / site_stats.count / np.abs(lost).max(), lost / np.abs(lost).max())
-        < 0.1
-    )
-    # the drift itself is no difference of two draws
-    drift = (site_stats.arrays["cross"] - site_stats.arrays["scatter"]) / site_stats.count
-    assert distance(drift, cross - exact) < 4 * 0.1 / 128
-    assert np.array_equal(again.arrays["scatter"], site_stats.arrays["scatter"][::-1, ::-1])  # the same rows every time
-
-
 def mlp_columns(units: int) -> Columns:
     return Columns("site", "site", 1, units)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,9 +39,20 @@ class Killed(BaseException):
     """What ends a process from outside."""
 
 
-def interrupted(count: int, given: list[Any]) -> Iterator[Any]:
-    yield from given[:count]
-    raise Killed
+@dataclass
+class interrupted:
+    """The same data, and the end after so many batches."""
+
+    count: int
+    given: list[Any]
+
+    @property
+    def known_samples(self) -> int:
+        return sum(len(x) for x, _ in self.given)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.given[: self.count]
+        raise Killed
 
 
 def same_bits(first: Stats, second: Stats) -> bool:
@@ -115,7 +127,7 @@ OTHER = "the checkpoint was written for another model, other sites or other opti
         ({"size": 3}, OTHER),
         ({"given": parts(seed=2)}, "the first 4 batches are not those of the interrupted calibration"),
         ({"given": parts()[::-1]}, "the first 4 batches are not those of the interrupted calibration"),
-        ({"given": parts()[:3]}, "the first 4 batches are not those of the interrupted calibration"),
+        ({"given": parts()[:3]}, OTHER),  # the number of samples decides how many rows each of them gives
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
