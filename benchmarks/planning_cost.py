@@ -174,7 +174,7 @@ order, layer by layer, no more than a layer's statistics are held.
 TEXT = """Half of the units at the sites of each network, one thread, processor seconds, the least of some rounds that run every step.
 *joint* is to calibrate, plan and lower; *with fits* one call that selects and fits each site after those before it, as `cmrc plan`
 does without another word, and the lowering. ResNet-8 and ViT have random weights. Second moments of a layer as wide as the next one's weights cost about as many
-products as that layer, so they do not vanish beside the pass.
+products as that layer, if they are summed over all positions; rows are drawn where there are some to spare (`rows_per_unit`).
 """
 SECTIONS = (Section("planning_cost", "Planning cost", TEXT, body),)
 
