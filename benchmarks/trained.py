@@ -1,6 +1,6 @@
 """Small networks trained on real data, for what can only be measured on trained ones.
 
-python -m benchmarks.trained [mlp] [resnet] [vit] [resnet56-0] ...   train what is not in the cache; a stopped one goes on
+python -m benchmarks.trained [mlp] [resnet] [vit] [deit] [resnet56-0] ...   train what is not in the cache; a stopped one goes on
 
 A trained model lies in the cache beside the data, with every epoch's state in between.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import io
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.data import Images, cache, cifar10, digits, mnist
 from benchmarks.models import MLP, DeiT
@@ -138,13 +141,13 @@ class Training:
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, self.rate, total_steps=steps, pct_start=0.2)
         else:
             schedule = torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
-        start = 0
+        start, before, clock = 0, 0.0, time.process_time()
         if part.exists():
             state = torch.load(part, weights_only=True)
             model.load_state_dict(state["model"])
             optimiser.load_state_dict(state["optimiser"])
             schedule.load_state_dict(state["schedule"])
-            start = state["epoch"]
+            start, before = state["epoch"], state.get("seconds", 0.0)
         for epoch in range(start, self.epochs):
             model.train()
             generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -155,7 +158,7 @@ class Training:
                 batch = augmented(x[rows], generator) if self.augment else x[rows]
                 if epoch < self.small:
                     batch = functional.avg_pool2d(batch, 2)
-                with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+                with halved(self.half):
                     answers = model(batch)
                 loss = functional.cross_entropy(answers.float(), y[rows])
                 optimiser.zero_grad()
@@ -164,12 +167,24 @@ class Training:
                 schedule.step()
                 total += loss.item()
             state = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-            save({**state, "schedule": schedule.state_dict(), "epoch": epoch + 1}, part)
-            print(f"{self.name} epoch {epoch + 1} of {self.epochs}: loss {total / (step + 1):.4f}", flush=True)
+            seconds = before + time.process_time() - clock
+            save({**state, "schedule": schedule.state_dict(), "epoch": epoch + 1, "seconds": seconds}, part)
+            text = f"{self.name} epoch {epoch + 1} of {self.epochs}: loss {total / (step + 1):.4f}"
+            print(f"{text}, {seconds:.0f} s of processor time", flush=True)
         save(model.state_dict(), path)
         part.unlink(missing_ok=True)  # another process may have trained the same
         right = accuracy(logits(model.eval(), images.test), images.test_labels)
         print(f"{self.name}: test accuracy {right:.4f}", flush=True)
+
+
+@contextmanager
+def halved(enabled: bool) -> Iterator[None]:
+    """Activations in bfloat16; and attention by plain products, since of short sequences torch's own choice takes half of a step for its gradient."""
+    if not enabled:
+        yield
+        return
+    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -186,6 +201,7 @@ def tuned(
     rate: float = 1e-3,
     decay: float = 1e-2,
     batch: int = 128,
+    half: bool = False,
     seed: int = 0,
 ) -> nn.Module:
     """A copy trained further: the same steps on the same pictures in the same order, whatever the model.
@@ -201,7 +217,9 @@ def tuned(
     model.train()
     for step in range(steps):
         rows = order[step * batch % len(x) :][:batch]
-        loss = functional.cross_entropy(model(augmented(x[rows], generator)), y[rows])
+        with halved(half):
+            answers = model(augmented(x[rows], generator))
+        loss = functional.cross_entropy(answers.float(), y[rows])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -259,6 +277,11 @@ TRAININGS = {
     "vit": Training(
         "vit-cifar10", lambda: DeiT((256,) * 4, width=64, heads=2, size=32, patch=4, classes=10), cifar10,
         tuple(f"blocks.{i}.mlp.act" for i in range(4)), epochs=5, rate=2e-3, decay=5e-2, augment=True,
+    ),
+    # DeiT-Tiny's own depth, width and heads, for as many epochs as an hour of one shared core holds.
+    "deit": Training(
+        "deit-cifar10", lambda: DeiT(size=32, patch=8, classes=10), cifar10,
+        tuple(f"blocks.{i}.mlp.act" for i in range(12)), epochs=8, rate=7e-4, decay=5e-2, batch=64, augment=True, half=True,
     ),
     **{
         f"resnet56-{seed}": Training(

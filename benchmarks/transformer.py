@@ -1,9 +1,10 @@
 """Feed-forward units of a vision transformer: the paper's table 3.
 
-python -m benchmarks.transformer grid     a small ViT on CIFAR-10: zero-shot, and after the same short fine-tuning for all
+python -m benchmarks.transformer deit     DeiT-Tiny's depth and width on CIFAR-10: zero-shot, and after the same short fine-tuning for all
+python -m benchmarks.transformer grid     the same of a small ViT
 python -m benchmarks.transformer shape    DeiT-Tiny's own shape with 100 classes: parameters, MACs, throughput
 
-grid: the last block's FFN at keep 0.75, 0.5, 0.25, scored on the class token of 1024 pictures; then the FFNs of all blocks.
+deit, grid: the last block's FFN at keep 0.75, 0.5, 0.25, scored on the class token of 1024 pictures; then the FFNs of all blocks.
 """
 
 from __future__ import annotations
@@ -68,13 +69,17 @@ class Setting:
     sites: tuple[str, ...]
     samples: int
     steps: int
+    half: bool = False  # fine-tuned in bfloat16
 
     @classmethod
-    def trained(cls) -> Setting:
-        training = TRAININGS["vit"]
-        images, held_out = training.data, slice(DEVELOPMENT, None)
+    def trained(cls, part: str) -> Setting:
+        """The larger network has fewer test pictures and steps, because each takes longer."""
+        network, count, steps = {"grid": ("vit", None, 100), "deit": ("deit", 2000, 50)}[part]
+        training = TRAININGS[network]
+        images, held_out = training.data, slice(DEVELOPMENT, count and DEVELOPMENT + count)
         test = images.test[held_out], images.test_labels[held_out]
-        return cls(training.model(), (images.train, images.train_labels), test, training.sites, 1024, 100)
+        train = images.train, images.train_labels
+        return cls(training.model(), train, test, training.sites, 1024, steps, training.half)
 
     @classmethod
     def quick(cls) -> Setting:
@@ -99,9 +104,8 @@ def statistics(setting: Setting, program: cmrc.Program, sites: Sequence[str], lo
 def tuned_accuracy(module: nn.Module, setting: Setting) -> float:
     """In per cent, after the same steps for every module."""
     images = Images(*setting.train, *setting.test)
-    return 100 * accuracy(
-        logits(tuned(module, images, setting.steps, rate=3e-4, decay=5e-2), images.test), images.test_labels
-    )
+    model = tuned(module, images, setting.steps, rate=3e-4, decay=5e-2, half=setting.half)
+    return 100 * accuracy(logits(model, images.test), images.test_labels)
 
 
 def cell(setting: Setting, program: cmrc.Program, plan: cmrc.Plan, plain: np.ndarray, tune: bool) -> dict[str, float]:
@@ -110,6 +114,7 @@ def cell(setting: Setting, program: cmrc.Program, plan: cmrc.Plan, plain: np.nda
     x, labels = setting.test
     outputs = logits(lowered.module.eval(), x)
     row = {"zero-shot": 100 * accuracy(outputs, labels), "kl": divergence(plain, outputs)}
+    row["macs"] = lowered.report.after.macs
     if tune:
         row["tuned"] = tuned_accuracy(lowered.module, setting)
     return row
@@ -143,6 +148,7 @@ def grid(setting: Setting, resumed: Resumed) -> dict[str, Any]:
         "baseline": baseline,
         "steps": setting.steps,
         "samples": setting.samples,
+        "pictures": len(setting.test[0]),
         "claims": judged(rows),
     }
 
@@ -199,9 +205,11 @@ def grid_body(record: Record) -> str:
 
 
 def grid_draw(record: Record, figure: Figure) -> None:
+    """Fine-tuned accuracy stands over the multiply-accumulates where the record has them, as in the paper's figure."""
     panels = figure.subplots(1, 3, sharey=True)
     shown = (("last block", "zero-shot"), ("last block", "tuned"), ("all blocks", "zero-shot"))
     for panel, (where, number) in zip(panels, shown, strict=True):
+        over_macs = number == "tuned" and "macs" in record["rows"][0]
         for i, method in enumerate(METHODS):
             some = [r for r in record["rows"] if (r["where"], r["method"]) == (where, method)]
             style = {
@@ -209,11 +217,16 @@ def grid_draw(record: Record, figure: Figure) -> None:
                 "linestyle": "-" if method in OURS else "--",
                 "marker": "os"[method in OURS],
             }
-            panel.plot([r["keep"] for r in some], [r[number] for r in some], markersize=4, label=method, **style)
+            x = [r["macs"] / 1e6 if over_macs else r["keep"] for r in some]
+            panel.plot(x, [r[number] for r in some], markersize=4, label=method, **style)
         panel.axhline(record["baseline"][number], color="grey", linestyle=":", label="whole network")
         panel.set_title(f"{where}, {'fine-tuned' if number == 'tuned' else number}", fontsize=10)
-        panel.set_xticks(KEEPS)
-        panel.set_xlabel("part of the units that is kept")
+        if over_macs:
+            panel.set_xticks(x, [f"{millions:.1f}\n(keep {keep})" for millions, keep in zip(x, KEEPS, strict=True)])
+            panel.set_xlabel("multiply-accumulates, millions")
+        else:
+            panel.set_xticks(KEEPS)
+            panel.set_xlabel("part of the units that is kept")
     panels[0].set_ylabel("accuracy, %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
 
@@ -321,6 +334,8 @@ def shape_body(record: Record) -> str:
 
 
 SECTIONS = (
+    Section("transformer_deit", "Feed-forward units of DeiT-Tiny (table 3)", """TEXT OF DEIT
+""", grid_body, grid_draw, ("deit",), (8.4, 4.4)),
     Section("transformer_grid", "Feed-forward units of a vision transformer (table 3)", """No ImageNet here: the paper's protocol on a small ViT for CIFAR-10 (four blocks, 64 wide, FFN 256), last block's FFN, scored on the class
 token of {samples} pictures, then {steps} steps of fine-tuning, the same for all; 6000 test pictures, so differences below 1.2 points mean
 little. The paper (DeiT-Tiny, ImageNet-100) finds that before fine-tuning CMR-Const loses some accuracy, CMR-Affine nearly all, and
@@ -339,17 +354,19 @@ modules only); `cmrc`'s own report counts attention's products and no additions.
 
 def main() -> None:
     options_of = parser(__doc__, "transformer_{part}.json")
-    options_of.add_argument("part", choices=("grid", "shape"))
+    options_of.add_argument("part", choices=("deit", "grid", "shape"))
     options = options_of.parse_args()
     use_threads(options.threads)
     resumed = Resumed(options.json)
-    if options.part == "grid":
-        outcome = grid(Setting.quick() if options.quick else Setting.trained(), resumed)
-    else:
+    if options.part == "shape":
         outcome = shape(options.quick, options.threads)
         for row in outcome["rows"]:
             print(row)
-    write_record(options.json, f"transformer, {options.part}", [], options, **outcome)
+    else:
+        outcome = grid(Setting.quick() if options.quick else Setting.trained(options.part), resumed)
+    write_record(
+        options.json, f"transformer, {options.part}", [], options, **outcome, wall_seconds=round(resumed.seconds, 1)
+    )
     resumed.forget()
 
 

@@ -21,10 +21,11 @@ from cmrc.cli.options import (
     examples,
     new_app,
 )
+from cmrc.cli.recipe_options import preset_option
 from cmrc.cli.terminal import columns, progress, reported
 from cmrc.hosts.protocols import LOSSES
-from cmrc.planning.advice import examine
-from cmrc.planning.recipe import make_recipe
+from cmrc.planning.advice import MEANINGS, examine
+from cmrc.planning.recipe import AUTO, make_recipe
 from cmrc.program.program import trace
 from cmrc.reduction.page import page_of_diagnosis, require_report, write_page
 
@@ -43,7 +44,7 @@ def diagnose_command(
     model: Model,
     data: CalibrationData,
     sites: SiteNames = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The preset whose kept units are compared.")] = "auto",
+    preset: Annotated[str, preset_option()] = AUTO,
     loss: Annotated[
         str,
         typer.Option(metavar="NAME", help=f"The loss to predict: {', '.join(LOSSES)}. kl needs no labels."),
@@ -61,8 +62,8 @@ def diagnose_command(
     """Check how far the scores of units can be trusted, with advice: one sentence per site and diagnostic.
 
     Coupling: how much is missed when single scores are added up. Predictions: whether predicted and measured losses
-    rank alike. Kinks: where the bound on the remainder does not hold. Sensitivity: how many of the kept units would
-    change with half of the data.
+    rank alike. Kinks: where the bound on the remainder does not hold. Sensitivity: how many of the units that the
+    preset keeps would change with half of the data.
     """
     with reported(as_json):
         if report is not None:
@@ -78,5 +79,7 @@ def diagnose_command(
         for f in findings:
             table.add_row(f.site, f.what, "" if f.value is None else f"{f.value:.3f}", f.advice)
         terminal.out.print(table)
+        for what in dict.fromkeys(f.what for f in findings if f.what in MEANINGS):
+            terminal.out.print(f"{what}: {MEANINGS[what]}")
         if files:
             terminal.out.print(f"wrote {', '.join(map(str, files[:-1]))} and {files[-1]}")

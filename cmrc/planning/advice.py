@@ -1,9 +1,9 @@
 """All diagnostics of a site at once, each with a sentence of advice: what `cmrc diagnose` shows.
 
-coupling       the mean ρ_off of random blocks: can single scores be added up?
-predictions    rank correlation of predicted and measured loss: do the scores say what clamping does?
-kinks          share of samples on which a replacement crosses a ReLU's kink: is there a bound on the remainder, and does it hold?
-sensitivity    overlap of the kept set with that of half of the data: is there enough calibration data?
+coupling       can single scores be added up?
+predictions    do the scores say what clamping does?
+kinks          is there a bound on the remainder, and does it hold?
+sensitivity    is there enough calibration data?
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ BLOCK = 32  # units of a block
 PARTS = (0.1, 0.25, 0.5)  # of the data, that the kept set is compared with; the last is judged
 # From where on a number is good news: ρ_off at most, rank correlation at least, crossings at most, overlap at least.
 ADDS_UP, PREDICTS, RARE, STEADY = 0.3, 0.9, 0.0, 0.9
+MEANINGS = {  # of each value
+    "coupling": f"The part of the curvature that lies between units (ρ_off), mean of random blocks: up to {ADDS_UP:g} single scores may be added up.",
+    "predictions": f"The rank correlation of predicted and measured loss, unit by unit: from {PREDICTS:g} on the scores rank units well.",
+    "kinks": "The share of samples on which a replacement crosses the kink of a ReLU: the bound on the remainder needs 0.",
+    "sensitivity": f"The overlap (Jaccard) of the units that all data keep and those that half of them keep: from {STEADY:g} on the data suffice.",
+}
 ALIKE = 3.0  # times as much as the cheapest: up to there, units cost about the same
 
 
@@ -143,7 +149,7 @@ def _kinks(site: str, share: float, unbounded: str | None) -> Finding:
 def _sensitivity(site: str, parts: Sequence[diagnose.Sensitivity]) -> Finding:
     half = parts[-2]
     advice = (
-        f"Half of the data ({half.samples} samples) would keep nearly the same units: there are enough data.",
+        f"Half of the data ({half.samples} samples) would keep nearly the same units: the data suffice.",
         f"Half of the data ({half.samples} samples) would keep other units: calibrate on more data.",
     )
     points = ((float(part.samples), part.jaccard) for part in parts)

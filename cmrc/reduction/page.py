@@ -22,7 +22,7 @@ from typing import Any
 from cmrc._version import __version__
 from cmrc.errors import FileError
 from cmrc.files import require_writable, write_whole
-from cmrc.planning.advice import ADDS_UP, Finding
+from cmrc.planning.advice import ADDS_UP, MEANINGS, Finding
 from cmrc.reduction import charts
 from cmrc.reduction.account import Account
 from cmrc.reduction.comparison import SideBySide
@@ -190,6 +190,7 @@ MARKS = {True: "✓", False: "!", None: "–"}  # a number that is good news, th
 def page_of_diagnosis(name: str, findings: Sequence[Finding]) -> Page:
     """How far scores can be trusted: every number of every site, with its advice."""
     bad, known = sum(f.good is False for f in findings), sum(f.good is not None for f in findings)
+    met = dict.fromkeys(f.what for f in findings if f.what in MEANINGS)
     by_site: dict[str, list[tuple[str, ...]]] = {}
     for f in findings:
         row = (MARKS[f.good], f.what, "" if f.value is None else f"{f.value:.3f}", f.advice)
@@ -202,9 +203,10 @@ def page_of_diagnosis(name: str, findings: Sequence[Finding]) -> Page:
         Section("sensitivity", "Sensitivity to the number of samples", "How much of what all the data would keep a part of them would keep (Jaccard).",
                 charts.sensitivity_chart(findings)),
         *(Section("advice", site, table=table) for site, table in by_site.items()),
+        Section("values", "What the values are", points=[f"{what}: {MEANINGS[what]}" for what in met]),
     ]  # fmt: skip
     words = f"{known - bad} of {known} numbers say that scores can be trusted ({MARKS[True]}); the tables below say what to do about the others ({MARKS[False]})."
-    shown = [each for each in sections if each.chart is not None or each.table]
+    shown = [each for each in sections if each.chart is not None or each.table or each.points]
     return Page(name, "trust" if not bad else "with care", not bad, words, (), "", shown)
 
 

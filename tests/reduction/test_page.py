@@ -16,7 +16,7 @@ from command import cli
 import cmrc
 from cmrc.cli.wording import page_in_flags
 from cmrc.errors import FileError
-from cmrc.planning.advice import Finding
+from cmrc.planning.advice import MEANINGS, Finding
 from cmrc.reduction import account, charts, page
 from cmrc.reduction.account import Account, account_of
 
@@ -197,9 +197,12 @@ def test_a_diagnosis_has_its_pictures_and_every_number() -> None:
     assert ticks == pytest.approx([0.0, -1e-6, 1e-6, 1e-5, 1e-4])
     assert [p["overlap"] for p in drawn["sensitivity"]["data"]["values"]] == [0.6, 0.8, 1.0]
     assert drawn["sensitivity"]["encoding"]["color"]["legend"] is None  # of one site
-    assert [(s.title, [row[0] for row in s.table[1:]]) for s in page_text.sections[3:]] == [
+    assert [(s.title, [row[0] for row in s.table[1:]]) for s in page_text.sections[3:-1]] == [
         ("a", ["!", "✓", "!"]),
         ("b", ["–"]),
+    ]
+    assert page_text.sections[-1].points == [
+        f"{what}: {MEANINGS[what]}" for what in ("coupling", "predictions", "sensitivity")
     ]
     assert [s.key for s in page.page_of_diagnosis("m.onnx", FINDINGS[3:]).sections] == ["advice"]
 
