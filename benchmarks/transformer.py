@@ -74,7 +74,7 @@ class Setting:
     @classmethod
     def trained(cls, part: str) -> Setting:
         """The larger network has fewer test pictures and steps, because each takes longer."""
-        network, count, steps = {"grid": ("vit", None, 100), "deit": ("deit", 2000, 50)}[part]
+        network, count, steps = {"grid": ("vit", None, 100), "deit": ("deit", 1000, 25)}[part]
         training = TRAININGS[network]
         images, held_out = training.data, slice(DEVELOPMENT, count and DEVELOPMENT + count)
         test = images.test[held_out], images.test_labels[held_out]
