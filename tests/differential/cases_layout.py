@@ -127,6 +127,19 @@ case(
     const("act", [1, 4]),
 )
 case(
+    "positions_by_a_table",
+    lambda: net(
+        lambda m, x: m.b(m.act(m.a(x))[:, m.places]),
+        a=nn.Linear(6, 8),
+        act=nn.ReLU(),
+        b=nn.Linear(8, 4),
+        places=torch.tensor([2, -3, 2]),
+    ),
+    TOKENS,
+    const("act", [1, 4]),
+    hosts=("fx",),
+)
+case(
     "index_select",
     lambda: net(
         lambda m, x: m.b(m.act(m.a(x)).index_select(1, torch.arange(2))),

@@ -54,6 +54,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "hardswish_by_hand": lambda: step(lambda x: x * F.relu6(x + 3.0) / 6.0),
     "mish_by_hand": lambda: step(lambda x: x * torch.tanh(F.softplus(x))),
     "squared_relu": lambda: step(lambda x: torch.square(F.relu(x))),
+    "largest_of_two": lambda: step(lambda x: torch.max(0.3 * x, x) - torch.min(x, 0.2 * x)),
     "maximum": lambda: step(lambda x: torch.maximum(0.3 * x, x)),
 }
 for _name, _make in ACTIVATIONS.items():

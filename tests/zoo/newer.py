@@ -317,3 +317,65 @@ hf(
     lru_width=24,
     attention_window_size=8,
 )
+
+# ---------------------------------------------------------------- families of every kind
+
+hf(
+    "levit",
+    "LevitConfig",
+    "LevitForImageClassification",
+    image(128),
+    image_size=128,
+    hidden_sizes=[16, 24, 32],
+    num_attention_heads=[2, 3, 4],
+    depths=[1, 1, 1],
+    key_dim=[4, 4, 4],
+    mlp_ratio=[2, 2, 2],
+    attention_ratio=[2, 2, 2],
+)
+hf(
+    "xlnet",
+    "XLNetConfig",
+    "XLNetForSequenceClassification",
+    tokens(),
+    d_model=24,
+    n_layer=2,
+    n_head=6,
+    d_inner=32,
+    vocab_size=64,
+)
+NARROW = {k: v for k, v in LLAMA.items() if k != "head_dim"}
+hf(
+    "bamba",
+    "BambaConfig",
+    "BambaForCausalLM",
+    tokens(),
+    **NARROW,
+    attn_layer_indices=[1],
+    mamba_n_heads=12,
+    mamba_d_head=4,
+    mamba_n_groups=1,
+    mamba_d_state=4,
+    mamba_chunk_size=4,
+)
+hf(
+    "lfm2",
+    "Lfm2Config",
+    "Lfm2ForCausalLM",
+    tokens(),
+    **NARROW,
+    full_attn_idxs=[1],
+    block_auto_adjust_ff_dim=False,
+)
+hf("apertus", "ApertusConfig", "ApertusForCausalLM", tokens(), **NARROW)
+hf(
+    "canine",
+    "CanineConfig",
+    "CanineForSequenceClassification",
+    tokens(16),
+    **{k: v for k, v in BERT.items() if k != "vocab_size"},
+    max_position_embeddings=64,
+    num_hash_buckets=32,
+    local_transformer_stride=4,
+    downsampling_rate=4,
+)

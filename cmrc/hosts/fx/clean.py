@@ -7,6 +7,7 @@ stack(x, y)   ->   cat(unsqueeze(x), unsqueeze(y))
 weight_norm   ->   v * (g / |v|)
 einsum        ->   transposes and a product, if it contracts letters of two operands
 repeat_interleave -> unsqueeze, expand, flatten
+table[:, ids] ->   rows of the turned table, turned back
 baddbmm       ->   add(x, bmm(a, b))
 copy(x, y)    ->   y, expanded to the size of x
 slice_scatter ->   cat(the part before, the new part, the part after)
@@ -248,6 +249,20 @@ def _spell_einsum(a: Arguments) -> None:
     _become(a.node, aten.permute.default, product, [order.index(c) for c in result])
 
 
+def _spell_index(a: Arguments) -> None:
+    """Rows of a table that lie along a later axis, as of biases by head: turned, looked up, and turned back."""
+    x, (*before, index) = a["self"], a["indices"]
+    if x.op != "placeholder" or not before or any(before) or index is None or index.meta["val"].dtype == torch.bool:
+        return
+    place, places = len(before), index.meta["val"].dim()
+    if places < 2:
+        return
+    turned = _call(a.node, aten.permute.default, x, [place, *(d for d in range(a.rank()) if d != place)])
+    rows = _call(a.node, aten.index.Tensor, turned, [index])
+    rest = range(places, places + a.rank() - 1)
+    _become(a.node, aten.permute.default, rows, [*rest[:place], *range(places), *rest[place:]])
+
+
 def _spell_repeat(a: Arguments) -> None:
     """Each position so many times in a row."""
     times = a["repeats"]
@@ -376,6 +391,7 @@ SPELLED = {
     aten.einsum.default: _spell_einsum,
     aten.glu.default: _spell_glu,
     aten.gru.input: _spell_layers,
+    aten.index.Tensor: _spell_index,
     aten.lstm.input: _spell_layers,
     aten.repeat_interleave.self_int: _spell_repeat,
     aten.rnn_relu.input: _spell_layers,

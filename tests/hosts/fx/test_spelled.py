@@ -78,3 +78,29 @@ def test_a_model_that_changes_its_parameters_as_it_runs_is_refused() -> None:
 
     with pytest.raises(cmrc.CmrcError, match="the model changes its parameters while it runs"):
         cmrc.trace(Rescaled().eval(), (torch.randn(2, 4),))
+
+
+class Biased(nn.Module):
+    """A bias for each head and distance, as LeViT's: the table lies behind the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+        self.biases = nn.Parameter(torch.randn(4, 5))
+        self.register_buffer("places", torch.arange(9).reshape(3, 3) % 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.a(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        mixed = (heads @ heads.mT + self.biases[:, self.places]).softmax(-1) @ heads
+        return self.b(self.act(mixed.transpose(1, 2).flatten(2)))
+
+
+def test_a_table_of_biases_loses_the_heads_that_go() -> None:
+    """The table itself, not what was looked up in it, which has more numbers."""
+    module, x = Biased().eval(), torch.randn(2, 3, 6)
+    program = cmrc.trace(module, (x,))
+    lowered = cmrc.lower(program, cmrc.Plan(program).do("act", units=[2, 3, 6, 7], constant=0.4))
+    assert lowered.check((x,)).holds
+    numbers = {tuple(p.shape) for p in lowered.module.parameters()}
+    assert {(4, 6), (3, 4)} <= numbers
+    assert sum(p.numel() for p in lowered.module.parameters()) == 28 + 15 + 10

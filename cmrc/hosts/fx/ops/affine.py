@@ -113,8 +113,12 @@ def read_embedding(_: Arguments) -> Read:
 
 @row("index.Tensor")
 def read_index(a: Arguments) -> Read | None:
-    """table[ids]: rows of a table, as an embedding takes them; a row may have several axes."""
-    indices = a["indices"]
+    """table[ids]: rows of a table, as an embedding takes them; a row may have several axes. x[:, ids]: positions of a later axis."""
+    *before, last = indices = a["indices"]
+    if before and not any(before) and isinstance(last, fx.Node) and last.meta["val"].dim() == 1:
+        axis = len(before)
+        turned = {"fn": "take", "axes": (axis,), "align": (None, (axis,))}
+        return None if last.meta["val"].dtype == torch.bool else Read("along", (0, (1, axis)), turned)
     if len(indices) != 1 or a.rank() < 2 or not isinstance(indices[0], fx.Node):
         return None
     return None if indices[0].meta["val"].dtype == torch.bool else Read("embedding", ((1, 0), 0))

@@ -27,6 +27,8 @@ for _name, _fn in {
     "bitwise_and": "and", "bitwise_or": "or", "fmod": "fmod",
 }.items():  # fmt: skip
     row(_name, *(f"{_name}.{o}" for o in ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar")))(pointwise(_fn, 0, 1))
+row("max.other")(pointwise("max", 0, 1))
+row("min.other")(pointwise("min", 0, 1))
 row("clone", "contiguous", "detach", "detach_", "alias", "lift_fresh_copy", "native_dropout")(pointwise("identity"))
 row("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")(pointwise("where", 0, 1, 2))
 row("masked_fill.Scalar", "masked_fill.Tensor")(pointwise("where", 1, 2, 0))
