@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -93,23 +93,31 @@ def difference(plan: Fingerprint, model: Fingerprint) -> str:
 def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Fingerprint:
     """Of structure and weights; reads every parameter once. `details` are the host's, by the origin of nodes."""
     known = details or {}
-    lines = [repr(([_result(value) for value in graph.inputs], graph.outputs))]
-    for node in graph.nodes:
-        operands, results = [_operand(o) for o in node.inputs], [_result(value) for value in node.outputs]
+    lines, kinds = (
+        [repr(([_result(value) for value in graph.inputs], graph.outputs))],
+        [node.kind for node in graph.nodes],
+    )
+    for node, kind in zip(graph.nodes, kinds, strict=True):
+        operands = [operand if type(operand) is str else _operand(operand) for operand in node.inputs]
         meaning = known.get(node.origin) or sorted(node.attrs.items())
-        lines.append(repr((node.op, node.kind, operands, results, meaning)))
+        lines.append(repr((node.op, kind, operands, [_result(value) for value in node.outputs], meaning)))
     wiring = hashlib.sha256("".join(lines).encode())
     leaves = graph.leaves()
-    many = sum(math.prod(leaf.shape) for leaf in leaves.values()) >= MANY
-    with ThreadPoolExecutor(WORKERS if many else 1) as pool:  # several threads can wait for the disk at the same time
-        weights = dict(zip(leaves, (pool.map if many else map)(_digest, leaves.values()), strict=True))
-    ops = Counter(node.kind for node in graph.nodes)
-    return Fingerprint(wiring.hexdigest()[:16], dict(sorted(ops.items())), dict(sorted(weights.items())))
+    digests = dict(zip(leaves, _digests(leaves.values()), strict=True))
+    return Fingerprint(wiring.hexdigest()[:16], dict(sorted(Counter(kinds).items())), dict(sorted(digests.items())))
+
+
+def _digests(leaves: Collection[Leaf]) -> list[str]:
+    """In the order of the leaves. Several threads can wait for the disk at the same time."""
+    if sum(math.prod(leaf.shape) for leaf in leaves) < MANY:
+        return [_digest(leaf) for leaf in leaves]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return list(pool.map(_digest, leaves))
 
 
 def _result(value: Value) -> tuple[Any, ...]:
     """A value without the symbols of its dynamic sizes, which change from one export to the next."""
-    return value.name, value.dtype, [n if isinstance(n, int) else "?" for n in value.shape]
+    return value.name, value.dtype, [n if type(n) is int else "?" for n in value.shape]
 
 
 def _operand(operand: Operand) -> Any:
@@ -126,5 +134,4 @@ def _operand(operand: Operand) -> Any:
 
 def _digest(leaf: Leaf) -> str:
     data = np.ascontiguousarray(leaf.load())
-    digest = xxhash.xxh3_128_hexdigest(data.view(np.uint8).reshape(-1).data if data.size else b"")
-    return f"{leaf.dtype}{list(leaf.shape)}:{digest[:16]}"
+    return f"{leaf.dtype}{list(leaf.shape)}:{xxhash.xxh3_128_hexdigest(data)[:16]}"

@@ -359,7 +359,9 @@ class Graph:
         leaves: dict[str, Leaf] = {}
         for node in self.nodes:
             for operand in node.inputs:
-                if operand is not None and not isinstance(operand, str):
+                if type(operand) is Leaf:
+                    leaves[operand.name] = operand
+                elif type(operand) is Apply:
                     leaves.update((leaf.name, leaf) for leaf in leaves_of(operand))
         return leaves
 

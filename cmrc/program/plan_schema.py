@@ -47,10 +47,10 @@ class ModelRecord(Record):
 class PlanRecord(Record):
     format: str
     model: ModelRecord | None = None
-    made: dict[str, Any] = {}
-    scores: dict[str, Any] = {}
+    made: dict[str, Any] = Field(default_factory=dict)
+    scores: dict[str, Any] = Field(default_factory=dict)
     tensors: str | None = None
-    do: list[Any] = []
+    do: list[Any] = Field(default_factory=list)
 
 
 # pydantic's messages in our own words.

@@ -20,7 +20,9 @@ from __future__ import annotations
 import copy
 import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from cmrc.hosts.fx.schema import Arguments, opname, parameters, positions
 
 aten = torch.ops.aten
 CHECKS_ONLY = re.compile("_assert_tensor_metadata|_assert_scalar|sym_constrain_range|_assert_async")
+NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout")
 # Ops whose result may share the memory of their operand.
 ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias",
@@ -40,26 +43,32 @@ ALIASES = {"view", "reshape", "transpose", "permute", "expand", "slice", "select
            "alpha_dropout", "split", "split_with_sizes", "chunk", "unbind", "getitem"}  # fmt: skip
 
 
-def copy_graph(graph: fx.Graph) -> fx.Graph:
+def copy_graph(graph: fx.Graph, attributes: Mapping[str, str] = NO_ATTRIBUTES) -> fx.Graph:
     """A copy with the same names. torch's own copy renames nodes that have the name of a builtin, and takes three times as long.
 
     Adds nodes like `fx.Graph.create_node`, but without its search of every argument for raw symbols, and with given names.
+    An input that is named in `attributes` is read as this attribute of the module instead.
     """
     copied = fx.Graph(tracer_cls=graph._tracer_cls)
     copied._codegen = copy.deepcopy(graph._codegen)
     nodes: dict[fx.Node, fx.Node] = {}
-    table = copied._find_nodes_lookup_table
+    alike: defaultdict[tuple[str, int], list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
+        op, target = node.op, node.target
         args = fx.map_arg(node.args, nodes.__getitem__) if node.args else ()
         kwargs = fx.map_arg(node.kwargs, nodes.__getitem__) if node.kwargs else {}
-        new = nodes[node] = fx.Node(copied, node.name, node.op, node.target, args, kwargs, node.type)
+        if op == "placeholder" and node.name in attributes:
+            op, target, args = "get_attr", attributes[node.name], ()
+        new = nodes[node] = fx.Node(copied, node.name, op, target, args, kwargs, node.type)
         new.meta.update(node.meta)
         copied._insert(new)
-        table.insert(new)
+        alike[op, id(target) if op == "call_function" else 0].append(new)
     copied._len = len(nodes)
-    names = copied._graph_namespace
+    names, table = copied._graph_namespace, copied._find_nodes_lookup_table
     names._obj_to_name.update((node, node.name) for node in nodes.values())
     names._used_names.update(names._obj_to_name.values())
+    for several in alike.values():  # torch hashes a target in Python, so once for all its calls
+        table.table[table._key(several[0])].update(dict.fromkeys(several))
     return copied
 
 

@@ -33,12 +33,13 @@ class LoweredModule(fx.GraphModule):
     _shares_graph = False
 
     @classmethod
-    def template(cls, graph: fx.Graph, tensors: Mapping[str, Any], subgraphs: Mapping[str, Any]) -> Self:
+    def template(cls, graph: fx.Graph, subgraphs: Mapping[str, Any]) -> Self:
         """The graph and its code, without the parameters that it reads."""
-        module = cls({**tensors, **subgraphs}, graph)
-        for registry in (module._parameters, module._buffers, module._modules):
-            for name in [n for n in registry if n not in subgraphs]:
-                del registry[name]
+        empty = fx.Graph()
+        for name in subgraphs:
+            empty.get_attr(name)
+        module = cls(dict(subgraphs), empty)
+        module.graph = graph  # torch would look for the parameters, and make modules to hold them
         return module
 
     @classmethod
@@ -163,20 +164,11 @@ def run_flat(interpreter: fx.Interpreter, args: Sequence[Any]) -> Any:
 
 def make_template(program: LiftedProgram) -> fx.GraphModule:
     """The graph with its parameters read as attributes instead of inputs, and the code for it."""
-    graph = fx.Graph()
-    names = program.tensor_names()
-    nodes: dict[fx.Node, fx.Node] = {}
-    subgraphs: dict[str, Any] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            nodes[node] = graph.create_node("get_attr", names[node.name], name=node.name)
-            nodes[node].meta = copy.copy(node.meta)
-        else:
-            if node.op == "get_attr":
-                subgraphs[node.target] = program.subgraph(node.target)
-            nodes[node] = graph.node_copy(node, lambda n: nodes[n])
+    graph = copy_graph(program.graph, program.tensor_names())
+    graph._tracer_cls = None  # torch's own for exports cannot be pickled
     graph.set_codegen(flat_codegen(program.exported))
-    return LoweredModule.template(graph, program.state, subgraphs)
+    names = [node.target for node in program.graph.nodes if node.op == "get_attr"]
+    return LoweredModule.template(graph, {str(name): program.subgraph(str(name)) for name in names})
 
 
 def flat_codegen(exported: ExportedProgram) -> CodeGen:

@@ -425,9 +425,11 @@ def along_shape(node: Node, shapes: Shapes) -> str:
     attrs, x, out = attributes(node, AlongAttrs), shapes[0], node.output.shape
     assert x is not None
     axes, extent = attrs["axes"], ALONG[attrs["fn"]].extent
-    if any(not 0 <= axis < len(x) for axis in axes):
+    if axes and not (min(axes) >= 0 and max(axes) < len(x)):
         return f"acts over axes {axes} of a value with {len(x)}"
     dropped = bool(attrs.get("drop"))
+    if extent is Extent.SAME and not dropped and out == x:
+        return ""
     left = [axis for axis in range(len(x)) if not (dropped and axis in axes)]
     if len(out) != len(left):
         return f"the result has shape {node.output.shape}"
