@@ -194,7 +194,8 @@ def sink_along_other_axes(sweep: Sweep, node: Node, facts: Facts) -> RuleOutcome
     slab = fact.full()
     flat = all(slab.shape[a] == 1 for a in axes)
     same_pad = fn == "pad" and bool(np.all(slab == attrs.get("value")))
-    if flat and (ALONG[fn].maps_constants_to_themselves(node.attrs) or same_pad):
+    stays_zero = ALONG[fn].linear and not attrs.get("value") and not slab.any()
+    if flat and (ALONG[fn].maps_constants_to_themselves(node.attrs) or same_pad or stays_zero):
         result = slab.squeeze(axis=axes) if attrs.get("drop") else slab
         return sink(sweep, node, facts, axis, fact.units, result)
     if ALONG[fn].meaning is None:

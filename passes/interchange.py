@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cmrc.ir.bodies import without_bodies
-from cmrc.ir.graph import Graph, Node, fused_groups, taken_whole
+from cmrc.ir.graph import Graph, Node, fused_groups
+from cmrc.ir.taken_whole import taken_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,12 @@ from cmrc.ir.graph import (
     attributes,
     fused_groups,
     literal,
-    reason_inside,
-    taken_whole,
     torn_apart,
 )
 from cmrc.ir.ops.affine import SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.recurrence import HIDDEN, hidden_states
+from cmrc.ir.taken_whole import reason_inside, taken_whole
 from cmrc.ir.verify import verify_graph
 from cmrc.passes import affine_fold, constant_fold, dead_subgraph
 from cmrc.passes.dead_subgraph import idle_nodes

@@ -293,7 +293,7 @@ def laid_out(slab: Array, before: Shape, axes: Sequence[int], times: Sequence[Di
     sizes = {axis: before[axis] for axis in axes}
     if any(isinstance(n, str) for n in (*sizes.values(), *times)):
         return "would differ by position, and the number of positions is not fixed"
-    shape = [int(sizes.get(d, n)) for d, n in enumerate(slab.shape)]
+    shape = [int(sizes[d]) if d in sizes else n for d, n in enumerate(slab.shape)]
     return _too_many([*shape, *map(int, times)]) or np.broadcast_to(slab, shape)
 
 

@@ -93,10 +93,8 @@ def difference(plan: Fingerprint, model: Fingerprint) -> str:
 def fingerprint(graph: Graph, details: Mapping[str, str] | None = None) -> Fingerprint:
     """Of structure and weights; reads every parameter once. `details` are the host's, by the origin of nodes."""
     known = details or {}
-    lines, kinds = (
-        [repr(([_result(value) for value in graph.inputs], graph.outputs))],
-        [node.kind for node in graph.nodes],
-    )
+    lines = [repr(([_result(value) for value in graph.inputs], graph.outputs))]
+    kinds = [node.kind for node in graph.nodes]
     for node, kind in zip(graph.nodes, kinds, strict=True):
         operands = [operand if type(operand) is str else _operand(operand) for operand in node.inputs]
         meaning = known.get(node.origin) or sorted(node.attrs.items())
@@ -133,5 +131,6 @@ def _operand(operand: Operand) -> Any:
 
 
 def _digest(leaf: Leaf) -> str:
-    data = np.ascontiguousarray(leaf.load())
-    return f"{leaf.dtype}{list(leaf.shape)}:{xxhash.xxh3_128_hexdigest(data)[:16]}"
+    data: Any = np.ascontiguousarray(leaf.load())  # a buffer, which its type says only from Python 3.12 on
+    digest = xxhash.xxh3_128_hexdigest(data)
+    return f"{leaf.dtype}{list(leaf.shape)}:{digest[:16]}"

@@ -66,7 +66,7 @@ def _problem(node: Node, values: Mapping[str, Value], *, same_attributes: bool) 
             if problem:
                 return problem
             op.fitting_forms.add(form)
-    shapes = [values[o].shape if type(o) is str else None if o is None else o.shape for o in node.inputs]
+    shapes = [values[o].shape if isinstance(o, str) else None if o is None else o.shape for o in node.inputs]
     return op.shape(node, shapes)
 
 

@@ -21,7 +21,7 @@ from cmrc.errors import CmrcError, GrowthError, HostError, InputError, PlanError
 from cmrc.hosts.inputs import random_batches
 from cmrc.hosts.protocols import Exports, Host, ReportsUntied, Stored, Trainable
 from cmrc.ir.cost import cost, stored_by_node
-from cmrc.ir.graph import Graph
+from cmrc.ir.graph import Apply, ArrayLiteral, Graph, Leaf
 from cmrc.passes import pipeline as passes
 from cmrc.program.check import (
     Check,
@@ -376,7 +376,7 @@ def _require_no_growth(program: Program, result: passes.Result) -> None:
     """Constants that differ by position, and a shared weight whose uses become different, may need more numbers than the units had."""
     was = program.numbers_read
     if was is not None:
-        operands = [o for node in result.graph.nodes for o in node.inputs if type(o) is not str and o is not None]
+        operands = [o for node in result.graph.nodes for o in node.inputs if isinstance(o, (Leaf, ArrayLiteral, Apply))]
         if sum({id(o): math.prod(o.shape) for o in operands}.values()) <= was:
             return  # it certainly holds no more: this counts at least what a file stores
     more = cost(result.graph, since=program.graph).parameters - program.cost().parameters

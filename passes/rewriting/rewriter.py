@@ -155,9 +155,7 @@ class Sweep:
         for operand in node.inputs:
             if isinstance(operand, str):
                 if operand in self.redirected:
-                    return node.with_inputs(
-                        [self.redirected.get(o, o) if isinstance(o, str) else o for o in node.inputs]
-                    )
+                    return node.with_inputs([self.redirected.get(o, o) if type(o) is str else o for o in node.inputs])
                 maker = self.producers.get(operand)
                 inserted = inserted or (maker is not None and (not maker.origin or maker.op == "do"))
         if inserted:
@@ -390,9 +388,8 @@ def result_axis(node: Node, position: int, shape: Shape, axis: int) -> int:
 
 def combines_nothing(sweep: Sweep, node: Node, source: str) -> bool:
     """Whether an `along` op computes elements from an axis of size 0: their values depend on the runtime."""
-    return (
-        0 in [sweep.shape(source)[axis] for axis in attributes(node, AlongAttrs)["axes"]] and 0 not in node.output.shape
-    )
+    sizes = [sweep.shape(source)[axis] for axis in attributes(node, AlongAttrs)["axes"]]
+    return 0 in sizes and 0 not in node.output.shape
 
 
 def varies_beside(replaced: str, other: str) -> Declined:
@@ -464,9 +461,8 @@ class Sinking(Generic[Arriving]):
 
     name: str
     carries: Callable[[Node | None], bool]  # which do's
-    arriving: Callable[
-        [Sweep, Node, Mapping[int, Node]], Arriving
-    ]  # what they mean together; the do's are given by the position of their operand
+    # what they mean together; the do's are given by the position of their operand
+    arriving: Callable[[Sweep, Node, Mapping[int, Node]], Arriving]
     rule: Callable[[Node, Arriving], Rule[Sweep, Arriving]]
     # the node as the rule sees it; None if it was emitted already
     prepare: Callable[[Sweep, Node], Node | None] = lambda sweep, node: node

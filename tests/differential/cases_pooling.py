@@ -67,6 +67,20 @@ case(
     dynamic=("hnw",),
     stops="the constant would differ by position",
 )
+# Zeros stay zeros beside the zeros of the padding, and nowhere else.
+case(
+    "avg_pool_counted_zeros",
+    lambda: around(nn.AvgPool2d(3, 2, 1)),
+    IMAGE,
+    const("act", [1, 4], [0.0, 0.0]),
+    dynamic=("hnw",),
+)
+case(
+    "zeros_beside_a_padded_number",
+    lambda: around(nn.ConstantPad2d(1, 0.7)),
+    ("n", 3, 6, 5),
+    const("act", [1, 4], [0.0, 0.0]),
+)
 case("adaptive_avg", lambda: around(nn.AdaptiveAvgPool2d((2, 1))), ("n", 3, 6, 5), const("act", [1, 4]))
 case("adaptive_avg_affine", lambda: around(nn.AdaptiveAvgPool2d((2, 3))), ("n", 3, 6, 5), affine("act", [1, 4], [0, 2]))
 case(  # windows that overlap: ONNX has them as positions that GatherND picks

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from nets import Branches, data, exported, seeded, traced
-from processes import torchrun
+from processes import run_alone_and_together
 from tolerances import EXACT_F64, distance
 
 import cmrc
@@ -22,15 +19,7 @@ def test_two_processes_plan_and_verify_as_one_does_and_one_may_be_killed(tmp_pat
     x, _ = data(60, 5)
     exported(traced(seeded(Branches()), 5)).save(tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", x)
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    for runner, name in (([sys.executable], "one"), (torchrun("--max-restarts", "1"), "two")):
-        done = subprocess.run(
-            [*runner, str(SCRIPT), "model.onnx", "x.npy", f"{name}.checkpoint", name],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert not (tmp_path / f"{name}.checkpoint").exists()
+    run_alone_and_together(SCRIPT, "x.npy", tmp_path)
     alone = json.loads((tmp_path / "one.0.told").read_text())
     for rank in (0, 1):
         together = json.loads((tmp_path / f"two.{rank}.told").read_text())

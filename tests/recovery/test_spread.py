@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from nets import Branches, exported, seeded, traced
-from processes import torchrun
+from processes import run_alone_and_together
 from tolerances import distance
 
 import cmrc
@@ -28,14 +25,7 @@ def test_two_processes_recover_as_one_does_and_one_may_be_killed(tmp_path: Path)
     random = np.random.default_rng(0)
     exported(traced(seeded(Branches()), 5)).save(tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", x=random.normal(0, 3, (70, 5)), y=random.integers(0, 3, 70))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    for runner, name in (([sys.executable], "one"), (torchrun("--max-restarts", "1"), "two")):
-        done = subprocess.run(
-            [*runner, str(SCRIPT), "model.onnx", "data.npz", f"{name}.checkpoint", name],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert not (tmp_path / f"{name}.checkpoint").exists()
+    run_alone_and_together(SCRIPT, "data.npz", tmp_path)
     alone, *together = (
         json.loads((tmp_path / name).read_text()) for name in ("one.0.json", "two.0.json", "two.1.json")
     )

@@ -56,7 +56,7 @@ def digest(entry: Entry) -> str:
     hashed = hashlib.sha256()
     code = [
         *(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py")),
-        *(HERE / f"{name}.py" for name in ("asking", "inner", "peer")),
+        *(HERE / f"{name}.py" for name in ("asking", "inner", "peer", "stand_ins")),
     ]
     for path in sorted(code):
         hashed.update(path.read_bytes())
