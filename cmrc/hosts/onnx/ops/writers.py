@@ -272,9 +272,8 @@ def write_resize(patch: ModelPatch, onnx_node: onnx_ir.Node, nodes: list[Node], 
     rewire(patch, onnx_node, node, was)
     sizes = onnx_node.inputs[3] if len(onnx_node.inputs) > 3 else None
     rank = len(node.output.shape)
-    named = (
-        [a % rank for a in onnx_node.attributes["axes"].as_ints()] if "axes" in onnx_node.attributes else range(rank)
-    )
+    axes = onnx_node.attributes.get("axes")
+    named = range(rank) if axes is None else [a % rank for a in axes.as_ints()]
     if sizes is None or all(node.output.shape[axis] == was.output.shape[axis] for axis in named):
         return
     tensor = patch.reading.tensors.get(sizes.name or "")
