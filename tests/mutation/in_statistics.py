@@ -7,6 +7,7 @@ from tests.mutation.mutant import Table
 bug = Table()
 CALIBRATE = "tests/statistics/test_calibrate.py"
 FILES = "tests/statistics/test_files.py"
+DRAWN = "tests/statistics/test_drawn.py"
 CHECKPOINT = "tests/statistics/test_checkpoint.py"
 CURVATURE = "tests/statistics/test_curvature.py"
 OBJECTIVES = ("tests/planning/test_objectives.py", "tests/statistics/test_readers.py")
@@ -96,10 +97,38 @@ bug(
 )
 bug(
     "padding-counts",
-    "return np.asarray(by_position[mask])",
-    "return np.asarray(by_position[np.ones_like(mask)])",
+    "return np.asarray(by_position[_mask_of(columns, by_position, batch)])",
+    "return np.asarray(by_position[np.ones_like(_mask_of(columns, by_position, batch))])",
     "tokens that only fill up are samples",
     CALIBRATE,
+)
+bug(
+    "drawn-rows-count-once",
+    "centred *= np.sqrt(drawn.weight)[:, None]",
+    "centred *= np.sqrt(drawn.weight[:1] / drawn.weight)[:, None]",
+    "a drawn row does not count for those that it stands for",
+    DRAWN,
+)
+bug(
+    "drawn-at-one-place",
+    "inside = (steps + (places[:, None] + steps * GOLDEN) % 1) * part[:, None]",
+    "inside = (steps + places[:, None]) * part[:, None]",
+    "rows are drawn at the same place of every part",
+    DRAWN,
+)
+bug(
+    "drawn-by-batch",
+    "number = (number ^ (number >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)",
+    "number = (number + np.arange(len(number), dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)",
+    "which rows are drawn depends on the place of a sample in its batch",
+    DRAWN,
+)
+bug(
+    "mean-of-drawn-rows",
+    "sums = np.concatenate([block @ ones for block, _ in _wide_blocks(lines)])",
+    "sums = np.concatenate([block[:, :1] @ ones[:1] * len(ones) for block, _ in _wide_blocks(lines)])",
+    "the mean of channels is not of all positions",
+    DRAWN,
 )
 bug(
     "positions-before-units",
