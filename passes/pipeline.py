@@ -1,4 +1,4 @@
-"""Puts do's into a graph, runs constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed, and why.
+"""Puts do's into a graph, runs basis_fold, constant_fold, affine_fold and dead_subgraph until nothing moves, and reports what stayed, and why.
 
 The graph is verified before and after every pass. Every step preserves the meaning by itself, so every prefix of the
 pipeline is a correct program.
@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cmrc.ir.graph import (
+    Array,
     Do,
     Graph,
     Index,
@@ -29,13 +32,13 @@ from cmrc.ir.ops.functions import AlongAttrs
 from cmrc.ir.recurrence import HIDDEN, hidden_states
 from cmrc.ir.taken_whole import reason_inside, taken_whole
 from cmrc.ir.verify import verify_graph
-from cmrc.passes import affine_fold, constant_fold, dead_subgraph
+from cmrc.passes import affine_fold, basis_fold, constant_fold, dead_subgraph
 from cmrc.passes.dead_subgraph import idle_nodes
 from cmrc.passes.rewriting.recurrent import hold
 from cmrc.passes.rewriting.rewriter import Action, Log
 from cmrc.passes.rewriting.spelled import put_together, spelled_norms
 
-PIPELINE = (constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
+PIPELINE = (basis_fold.PASS, constant_fold.PASS, affine_fold.PASS, dead_subgraph.PASS)
 # A safety bound that no model reaches: rules move do's down and selects up, so two or three rounds are enough.
 ROUNDS = 64
 WEIGHS = ("linear", "conv", "matmul", "attention")  # ops that cost less if they compute fewer positions
@@ -238,7 +241,7 @@ def _hold(graph: Graph, by_value: dict[str, list[tuple[int, Do]]]) -> dict[str, 
 def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
     """Insert a do node for each entry after the value that it names; all readers of the value read the last do instead.
 
-    A hidden state of a recurrent op is replaced in its weights (recurrent.py), and in what it returns.
+    A do in a basis stands between two turns: into the basis, and back. A hidden state of a recurrent op is replaced in its weights (recurrent.py), and in what it returns.
     """
     by_value: dict[str, list[tuple[int, Do]]] = {}
     for i, entry in enumerate(entries):
@@ -247,10 +250,18 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
 
+    def turn(value: Value, name: str, tag: str, entry: Do, i: int, blocks: Array) -> str:
+        output = Value(f"{value.name}.{tag}{i}", value.shape, value.dtype)
+        attrs, marks = {"axis": entry.axis}, Marks(sources=(i,))
+        nodes.append(Node("turn", (name, literal(blocks)), (output,), attrs, path=entry.site, marks=marks))
+        return output.name
+
     def chain(value: Value) -> None:
         name = value.name
         for i, entry in by_value[value.name]:
             output = Value(f"{value.name}.do{i}", value.shape, value.dtype)
+            if entry.basis is not None:
+                name = turn(value, name, "turned", entry, i, entry.basis)
             slab = entry.constant
             if slab.ndim == 1:
                 slab = slab.reshape((1,) * entry.axis + slab.shape + (1,) * (len(value.shape) - entry.axis - 1))
@@ -262,6 +273,8 @@ def put_dos(graph: Graph, entries: Sequence[Do]) -> Graph:
                 inputs = (*inputs, literal(entry.weight))
             nodes.append(Node("do", inputs, (output,), attrs, path=entry.site, marks=Marks(sources=(i,))))
             name = output.name
+            if entry.basis is not None:
+                name = turn(value, name, "back", entry, i, np.linalg.inv(entry.basis))
         renamed[value.name] = name
 
     for value in graph.inputs:

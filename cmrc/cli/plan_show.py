@@ -30,7 +30,8 @@ def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, ver
         rows = [
             {"do": i, "site": e.site, "value": e.value, "axis": e.axis, "units": to_ranges(e.units),
              "count": len(e.units),
-             "becomes": "affine" if e.weight is not None else "constant", "parents": to_ranges(e.parents),
+             "becomes": "affine" if e.weight is not None else "constant",
+             "basis": None if e.basis is None else list(e.basis.shape[:2]), "parents": to_ranges(e.parents),
              "smallest": float(e.constant.min()), "largest": float(e.constant.max())}
             for i, e in enumerate(loaded.entries)
         ]  # fmt: skip
@@ -46,6 +47,8 @@ def plan_show(plan: PlanFile, as_json: AsJson = False, quiet: Quiet = False, ver
                 if e.weight is not None
                 else f"constants {span}"
             )
+            if e.basis is not None:
+                becomes += f", in a basis of {e.basis.shape[0]} blocks of {e.basis.shape[1]}"
             table.add_row(f"[{r['do']}]", e.site, str(e.axis), str(r["count"]), shortened(str(r["units"])), becomes)
         terminal.out.print(table)
         show_made(loaded, every_unit=verbose)

@@ -1,4 +1,4 @@
-"""The arrays that a do needs if it remains in the model at run time: both hosts clamp by `where(mask, constants, x)`."""
+"""The arrays that a do needs if it remains in the model at run time: both hosts clamp by `where(mask, constants, x)`, and turn by a matrix."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def places(node: Node) -> Array:
     index = np.zeros(int(node.output.shape[attributes(node, AxisAttrs)["axis"]]), dtype=np.int64)
     index[list(attributes(node, DoAttrs)["units"])] = np.arange(len(attributes(node, DoAttrs)["units"]))
     return index
+
+
+def matrix(node: Node) -> Array:
+    """The matrix of a turn, its blocks on the diagonal: units times this."""
+    operand = node.inputs[1]
+    assert isinstance(operand, Tensor)
+    blocks = constant(operand)
+    count, size, _ = blocks.shape
+    full = np.zeros((count, size, count, size))
+    full[np.arange(count), :, np.arange(count)] = blocks.swapaxes(1, 2)
+    return full.reshape(count * size, count * size)

@@ -17,7 +17,8 @@ The ops (`ir/ops/` says what each means):
     reshape transpose concat expand                    matmul      contract two values
     select      some positions of an axis              embedding   rows of a table
     do          replace units of an axis               plane       ones of the spatial size of a value
-    attention   scaled dot products, head by head      opaque      anything else
+    turn        units in another basis, by blocks      opaque      anything else
+    attention   scaled dot products, head by head
 """
 
 from __future__ import annotations
@@ -386,6 +387,7 @@ class Do:
     constant: Array  # the constants; for an affine replacement its bias
     parents: tuple[int, ...] = ()
     weight: Array | None = None
+    basis: Array | None = None  # [blocks, size, size]: the units are those of basis · x, block by block
 
 
 def leaves_of(tensor: Tensor) -> Iterator[Leaf]:

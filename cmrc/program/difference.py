@@ -34,13 +34,15 @@ def difference(first: Plan, second: Plan) -> list[dict[str, Any]]:
 
 
 def _apart(mine: Do, other: Do, unit: int) -> float:
-    """How far the replacements of a unit differ; infinite if they are of different kinds or shapes."""
+    """How far the replacements of a unit differ; infinite if they are of different kinds, shapes or bases."""
     parts = []
     for entry in (mine, other):
         place = entry.units.index(unit)
         constant = entry.constant if entry.constant.ndim == 1 else np.moveaxis(entry.constant, entry.axis, 0)
         parts.append((constant[place], entry.parents, None if entry.weight is None else entry.weight[place]))
     (c1, p1, w1), (c2, p2, w2) = parts
+    if not np.array_equal(mine.basis, other.basis):  # type: ignore[arg-type]
+        return math.inf
     if np.shape(c1) != np.shape(c2) or p1 != p2:
         return math.inf
     gap = float(np.max(np.abs(c1 - c2)))

@@ -280,7 +280,8 @@ def plan_digest(plan: Plan) -> str:
     for entry in plan.entries:
         digest.update(repr((entry.value, entry.axis, entry.units, entry.parents)).encode())
         digest.update(np.ascontiguousarray(entry.constant).tobytes())
-        digest.update(b"" if entry.weight is None else np.ascontiguousarray(entry.weight).tobytes())
+        for array in (entry.weight, entry.basis):
+            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -21,6 +21,8 @@ from cmrc.program.groups import Group, expand
 from cmrc.program.plan_file import Contents, read_plan, write_plan
 from cmrc.program.sites import Site
 
+CONDITION = 1e4  # of a basis: float32 keeps three digits then
+
 
 class Model(Protocol):
     """What a plan needs from the program that it is made for."""
@@ -70,11 +72,15 @@ class Plan:
         constant: npt.ArrayLike | None = None,
         affine: Affine | None = None,
         axis: int | None = None,
+        basis: npt.ArrayLike | None = None,
     ) -> Self:
         """Replace units of a site, or of every site that a glob names, by constants or by an affine function of others.
 
         `units` are indices, a boolean mask, or "all"; `constant` is one number for all, one per unit, or a slab that
         broadcasts against the units' values at every position. `axis` is the site's own unless given.
+
+        With a `basis`, x becomes T⁻¹ · do(T · x): the units are those of T · x. T is an invertible matrix for each block
+        of units, an array [blocks, size, size]: for a head of attention, say, whose units lie side by side.
         """
         at = self._next_line()
         program = self._model(at)
@@ -82,7 +88,9 @@ class Plan:
             raise DoError("a do takes either constant= or affine=", at=at, fix="give exactly one of the two")
         for place in program.find(site, at=at):
             self.entries.append(
-                checked_do(place, units, constant=constant, affine=affine, axis=axis, earlier=self.entries, at=at)
+                checked_do(
+                    place, units, constant=constant, affine=affine, axis=axis, basis=basis, earlier=self.entries, at=at
+                )
             )
         return self
 
@@ -132,7 +140,16 @@ class Plan:
             affine = None if entry.weight is None else Affine(entry.parents, entry.weight, entry.constant)
             constant = entry.constant if affine is None else None
             seen.append(
-                checked_do(site, entry.units, constant=constant, affine=affine, axis=entry.axis, earlier=seen, at=at)
+                checked_do(
+                    site,
+                    entry.units,
+                    constant=constant,
+                    affine=affine,
+                    axis=entry.axis,
+                    basis=entry.basis,
+                    earlier=seen,
+                    at=at,
+                )
             )
         self.entries[:] = seen
 
@@ -173,6 +190,7 @@ def checked_do(
     constant: npt.ArrayLike | None = None,
     affine: Affine | None = None,
     axis: int | None = None,
+    basis: npt.ArrayLike | None = None,
     earlier: Sequence[Do] = (),
     at: str = "",
 ) -> Do:
@@ -186,13 +204,15 @@ def checked_do(
         )
     axis, size = _fixed_axis(site, axis, where)
     chosen = unit_index(units, size, where)
+    turned = None if basis is None else _matrices(basis, size, where)
     beside = [other for other in earlier if other.value == site.value and other.axis == axis]
+    _require_one_basis(turned, [other for other in earlier if other.value == site.value], site, where)
     _require_free(chosen, beside, where)
     if affine is None:
         assert constant is not None
         values = _slab(_floats(constant, "constants", where), len(chosen), axis, site.shape, where)
         _require_range(values, chosen, axis, "constant", site.dtype, where)
-        return _held(site, Do(site.name, site.value, axis, chosen, values), where)
+        return _held(site, Do(site.name, site.value, axis, chosen, values, basis=turned), where)
     parents = unit_index(affine.parents, size, where, what="parents")
     replaced = set(chosen).union(*(other.units for other in beside))
     gone = sorted(set(parents) & replaced)
@@ -210,7 +230,7 @@ def checked_do(
     bias = _slab(_floats(affine.bias, "biases", where), len(chosen), axis, site.shape, where, what="biases")
     _require_range(weight, chosen, 0, "weight", site.dtype, where)
     _require_range(bias, chosen, axis, "bias", site.dtype, where)
-    return _held(site, Do(site.name, site.value, axis, chosen, bias, parents, weight), where)
+    return _held(site, Do(site.name, site.value, axis, chosen, bias, parents, weight, turned), where)
 
 
 def _held(site: Site, do: Do, where: dict[str, str]) -> Do:
@@ -219,6 +239,39 @@ def _held(site: Site, do: Do, where: dict[str, str]) -> Do:
     if problem is not None:
         raise DoError(problem[0], **where, fix=problem[1])
     return do
+
+
+def _matrices(basis: npt.ArrayLike, size: int, where: dict[str, str]) -> Array:
+    """An invertible matrix for each block of units."""
+    array = _floats(basis, "numbers of the basis", where)
+    blocks = array[None] if array.ndim == 2 else array
+    if blocks.ndim != 3 or blocks.shape[1] != blocks.shape[2] or blocks.shape[0] * blocks.shape[1] != size:
+        raise DoShapeError(
+            f"a basis of shape {list(array.shape)} does not fit {size} units",
+            **where,
+            fix=f"give a square matrix for each block of units, [blocks, size, size] with blocks · size = {size}",
+        )
+    condition = np.linalg.cond(blocks)
+    worst = int(np.argmax(condition))
+    if not condition[worst] <= CONDITION:
+        raise DoValueError(
+            f"matrix {worst} of the basis has condition number {condition[worst]:.3g}: it cannot be inverted without loss",
+            **where,
+            fix=f"give matrices with condition numbers up to {CONDITION:g}: an orthogonal one has 1",
+        )
+    return blocks
+
+
+def _require_one_basis(basis: Array | None, beside: Sequence[Do], site: Site, where: dict[str, str]) -> None:
+    """Units of different bases would not be different units."""
+    if site.recurrence is not None and basis is not None:
+        raise DoError("is a hidden state, whose units have no other basis", **where, fix="leave out basis=")
+    if beside and (basis is not None or beside[0].basis is not None):
+        raise DoError(
+            "another replacement of this value is before it, and one of the two is in a basis",
+            **where,
+            fix="give all units of a value in one replacement with its basis",
+        )
 
 
 def _fixed_axis(site: Site, axis: int | None, where: dict[str, str]) -> tuple[int, int]:

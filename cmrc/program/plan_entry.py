@@ -2,6 +2,7 @@
 
     {"site": "act", "value": "relu", "axis": 1, "units": "0:3,7", "constant": [0.1, 0.2, 0.3, 0.4]}
     {"site": "act", "value": "relu", "axis": 1, "units": "2", "affine": {"parents": "4,6", "weight": [[1, 2]], "bias": [0]}}
+    {"site": "key", "value": "key", "axis": 2, "units": "2:4", "basis": [[[1, 2], [0, 1]], [[1, 0], [1, 1]]], "constant": [0, 0]}
 
 An array is written as nested lists of numbers. A large array is stored elsewhere; the reader says where (`Unpack`).
 """
@@ -44,6 +45,8 @@ def entry_to_json(entry: Do, pack: Pack) -> dict[str, Any]:
         "axis": entry.axis,
         "units": to_ranges(entry.units),
     }
+    if entry.basis is not None:
+        document["basis"] = pack("basis", entry.basis)
     if entry.weight is None:
         return {**document, "constant": pack("constant", entry.constant)}
     weight, bias = pack("weight", entry.weight), pack("bias", entry.constant)
@@ -59,15 +62,17 @@ def entry_from_json(document: Any, unpack: Unpack, at: str) -> Do:
     try:
         if (record.constant is None) == (record.affine is None):
             raise ValueError("it needs exactly one of `constant` and `affine`")
+        basis = None if record.basis is None else unpack(record.basis)
         if record.affine is None:
             units, constant = _units_with(record.units, unpack(record.constant), record.axis, "constants")
-            return Do(site, value, record.axis, units, constant)
+            return Do(site, value, record.axis, units, constant, basis=basis)
         units, bias = _units_with(record.units, unpack(record.affine.bias), record.axis, "biases")
         weight = unpack(record.affine.weight)
         shape = (len(units), count_positions(record.affine.parents))
         if weight.shape != shape:
             raise ValueError(f"the affine weight has shape {list(weight.shape)} for units and parents {list(shape)}")
-        return Do(site, value, record.axis, units, bias, _positions(_runs(record.affine.parents), "parents"), weight)
+        parents = _positions(_runs(record.affine.parents), "parents")
+        return Do(site, value, record.axis, units, bias, parents, weight, basis)
     except ValueError as error:
         raise PlanError(str(error), at=at, fix=plan_schema.FIX) from error
 

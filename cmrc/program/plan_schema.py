@@ -34,6 +34,7 @@ class DoRecord(Record):
     units: Any
     constant: Any = None
     affine: AffineRecord | None = None
+    basis: Any = None
 
 
 class ModelRecord(Record):

@@ -50,6 +50,12 @@ def distortion(program: Program, plan: Plan, stats: Stats, *, p: float = 0.0) ->
 
 def _at_site(program: Program, site: SiteStats, entries: list[Do], p: float) -> Distortion:
     columns = site.columns
+    if any(entry.basis is not None for entry in entries):
+        raise VerifyError(
+            "D2 from statistics is for the model's own units, and these are replaced in another basis",
+            node=columns.name,
+            fix="compare the outputs of both models: `cmrc check` and `cmrc quality` do",
+        )
     if columns.features > 1 or any(entry.constant.ndim > 1 for entry in entries):
         raise VerifyError(
             "D2 from statistics is for units that are single numbers, with one constant each",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from cmrc.errors import InterventionError
 from cmrc.ir.graph import Array, Do
+from cmrc.ir.ops.affine import turn_meaning
 from cmrc.program.plan import Plan
 from cmrc.program.sites import Site
 
@@ -162,7 +163,7 @@ def replace_units(place: Place, step: Do) -> Ready:
         )
     units, parents = (np.asarray(index, dtype=np.int64) for index in (step.units, step.parents))
 
-    def apply(value: Array, rows: slice) -> Array:
+    def put(value: Array) -> Array:
         result = slab
         if step.weight is not None:
             read = np.moveaxis(np.take(value, parents, axis=place.axis), place.axis, -1).astype(np.float64)
@@ -173,6 +174,12 @@ def replace_units(place: Place, step: Do) -> Ready:
             0,
         )
         return value
+
+    def apply(value: Array, rows: slice) -> Array:
+        if step.basis is None:
+            return put(value)
+        there = put(turn_meaning({"axis": place.axis}, value, step.basis))
+        return turn_meaning({"axis": place.axis}, there, np.linalg.inv(step.basis)).astype(value.dtype)
 
     return Ready(place.site.value, apply)
 

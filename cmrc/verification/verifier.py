@@ -52,16 +52,29 @@ class Variables:
         return mask & allowed
 
 
+IN_A_BASIS = "its units are replaced in another basis, and the reduced model does not have the model's own units there"
+
+
+def not_swapped(program: Program, plan: Plan) -> dict[str, str]:
+    """The values of a plan whose units cannot be swapped in both models, with the reason."""
+    reasons = {e.value: IN_A_BASIS if e.basis is not None else program.why_apart(e.value) for e in plan.entries}
+    return {value: reason for value, reason in reasons.items() if reason}
+
+
 def variables(program: Program, plan: Plan, site: str | Sequence[str] | None = None) -> list[Variables]:
     """What can be swapped: at every site of the plan, or at those that are named."""
     replaced: dict[tuple[str, int], set[int]] = {}
+    fixed = not_swapped(program, plan)
     for entry in plan.entries:
         replaced.setdefault((entry.value, entry.axis), set()).update(entry.units)
     if site is None:
-        places = [(value, axis) for value, axis in replaced if not program.why_apart(value)]
+        places = [(value, axis) for value, axis in replaced if value not in fixed]
     else:
         names = [site] if isinstance(site, str) else list(site)
         named = [s for name in names for s in program.find(name)]
+        for place in named:
+            if any(entry.basis is not None for entry in plan.entries if entry.value == place.value):
+                raise VerifyError(IN_A_BASIS, node=place.name, op=place.op, fix="name other sites: site=")
         places = [(s.value, next((a for v, a in replaced if v == s.value), s.axis)) for s in named]
     chosen = []
     for value, axis in places:
@@ -135,8 +148,8 @@ class Verifier:
         self.data = data if isinstance(data, HeldOut) else HeldOut.collect(data, program.host.inputs, counted)
         self.variables = variables(program, self.plan, site)
         self.sizes = {v.value: v.units for v in self.variables}
-        apart = {entry.value: entry.site for entry in self.plan.entries if program.why_apart(entry.value)}
-        self.not_swapped = {name: program.why_apart(value) for value, name in apart.items()}
+        names, reasons = {e.value: e.site for e in self.plan.entries}, not_swapped(program, self.plan)
+        self.not_swapped = {names[value]: reason for value, reason in reasons.items()}
         self.small = Program(program.clamped(reduced) if isinstance(reduced, Plan) else reduced.host)
         self.whole = {
             v.value: _is_whole(self.small, v) for v in self.variables

@@ -7,6 +7,7 @@ from tests.mutation.mutant import Table
 bug = Table()
 CARRIER = "tests/passes/test_carrier.py"
 RECURRENT = "tests/structures/test_recurrent.py"
+BASIS = "tests/passes/test_basis_fold.py"
 ONCE = "tests/fuzz/test_fuzz.py::test_what_failed_once"
 SPILLED = "tests/planning/test_spilled.py"
 NUMERICS = "tests/planning/test_numerics.py"
@@ -195,4 +196,70 @@ bug(
     "            if apart.any():\n",
     "a wrong fold in front of a rounding is not seen in float64",
     "tests/program/test_check.py::test_a_wrong_fold_in_front_of_a_rounding_is_seen_in_float64",
+)
+
+# ---------------------------------------------------------------- units in another basis
+
+bug(
+    "other-side-without-the-inverse",
+    "        back = {own: np.linalg.inv(blocks[block]).T for own, block in partners.items()}\n",
+    "        back = {own: blocks[block].T for own, block in partners.items()}\n",
+    "queries are turned by the transpose, not by the inverse transpose",
+    f"{BASIS}::test_a_basis_goes_into_weights[keys]",
+)
+bug(
+    "other-side-without-the-transpose",
+    "        back = {own: np.linalg.inv(blocks[block]).T for own, block in partners.items()}\n",
+    "        back = {own: np.linalg.inv(blocks[block]) for own, block in partners.items()}\n",
+    "queries are turned by the inverse, not by the inverse transpose",
+    f"{BASIS}::test_a_basis_goes_into_weights[keys]",
+)
+bug(
+    "reader-without-the-transpose",
+    "{i: np.linalg.inv(blocks[b]).T for i, b in enumerate(here)})\n",
+    "{i: np.linalg.inv(blocks[b]) for i, b in enumerate(here)})\n",
+    "the output projection is turned by the transpose of the inverse",
+    f"{BASIS}::test_a_basis_goes_into_weights[values]",
+)
+bug(
+    "basis-of-another-head",
+    '        here = self.along(step.layout, attrs["axis"], step.node)\n',
+    '        here = self.along(step.layout, attrs["axis"], step.node)[::-1]\n',
+    "the output projection is turned by the matrices of other heads",
+    f"{BASIS}::test_a_basis_goes_into_weights[values]",
+)
+bug(
+    "packed-parts-begin-at-the-first-block",
+    "joined([(len(kept), int(steps[0]) if len(steps) else 0)]), int(kept[0]))\n",
+    "joined([(len(kept), int(steps[0]) if len(steps) else 0)]), 0)\n",
+    "the basis of keys is that of the queries in a packed projection",
+    f"{BASIS}::test_a_basis_goes_into_weights[packed]",
+)
+bug(
+    "bias-stays-in-the-old-basis",
+    "            self.write(maker, 2, 0, blocks)\n",
+    "            pass\n",
+    "the weight is turned and its bias is not",
+    f"{BASIS}::test_a_basis_goes_into_weights[keys]",
+)
+bug(
+    "what-is-added-behind-stays",
+    "            if goes_on and is_addition(step):\n                self.turn_addend(step, blocks)\n            elif not goes_on:\n                ends",
+    "            if goes_on and is_addition(step):\n                pass\n            elif not goes_on:\n                ends",
+    "what is added behind the replacement is in the old basis",
+    f"{BASIS}::test_a_basis_goes_into_weights[layers]",
+)
+bug(
+    "others-may-read-the-units",
+    '                raise Unfoldable(f"{said(step.node)} reads these units, too")\n',
+    "                pass\n",
+    "another reader of the queries sees them in the new basis",
+    f"{BASIS}::test_stops",
+)
+bug(
+    "any-matrix-is-a-basis",
+    "    if not condition[worst] <= CONDITION:\n",
+    "    if condition[worst] < 1:\n",
+    "a singular matrix is taken for a basis",
+    "tests/program/test_basis.py::test_a_basis_that_cannot_be_inverted_is_refused",
 )

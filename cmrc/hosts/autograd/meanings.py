@@ -171,6 +171,13 @@ def select_in_groups(attrs: Attrs, weight: Tensor) -> Tensor:
     return torch.cat([block.index_select(1, columns) for block, columns in zip(rows, keep, strict=True)])
 
 
+def turn(attrs: Attrs, x: Tensor, blocks: Tensor) -> Tensor:
+    x, blocks = _alike(x, blocks)
+    last = x.movedim(attrs["axis"], -1)
+    apart = last.reshape(*last.shape[:-1], blocks.shape[0], blocks.shape[1])
+    return torch.einsum("hij,...hj->...hi", blocks, apart).reshape(last.shape).movedim(-1, attrs["axis"])
+
+
 def embedding(attrs: Attrs, ids: Tensor, table: Tensor) -> Tensor:
     return table[(ids[..., 0] if attrs.get("tuples") else ids).long()]
 
@@ -193,6 +200,7 @@ MEANINGS: dict[str, Callable[..., Tensor]] = {
     "select": select,
     "embedding": embedding,
     "do": do,
+    "turn": turn,
     "plane": plane,
     "fold_columns": fold_columns,
     "weigh_columns": weigh_columns,

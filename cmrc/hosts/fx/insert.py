@@ -252,6 +252,15 @@ def _emit_linear(draft: Draft, node: Node) -> fx.Node:
     )
 
 
+def _emit_turn(draft: Draft, node: Node) -> fx.Node:
+    """A product with the matrix of all blocks, the unit axis last in between."""
+    base, dtype, axis = node.name.replace(".", "_"), torch_dtype(node.output.dtype), attributes(node, AxisAttrs)["axis"]
+    matrix = draft.constant(torch.from_numpy(clamp.matrix(node)).to(dtype), f"{base}_matrix")
+    last = draft.call(aten.transpose.int, draft.nodes[str(node.inputs[0])], axis, -1)
+    turned = draft.call(aten.matmul.default, last, matrix)
+    return draft.call(aten.transpose.int, turned, axis, -1)
+
+
 # ---------------------------------------------------------------- a do that stays
 
 
@@ -316,4 +325,5 @@ EMITTERS: dict[str, Emit] = {
     "concat": _emit_concat,
     "conv": _emit_conv,
     "linear": _emit_linear,
+    "turn": _emit_turn,
 }

@@ -1,7 +1,6 @@
-"""The nodes that the compiler itself puts into an ONNX model: do, select, a sum, a plane of ones, its convolution.
+"""The nodes that the compiler itself puts into an ONNX model: do, turn, select, a sum, a plane of ones, its convolution.
 
-A `do` that is still there runs literally. Constants: `Where(mask, constants, x)`. Affine: the parents are gathered,
-multiplied, and the rebuilt units put in place: `Gather(Concat(x, W · parents + β), order)`.
+A `do` that is still there runs literally (`insert_do.py`).
 """
 
 from __future__ import annotations
@@ -12,115 +11,15 @@ import numpy as np
 import onnx_ir
 
 from cmrc.errors import HostError
-from cmrc.hosts import clamp
+from cmrc.hosts.onnx.insert_do import cast, insert_do, insert_turn, integers, source_of
 from cmrc.hosts.onnx.nodes import data_type, dtype_name
 from cmrc.hosts.onnx.ops.writers import selection
 from cmrc.hosts.onnx.patch import ModelPatch
-from cmrc.ir.graph import Apply, ArrayLiteral, Leaf, Node, Tensor, Value, apply, attributes, numpy_dtype
-from cmrc.ir.ops.affine import ConvAttrs, DoAttrs, SelectAttrs
+from cmrc.ir.graph import Apply, Leaf, Node, Tensor, Value, apply, attributes, numpy_dtype
+from cmrc.ir.ops.affine import ConvAttrs, SelectAttrs
 from cmrc.ir.ops.functions import AlongAttrs, PointwiseAttrs
 from cmrc.ir.ops.group_norm import sums_of
 from cmrc.ir.spec import AxisAttrs, FunctionAttrs
-from cmrc.ir.tensors import constant
-
-
-def _source(patch: ModelPatch, node: Node) -> onnx_ir.Value:
-    value = patch.value(node.inputs[0], node.output.dtype)
-    assert value is not None
-    return value
-
-
-def _ints(patch: ModelPatch, *values: int) -> onnx_ir.Value:
-    return patch.array(np.asarray(values, dtype=np.int64))
-
-
-def insert_do(patch: ModelPatch, node: Node) -> None:
-    x = _source(patch, node)
-    if node.output.dtype != "bfloat16":
-        _insert_literally(patch, node, x, node.output, node.output.dtype)
-        return
-    # onnxruntime computes nothing in bfloat16, and ONNX has no Where of it before opset 16.
-    wide = _cast(patch, x, onnx_ir.DataType.FLOAT, f"{node.name}.wide")
-    chosen = _insert_literally(patch, node, wide, f"{node.name}.chosen", "float32")
-    _cast(patch, chosen, onnx_ir.DataType.BFLOAT16, node.output)
-
-
-def _cast(patch: ModelPatch, x: onnx_ir.Value, to: onnx_ir.DataType, output: Value | str) -> onnx_ir.Value:
-    return patch.insert("Cast", [x], output, [onnx_ir.AttrInt64("to", to)])
-
-
-def _insert_literally(
-    patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Value | str, dtype: str
-) -> onnx_ir.Value:
-    """The replaced units of x, computed in `dtype`."""
-    if isinstance(node.inputs[1], str):
-        return _insert_runtime(patch, node, x, output, dtype)
-    if len(node.inputs) > 2:
-        return _insert_affine(patch, node, x, output, dtype)
-    rounded = clamp.constants(node).astype(numpy_dtype(node.output.dtype))
-    constants = patch.initializer(ArrayLiteral(rounded.astype(np.float64)), dtype=dtype)
-    mask = clamp.mask(node)
-    if dtype == "bool":  # onnxruntime has no Where of truth values
-        others = patch.insert("And", [x, patch.array(~mask)], f"{node.name}.others")
-        return patch.insert("Or", [others, constants], output)
-    return patch.insert("Where", [patch.array(mask), constants, x], output)
-
-
-def _insert_runtime(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Value | str, dtype: str) -> onnx_ir.Value:
-    """Where(mask, value, x), the value's positions spread over the axis."""
-    assert isinstance(node.inputs[1], str)
-    value = patch.values[node.inputs[1]]
-    if dtype != node.output.dtype:
-        value = _cast(patch, value, onnx_ir.DataType.FLOAT, f"{node.name}.value")
-    along = [onnx_ir.AttrInt64("axis", attributes(node, AxisAttrs)["axis"])]
-    spread = patch.insert("Gather", [value, patch.array(clamp.places(node))], f"{node.name}.spread", along)
-    if dtype == "bool":  # onnxruntime has no Where of truth values
-        others = patch.insert("And", [x, patch.array(~clamp.mask(node))], f"{node.name}.others")
-        chosen = patch.insert("And", [spread, patch.array(clamp.mask(node))], f"{node.name}.chosen")
-        return patch.insert("Or", [others, chosen], output)
-    return patch.insert("Where", [patch.array(clamp.mask(node)), spread, x], output)
-
-
-def _insert_affine(patch: ModelPatch, node: Node, x: onnx_ir.Value, output: Value | str, dtype: str) -> onnx_ir.Value:
-    """Gather(Concat(x, parents · Wᵀ + β), order), the unit axis last in between.
-
-    The gather of the parents stands behind the transposition: onnxruntime fuses a Transpose with the MatMul behind it, and what
-    comes of that refuses a batch of no samples, as does a MatMul with the weight first.
-    """
-    slab, weight = clamp.slab(node), node.inputs[2]
-    axis, rank, name = attributes(node, AxisAttrs)["axis"], slab.ndim, node.name
-    units = list(attributes(node, DoAttrs)["units"])
-    assert isinstance(weight, Tensor)
-    rows, columns = weight.shape
-    repeat = len(units) // rows  # each row of the weight serves a block of units
-    last = [i for i in range(rank) if i != axis] + [axis]
-    turned = x
-    if axis != rank - 1:
-        turned = patch.insert("Transpose", [x], f"{name}.turned", [onnx_ir.AttrInt64s("perm", last)])
-    blocks = np.asarray(attributes(node, DoAttrs)["parents"]).reshape(columns, repeat).T.reshape(-1)
-    parents = patch.insert(
-        "Gather", [turned, _ints(patch, *blocks)], f"{name}.parents", [onnx_ir.AttrInt64("axis", rank - 1)]
-    )
-    if repeat > 1:
-        sizes = _ints(patch, *(0,) * (rank - 1), repeat, columns)
-        parents = patch.insert("Reshape", [parents, sizes], f"{name}.blocks")
-    matrix = patch.array(np.ascontiguousarray(constant(weight).T.astype(numpy_dtype(dtype))))
-    rebuilt = patch.insert("MatMul", [parents, matrix], f"{name}.mixed")
-    if repeat > 1:
-        rebuilt = patch.insert("Reshape", [rebuilt, _ints(patch, *(0,) * (rank - 1), len(units))], f"{name}.units")
-    order = np.arange(len(units)).reshape(rows, repeat).T.reshape(-1)  # as the product has them
-    shift = np.transpose(slab, last)
-    shift = shift if shift.shape[-1] == 1 else shift[..., order]
-    rebuilt = patch.insert("Add", [rebuilt, patch.initializer(ArrayLiteral(shift), dtype=dtype)], f"{name}.rebuilt")
-    if axis != rank - 1:
-        back = [onnx_ir.AttrInt64s("perm", [last.index(i) for i in range(rank)])]
-        rebuilt = patch.insert("Transpose", [rebuilt], f"{name}.back", back)
-    along = [onnx_ir.AttrInt64("axis", axis)]
-    joined = patch.insert("Concat", [x, rebuilt], f"{name}.joined", along)
-    size = int(node.output.shape[axis])
-    places = np.arange(size)
-    places[np.asarray(units)[order]] = size + np.arange(len(units))
-    return patch.insert("Gather", [joined, _ints(patch, *places.tolist())], output, along)
 
 
 def insert_like(patch: ModelPatch, node: Node) -> None:
@@ -129,8 +28,8 @@ def insert_like(patch: ModelPatch, node: Node) -> None:
     onnx_node = patch.values[like].producer()
     assert onnx_node is not None
     if node.op == "reshape":  # the copy has a batch of one, which the model's own sizes do not say
-        sizes = _ints(patch, *(n if isinstance(n, int) else -1 for n in node.output.shape))
-        patch.insert("Reshape", [_source(patch, node), sizes], node.output)
+        sizes = integers(patch, *(n if isinstance(n, int) else -1 for n in node.output.shape))
+        patch.insert("Reshape", [source_of(patch, node), sizes], node.output)
         return
     inputs = list(onnx_node.inputs)
     for slot, operand in zip(patch.reading.slots[like], node.inputs, strict=False):
@@ -160,26 +59,26 @@ def insert_select(patch: ModelPatch, node: Node) -> None:
 
 def _insert_periodic(patch: ModelPatch, node: Node) -> None:
     """The same positions of every run of `period`: the axis is split in two, and joined again."""
-    x, axis, rank = _source(patch, node), attributes(node, AxisAttrs)["axis"], len(node.output.shape)
+    x, axis, rank = source_of(patch, node), attributes(node, AxisAttrs)["axis"], len(node.output.shape)
     sizes = patch.insert("Shape", [x], f"{node.name}.shape")
-    lead = patch.insert("Gather", [sizes, _ints(patch, *range(axis))], f"{node.name}.lead")
-    rest = patch.insert("Gather", [sizes, _ints(patch, *range(axis + 1, rank))], f"{node.name}.rest")
+    lead = patch.insert("Gather", [sizes, integers(patch, *range(axis))], f"{node.name}.lead")
+    rest = patch.insert("Gather", [sizes, integers(patch, *range(axis + 1, rank))], f"{node.name}.rest")
     first, inner = [onnx_ir.AttrInt64("axis", 0)], [onnx_ir.AttrInt64("axis", axis + 1)]
     target = patch.insert(
-        "Concat", [lead, _ints(patch, -1, attributes(node, SelectAttrs)["period"]), rest], f"{node.name}.runs", first
+        "Concat", [lead, integers(patch, -1, attributes(node, SelectAttrs)["period"]), rest], f"{node.name}.runs", first
     )
     runs = patch.insert("Reshape", [x, target], f"{node.name}.split")
     taken = patch.insert(
-        "Gather", [runs, _ints(patch, *attributes(node, SelectAttrs)["keep"])], f"{node.name}.taken", inner
+        "Gather", [runs, integers(patch, *attributes(node, SelectAttrs)["keep"])], f"{node.name}.taken", inner
     )
-    target = patch.insert("Concat", [lead, _ints(patch, -1), rest], f"{node.name}.size", first)
+    target = patch.insert("Concat", [lead, integers(patch, -1), rest], f"{node.name}.size", first)
     patch.insert("Reshape", [taken, target], node.output)
 
 
 def insert_pointwise(patch: ModelPatch, node: Node) -> None:
     attrs = attributes(node, PointwiseAttrs)
     if attrs["fn"] == "cast":
-        _cast(patch, _source(patch, node), data_type(attrs["dtype"]), node.output)
+        cast(patch, source_of(patch, node), data_type(attrs["dtype"]), node.output)
         return
     op = OPS.get(attrs["fn"])
     if op is None or (op == "Add" and attrs.get("alpha", 1.0) != 1.0) or attrs.get("align"):
@@ -237,7 +136,7 @@ def insert_plane(patch: ModelPatch, node: Node) -> None:
     """Ones of the spatial size that the value has when the model runs; of a fixed size, a runtime makes them when it loads it."""
     one = onnx_ir.AttrTensor("value", onnx_ir.tensor(np.ones(1, dtype=numpy_dtype(node.output.dtype))))
     if all(isinstance(n, int) for n in node.output.shape):
-        patch.insert("ConstantOfShape", [_ints(patch, *(int(n) for n in node.output.shape))], node.output, [one])
+        patch.insert("ConstantOfShape", [integers(patch, *(int(n) for n in node.output.shape))], node.output, [one])
         return
     first = attributes(node, AxisAttrs)["axis"] + 1
     size = _sizes_from(patch, node, (1,) * first, "size")
@@ -248,15 +147,15 @@ def _sizes_from(patch: ModelPatch, node: Node, lead: tuple[int, ...], name: str)
     """These sizes, then those of the node's operand behind them."""
     first, shape = len(lead), patch.shapes[str(node.inputs[0])]
     if all(isinstance(n, int) for n in shape[first:]):
-        return _ints(patch, *lead, *(int(n) for n in shape[first:]))
-    sizes = patch.insert("Shape", [_source(patch, node)], f"{node.name}.{name}.shape")
+        return integers(patch, *lead, *(int(n) for n in shape[first:]))
+    sizes = patch.insert("Shape", [source_of(patch, node)], f"{node.name}.{name}.shape")
     if patch.opset >= 10:
-        bounds = [_ints(patch, n) for n in (first, len(shape))]
+        bounds = [integers(patch, n) for n in (first, len(shape))]
         rest = patch.insert("Slice", [sizes, *bounds], f"{node.name}.{name}.rest")
     else:
         given = [onnx_ir.AttrInt64s("starts", [first]), onnx_ir.AttrInt64s("ends", [len(shape)])]
         rest = patch.insert("Slice", [sizes], f"{node.name}.{name}.rest", given)
-    return patch.insert("Concat", [_ints(patch, *lead), rest], f"{node.name}.{name}", [onnx_ir.AttrInt64("axis", 0)])
+    return patch.insert("Concat", [integers(patch, *lead), rest], f"{node.name}.{name}", [onnx_ir.AttrInt64("axis", 0)])
 
 
 def insert_conv(patch: ModelPatch, node: Node) -> None:
@@ -275,7 +174,7 @@ def insert_conv(patch: ModelPatch, node: Node) -> None:
     if attrs.get("transposed"):
         given.append(onnx_ir.AttrInt64s("output_padding", list(attrs["output_padding"])))
     inputs = [
-        _source(patch, node),
+        source_of(patch, node),
         patch.initializer(
             weight, dtype=node.output.dtype, base="" if node.origin else f"{node.path or node.name}.kernel"
         ),
@@ -293,7 +192,7 @@ def insert_linear(patch: ModelPatch, node: Node) -> None:
     if attrs["w_in"]:
         weight = apply("transpose", (weight,), {"perm": (1, 0)}, weight.shape[::-1], weight.dtype)
     columns = patch.initializer(weight, dtype=node.output.dtype, base=patch.bias_name(node, "columns"))
-    patch.insert("MatMul", [_source(patch, node), columns], node.output)
+    patch.insert("MatMul", [source_of(patch, node), columns], node.output)
 
 
 def insert_along(patch: ModelPatch, node: Node) -> None:
@@ -315,18 +214,18 @@ def _insert_norm(patch: ModelPatch, node: Node) -> None:
     axes, rank, dtype = attributes(node, AlongAttrs)["axes"], len(node.output.shape), node.output.dtype
     eps = attributes(node, AlongAttrs)["eps"]
     if patch.opset >= since and axes == tuple(range(min(axes), rank)) and _fits_attribute(eps, dtype):
-        inputs = [_source(patch, node), *(patch.value(operand, dtype) for operand in node.inputs[1:])]
+        inputs = [source_of(patch, node), *(patch.value(operand, dtype) for operand in node.inputs[1:])]
         epsilon = onnx_ir.AttrFloat32("epsilon", eps)
         patch.insert(op, inputs, node.output, [onnx_ir.AttrInt64("axis", min(axes)), epsilon])
         return
     narrow = dtype in ("float16", "bfloat16")
     wide = "float32" if narrow else dtype
-    x = _source(patch, node)
+    x = source_of(patch, node)
     if not narrow:
         _spell_out_norm(patch, node, x, wide, node.output)
         return
-    x = _cast(patch, x, data_type(wide), f"{node.name}.wide")
-    _cast(patch, _spell_out_norm(patch, node, x, wide, f"{node.name}.scaled"), data_type(dtype), node.output)
+    x = cast(patch, x, data_type(wide), f"{node.name}.wide")
+    cast(patch, _spell_out_norm(patch, node, x, wide, f"{node.name}.scaled"), data_type(dtype), node.output)
 
 
 def _fits_attribute(number: float, dtype: str) -> bool:
@@ -371,7 +270,9 @@ def _in_steps(
 def _insert_group_norm(patch: ModelPatch, node: Node) -> None:
     """As an instance norm of groups, the way torch writes it."""
     attrs, dtype = attributes(node, AlongAttrs), node.output.dtype
-    rows = patch.insert("Reshape", [_source(patch, node), _ints(patch, 0, attrs["groups"], -1)], f"{node.name}.groups")
+    rows = patch.insert(
+        "Reshape", [source_of(patch, node), integers(patch, 0, attrs["groups"], -1)], f"{node.name}.groups"
+    )
     neutral = [patch.array(np.full(attrs["groups"], n, numpy_dtype(dtype))) for n in (1.0, 0.0)]
     eps = onnx_ir.AttrFloat32("epsilon", attrs["eps"])
     normal = patch.insert("InstanceNormalization", [rows, *neutral], f"{node.name}.normal", [eps])
@@ -385,22 +286,22 @@ def _insert_known_group_norm(patch: ModelPatch, node: Node) -> None:
     dtype, name, rank = node.output.dtype, node.name, len(node.output.shape)
     narrow = dtype in ("float16", "bfloat16")
     wide = "float32" if narrow else dtype
-    sums, over, x = sums_of(attributes(node, AlongAttrs)), tuple(range(2, rank)), _source(patch, node)
-    x = _cast(patch, x, data_type(wide), f"{name}.wide") if narrow else x
+    sums, over, x = sums_of(attributes(node, AlongAttrs)), tuple(range(2, rank)), source_of(patch, node)
+    x = cast(patch, x, data_type(wide), f"{name}.wide") if narrow else x
     (groups, most), units, along = sums.places.shape, len(sums.group_of), [onnx_ir.AttrInt64("axis", 1)]
 
     def numbers(array: np.ndarray) -> onnx_ir.Value:
         return patch.array(array.astype(numpy_dtype(wide)))
 
     def shaped(values: onnx_ir.Value, tag: str, *sizes: int) -> onnx_ir.Value:
-        return patch.insert("Reshape", [values, _ints(patch, 0, *sizes)], f"{name}.{tag}")
+        return patch.insert("Reshape", [values, integers(patch, 0, *sizes)], f"{name}.{tag}")
 
     def over_groups(values: onnx_ir.Value, tag: str) -> onnx_ir.Value:
         means = _mean(patch, values, over, f"{name}.{tag}.units") if over else values
         if not sums.alike:
             rows = shaped(means, f"{tag}.row", units)
             means = patch.insert(
-                "Gather", [rows, _ints(patch, *sums.places.reshape(-1))], f"{name}.{tag}.placed", along
+                "Gather", [rows, integers(patch, *sums.places.reshape(-1))], f"{name}.{tag}.placed", along
             )
         parts = shaped(means, f"{tag}.groups", groups, most)
         if sums.alike:
@@ -412,7 +313,7 @@ def _insert_known_group_norm(patch: ModelPatch, node: Node) -> None:
 
     def by_unit(values: onnx_ir.Value, tag: str) -> onnx_ir.Value:
         if groups > 1:
-            values = patch.insert("Gather", [values, _ints(patch, *sums.group_of)], f"{name}.{tag}.spread", along)
+            values = patch.insert("Gather", [values, integers(patch, *sums.group_of)], f"{name}.{tag}.spread", along)
         return shaped(values, f"{tag}.by_unit", units if groups > 1 else 1, *(1,) * len(over))
 
     shift, share, more, centre = (numbers(row[:, None]) for row in sums.constants)
@@ -426,7 +327,7 @@ def _insert_known_group_norm(patch: ModelPatch, node: Node) -> None:
     parts = [(patch.insert("Div", [distance, root], f"{name}.moved"), sums.shifted, "carriers")]
     if sums.spread:
         parts.append((patch.insert("Reciprocal", [root], f"{name}.inverse"), sums.spread, "scales"))
-    some = [patch.insert("Gather", [value, _ints(patch, *own)], f"{name}.{tag}", along) for value, own, tag in parts]
+    some = [patch.insert("Gather", [value, integers(patch, *own)], f"{name}.{tag}", along) for value, own, tag in parts]
     carriers = some[0] if len(some) == 1 else patch.insert("Concat", some, f"{name}.numbers", along)
     carriers = shaped(carriers, "flat", len(sums.shifted) + len(sums.spread), *(1,) * len(over))
     if over:
@@ -436,11 +337,11 @@ def _insert_known_group_norm(patch: ModelPatch, node: Node) -> None:
     if not narrow:
         _in_steps(patch, node, normal, steps, wide, node.output)
         return
-    _cast(patch, _in_steps(patch, node, normal, steps, wide, f"{name}.scaled"), data_type(dtype), node.output)
+    cast(patch, _in_steps(patch, node, normal, steps, wide, f"{name}.scaled"), data_type(dtype), node.output)
 
 
 def _insert_mean(patch: ModelPatch, node: Node) -> None:
-    _mean(patch, _source(patch, node), attributes(node, AlongAttrs)["axes"], node.output)
+    _mean(patch, source_of(patch, node), attributes(node, AlongAttrs)["axes"], node.output)
 
 
 AXES_INPUT_SINCE = 18
@@ -448,7 +349,7 @@ AXES_INPUT_SINCE = 18
 
 def _mean(patch: ModelPatch, x: onnx_ir.Value, axes: tuple[int, ...], output: Value | str) -> onnx_ir.Value:
     if patch.opset >= AXES_INPUT_SINCE:
-        return patch.insert("ReduceMean", [x, _ints(patch, *axes)], output)
+        return patch.insert("ReduceMean", [x, integers(patch, *axes)], output)
     return patch.insert("ReduceMean", [x], output, [onnx_ir.AttrInt64s("axes", list(axes))])
 
 
@@ -457,7 +358,7 @@ def _insert_pad(patch: ModelPatch, node: Node) -> None:
     value = attributes(node, AlongAttrs)["value"]
     if patch.opset >= 11:
         number = patch.array(np.asarray(value, dtype=numpy_dtype(node.output.dtype)))
-        patch.insert("Pad", [_source(patch, node), _ints(patch, *pads), number], node.output)
+        patch.insert("Pad", [source_of(patch, node), integers(patch, *pads), number], node.output)
         return
     if not _fits_attribute(value, node.output.dtype):
         raise HostError(
@@ -467,7 +368,7 @@ def _insert_pad(patch: ModelPatch, node: Node) -> None:
             fix="convert the model to opset 11 or newer (onnx.version_converter), or replace these units by 0",
         )
     given = [onnx_ir.AttrInt64s("pads", pads), onnx_ir.AttrFloat32("value", value)]
-    patch.insert("Pad", [_source(patch, node)], node.output, given)
+    patch.insert("Pad", [source_of(patch, node)], node.output, given)
 
 
 ALONG = {
@@ -494,4 +395,5 @@ INSERTED: dict[str, Callable[[ModelPatch, Node], None]] = {
     "plane": insert_plane,
     "conv": insert_conv,
     "linear": insert_linear,
+    "turn": insert_turn,
 }

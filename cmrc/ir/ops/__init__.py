@@ -1,6 +1,6 @@
 """The ops of the IR, one spec each, in files by family. A new op is one entry there, and a rule in each pass that has something to say about it.
 
-affine       linear, conv, do, select, and what folding makes of a weight
+affine       linear, conv, do, select, turn, and what folding makes of a weight
 attention    matmul, attention
 functions    pointwise and along, with one spec per function
 layout       reshape, expand, transpose, concat, embedding, plane; opaque

@@ -255,6 +255,42 @@ def select_meaning(attrs: SelectAttrs, x: Array) -> Array:
 AFFINE["select"] = Op((either("x"),), SelectAttrs, select_shape, select_meaning, as_stored=True, passes=True)
 
 
+# ---------------------------------------------------------------- turn
+
+
+class TurnAttrs(TypedDict):
+    """`axis` is cut into blocks of equal size, and each block has a matrix of its own."""
+
+    axis: int
+
+
+def turn_shape(node: Node, shapes: Shapes) -> str:
+    x, blocks = shapes[:2]
+    assert x is not None and blocks is not None
+    size = x[attributes(node, TurnAttrs)["axis"]]
+    if len(blocks) != 3 or blocks[1] != blocks[2] or size != int(blocks[0]) * int(blocks[1]):
+        return f"matrices {list(blocks)} do not fit {size} units"
+    return "" if node.output.shape == x else f"the result has shape {node.output.shape}, not {x}"
+
+
+def turn_meaning(attrs: TurnAttrs, x: Array, blocks: Array) -> Array:
+    """Each block of units times its matrix: a change of basis, block by block."""
+    axis, (count, size, _) = attrs["axis"], blocks.shape
+    last = np.moveaxis(x, axis, -1)
+    apart = np.moveaxis(last.reshape(*last.shape[:-1], count, size), -2, 0).reshape(count, -1, size)
+    turned = np.moveaxis((apart @ blocks.swapaxes(1, 2)).reshape(count, *last.shape[:-1], size), 0, -2)
+    return np.moveaxis(turned.reshape(last.shape), -1, axis)
+
+
+def turn_products(node: Node, shapes: Shapes) -> list[Shape]:
+    blocks = shapes[1]
+    assert blocks is not None
+    return [(*node.output.shape, blocks[2])]
+
+
+AFFINE["turn"] = Op((either("x"), either("blocks")), TurnAttrs, turn_shape, turn_meaning, work=turn_products)
+
+
 # ---------------------------------------------------------------- of tensors only: what folding makes of a weight
 
 

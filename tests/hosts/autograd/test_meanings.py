@@ -211,6 +211,8 @@ def test_layout_and_what_folding_makes() -> None:
     agree("do", {"axis": 1, "units": (5, 0)}, x, rng.normal(size=(1, 2, 4)))
     agree("do", {"axis": 1, "units": (5, 0), "parents": (1, 2, 3)}, x, np.array([0.1, 0.2]), rng.normal(size=(2, 3)))
     agree("do", {"axis": 1, "units": (0, 1, 2, 3), "parents": (4, 5)}, x, np.array(0.1), rng.normal(size=(2, 1)))
+    agree("turn", {"axis": 1}, x, rng.normal(size=(2, 3, 3)))
+    agree("turn", {"axis": 1}, x, rng.normal(size=(1, 6, 6)))
     agree("fold_columns", {"axis": 1, "units": (0, 5), "parents": (1, 2, 3)}, weight, rng.normal(size=(2, 3)))
     agree("fold_columns", {"axis": 1, "units": (0, 1, 4, 5), "parents": (2, 3)}, weight, rng.normal(size=(2, 1)))
     grouped = rng.normal(size=(4, 3, 2))
