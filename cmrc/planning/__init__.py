@@ -8,4 +8,5 @@ replacements  the do's that follow              fits          the formulas of co
 stream        fits in order, site after site        usable        which sites are planned, and whether their statistics can be used
 progress      plans that resume                 certified     the smallest plan whose certificate holds
 diagnose      predictions and measurements     plots         pictures of scores
+bases         fewer units inside the heads of attention, in the basis that loses least
 """
