@@ -174,7 +174,7 @@ it. It fails if anything but a CmrcError comes out, on the command line anything
 {limits["seconds"]} s of processor time, or if the process needs more than {limits["memory"] / 2**30:.0f} GiB of address space, libraries included.
 
 {table(*rows)}
-{notes}Where a kind has two runs, the shorter one is of the later commit.
+{notes}Minutes are by the clock, of a machine that did other work too in the later runs (the first five rows): the cases say how much was tried.
 
 {len(list((TESTS / "loaders" / "regressions").glob("*.bin")))} cases that failed once, most of them in the first minutes, before these runs were counted, are
 kept under `tests/loaders/regressions` and pass now. A .npz file may expand to 1 GiB, or to a hundred times its size; more is refused before it is read.
