@@ -158,10 +158,10 @@ calibration pictures, which the network was trained on, it loses twice as much.
     "minilm": """Ours at 0.9, 0.8 and 0.6, onnxsim and the presets are not measured yet: they go on with the command below.
 """,
     "magika": """A single layer can be cut, and by constants alone, so that the methods differ in the order of its units only. No library here cuts it. The
-FLAP-like order is one of the three that ours measures on the 300 calibration files, on which the others' statistics were gathered too, before it chooses. On the 600 files
-that are judged it was the better choice at 0.8 and 0.6, and the worse one at 0.9 and 0.5.
-At 0.5 the same part of every layer, what onnxsim does below 0.9 and the presets
-are not measured by the present code.
+FLAP-like order is one of the three that ours tries; another is by what each unit alone does to the outputs. Ours takes the one that loses least on the 300
+calibration files, on which the others' statistics were gathered too. The files are those of the machine that measures, and which 600 of them are judged
+matters: on another 600 the measured order alone was between .87 and 1.07 of the FLAP-like one. The same part of every layer is the same cut here. What
+onnxsim does and the presets are not measured by the present code.
 """,
 }
 SECTIONS: tuple[Section, ...] = tuple(
