@@ -220,7 +220,7 @@ def shares(
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     same = {name: t for name, t in after.items() if name in before and tuple(t.shape) == tuple(before[name].shape)}
-    shared = {name: t for name, t in same.items() if t is before[name]}
+    shared = {name for name, t in same.items() if t is before[name] or same_memory(t, before[name])}
     folded = {
         name for name, t in same.items() if name not in shared and not np.array_equal(array(t), array(before[name]))
     }
@@ -233,6 +233,12 @@ def shares(
         "peak_bytes": peak,
         "met": not copied,
     }
+
+
+def same_memory(tensor: Any, other: Any) -> bool:
+    """Whether two tensors still have one memory. To read one as an array would part them (copy on write), so this is asked first."""
+    tensors = isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor)
+    return tensors and bool(torch._C._data_address(tensor) == torch._C._data_address(other))
 
 
 def array(tensor: Any) -> np.ndarray:
@@ -259,7 +265,7 @@ def copies(by_host: Mapping[str, Mapping[str, Any]]) -> str:
     ]  # fmt: skip
     head = (
         "host",
-        "shared with the model",
+        "shared with the model, until written to",
         "new",
         "copied unchanged",
         "allocated at most",
