@@ -65,9 +65,10 @@ def needs_torch(path: Path) -> bool:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Without torch only the ONNX path is tested: `bash .ci/core`."""
-    if not WITHOUT_TORCH or collection_path.suffix != ".py" or collection_path == Path(__file__):
+    if not WITHOUT_TORCH or collection_path in (HERE, Path(__file__)):
         return None
-    return True if needs_torch(collection_path) else None
+    path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return True if path.suffix == ".py" and path.exists() and needs_torch(path) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
