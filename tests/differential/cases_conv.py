@@ -199,9 +199,16 @@ case(
 )
 case(
     "conv3d",
-    lambda: chain(a=nn.Conv3d(2, 5, 2), act=nn.ReLU(), b=nn.Conv3d(5, 3, (2, 3, 1), (1, 2, 1), (1, 0, 1))),
+    lambda: chain(a=nn.Conv3d(2, 6, 2), act=nn.ReLU(), b=nn.Conv3d(6, 3, (2, 3, 1), (1, 2, 1), (1, 0, 1))),
     ("n", 2, "d", "h", "w"),
     const("act", [1, 4]),
+    dynamic=("n", "dhnw"),
+)
+case(
+    "conv3d_carried",
+    lambda: chain(a=nn.Conv3d(2, 5, 2), act=nn.ReLU(), b=nn.Conv3d(5, 3, (2, 3, 1), (1, 2, 1), (1, 0, 1))),
+    ("n", 2, "d", "h", "w"),
+    const("act", [1, 4], left=4),
     dynamic=("n", "dhnw"),
 )
 case(
@@ -253,9 +260,16 @@ case(
 )
 case(
     "deconv3d",
-    lambda: chain(a=nn.ConvTranspose3d(2, 5, 2), act=nn.ReLU(), b=nn.ConvTranspose3d(5, 3, 2, (2, 1, 1), (0, 1, 0))),
+    lambda: chain(a=nn.ConvTranspose3d(2, 6, 2), act=nn.ReLU(), b=nn.ConvTranspose3d(6, 3, 2, (2, 1, 1), (0, 1, 0))),
     ("n", 2, "d", "h", "w"),
     const("act", [1, 4]),
+    dynamic=("n", "dhnw"),
+)
+case(
+    "deconv3d_carried",
+    lambda: chain(a=nn.ConvTranspose3d(2, 5, 2), act=nn.ReLU(), b=nn.ConvTranspose3d(5, 3, 2, (2, 1, 1), (0, 1, 0))),
+    ("n", 2, "d", "h", "w"),
+    const("act", [1, 4], left=4),
     dynamic=("n", "dhnw"),
 )
 case(
