@@ -37,6 +37,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "batch_norm": [{"eps": 1e-3}],
     **{name: [{}, {"alpha": -0.7}] for name in ("add", "sub", "rsub")},
     "addcmul": [{}, {"value": 0.4}],
+    "fill": [{"value": 0.0}, {"value": 0.7}],
 }
 OPERANDS = {
     "where": 3, "addcmul": 3, "batch_norm": 5, "prelu": 2, "quantize": 3, "dequantize": 3,
@@ -229,7 +230,7 @@ def test_layout_and_what_folding_makes() -> None:
 
 
 # Where the derivative jumps, or is zero, a difference quotient says nothing.
-STEPS = {"sign", "floor", "ceil", "round", "cast", "fmod", "quantize"}
+STEPS = {"sign", "floor", "ceil", "round", "cast", "fmod", "quantize", "fill"}
 
 
 @pytest.mark.parametrize("fn", [fn for fn in POINTWISE if fn not in STEPS and fn not in LOGICAL])

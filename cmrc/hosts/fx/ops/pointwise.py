@@ -121,8 +121,9 @@ def read_cast(a: Arguments) -> Read:
 def read_fill(a: Arguments) -> Read | None:
     """A number at every position of a value, as a scan begins: it has the units of the value, and needs none of its numbers."""
     value = {"zeros_like": 0.0, "ones_like": 1.0}.get(opname(a.node), a.get("fill_value"))
-    known = a.node.meta["val"].dtype.is_floating_point and isinstance(value, (int, float))
-    return Read("pointwise", (0,), {"fn": "fill", "value": float(value)}) if known else None
+    if not isinstance(value, (int, float)) or not a.node.meta["val"].dtype.is_floating_point:
+        return None
+    return Read("pointwise", (0,), {"fn": "fill", "value": float(value)})
 
 
 @row("batch_norm")
