@@ -44,8 +44,9 @@ def drop_idle_readers(rise: Rise, name: str, idle: Collection[str]) -> None:
         node = rise.settled.pop(waiting.pop(), None)
         if node is not None:
             rise.changed = True
-            rise.lost_readers.update(node.values())
+            operands = [rise.final_name(operand) for operand in node.values()]
+            rise.lost_readers.update(operands)
             rise.log.did("dead_subgraph", node, DROPPED)
             waiting += [reader for value in node.outputs for reader in rise.uses[value.name]]
-            for operand in node.values():
+            for operand in operands:
                 rise.uses[operand] = [reader for reader in rise.uses[operand] if reader != node.name]

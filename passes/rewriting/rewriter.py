@@ -303,7 +303,7 @@ class Rise:
         return name
 
     def result(self) -> Graph:
-        for name in self.rewired:
+        for name in self.rewired.intersection(self.settled):  # some were dropped later
             node = self.settled[name]
             self.settled[name] = node.with_inputs(
                 [self.final_name(operand) if isinstance(operand, str) else operand for operand in node.inputs]
