@@ -23,10 +23,10 @@ from itertools import zip_longest
 import numpy as np
 
 from cmrc.ir.graph import Array, Graph, Node, Operand, Tensor, apply, attributes, literal
-from cmrc.ir.ops.affine import LinearAttrs, TurnAttrs
+from cmrc.ir.ops.affine import LinearAttrs, TurnAttrs, is_turn
 from cmrc.ir.tensors import constant, quantised
 from cmrc.passes.rewriting.layouts import Axis, Layout, Reached, contracted, is_addition, offsets, walk
-from cmrc.passes.rewriting.rewriter import Log, Pass, folded, is_turn, operand_axis
+from cmrc.passes.rewriting.rewriter import Log, Pass, folded, operand_axis
 
 Matrices = Mapping[int, Array]  # by block
 

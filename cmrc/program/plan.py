@@ -265,7 +265,9 @@ def _matrices(basis: npt.ArrayLike, size: int, where: dict[str, str]) -> Array:
 def _require_one_basis(basis: Array | None, beside: Sequence[Do], site: Site, where: dict[str, str]) -> None:
     """Units of different bases would not be different units."""
     if site.recurrence is not None and basis is not None:
-        raise DoError("is a hidden state, whose units have no other basis", **where, fix="replace its units without a basis")
+        raise DoError(
+            "is a hidden state, whose units have no other basis", **where, fix="replace its units without a basis"
+        )
     if beside and (basis is not None or beside[0].basis is not None):
         raise DoError(
             "another replacement of this value is before it, and one of the two is in a basis",

@@ -359,11 +359,6 @@ def is_affine_do(node: Node | None) -> bool:
     return node is not None and node.op == "do" and len(node.inputs) == 3
 
 
-def is_turn(node: Node) -> bool:
-    """Whether it is a change of basis that was not tried yet (basis_fold.py)."""
-    return node.op == "turn" and not node.marks.why
-
-
 def operand_axis(node: Node, position: int, shape: Shape, axis: int) -> int | None:
     """The axis of a pointwise operand that corresponds to `axis` of the result; `None` if it broadcasts."""
     align, out = attributes(node, FunctionAttrs).get("align"), node.output.shape

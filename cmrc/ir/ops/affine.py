@@ -273,6 +273,11 @@ def turn_shape(node: Node, shapes: Shapes) -> str:
     return "" if node.output.shape == x else f"the result has shape {node.output.shape}, not {x}"
 
 
+def is_turn(node: Node) -> bool:
+    """Whether it is a change of basis that was not tried yet (basis_fold.py)."""
+    return node.op == "turn" and not node.marks.why
+
+
 def turn_meaning(attrs: TurnAttrs, x: Array, blocks: Array) -> Array:
     """Each block of units times its matrix: a change of basis, block by block."""
     axis, (count, size, _) = attrs["axis"], blocks.shape
