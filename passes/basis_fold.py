@@ -66,8 +66,7 @@ class Turned:
 
     def maker(self, name: str) -> Node:
         """The linear op that makes these units."""
-        producers = {value.name: node for node in self.graph.nodes for value in node.outputs}
-        while (node := producers.get(name)) is not None:
+        while (node := self.graph.makers.get(name)) is not None:
             values = node.values()
             if node.op == "linear":
                 break

@@ -180,7 +180,7 @@ def find_residue(graph: Graph, log: Log, shared: Sequence[Node] = ()) -> list[Re
     """The do's and selects that are left, each with the reason that was noted when it stopped."""
     stays = {node.name for node in shared}
     residue: list[Residue] = []
-    consumers, producers = graph.readers, {value.name: node for node in graph.nodes for value in node.outputs}
+    consumers, producers = graph.readers, graph.makers
     for node in graph.nodes:
         if node.op == "do":
             readers = [(r.name, r.label, r.kind) for r in consumers[node.name]]

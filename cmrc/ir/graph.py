@@ -367,6 +367,11 @@ class Graph:
         return leaves
 
     @cached_property
+    def makers(self) -> Mapping[str, Node]:
+        """The node that computes each value; inputs have none."""
+        return {value.name: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
     def readers(self) -> Mapping[str, list[Node]]:
         """For every value, the nodes that read it, in order."""
         readers: dict[str, list[Node]] = {name: [] for name in self.by_name}

@@ -93,8 +93,7 @@ def _try_constant(graph: Graph, group: Group, value: float) -> Outcome:
 
 def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
     """The nodes that do's at these values, and the selects they leave, can reach."""
-    producers = {v.name: node for node in graph.nodes for v in node.outputs}
-    consumers = graph.readers
+    producers, consumers = graph.makers, graph.readers
     wanted: dict[str, Node] = {}
     hidden = hidden_states(graph) if any(name.endswith(HIDDEN) for name in values) else {}
     recurrent = [hidden[name][0] for name in values if name in hidden]
@@ -132,7 +131,8 @@ def neighbourhood(graph: Graph, values: Sequence[str]) -> Graph:
     read = dict.fromkeys(o for node in nodes for o in node.values() if o not in computed)
     inside = {node.name for node in nodes}
     unread = {n for n in computed if not any(consumers[v.name] for v in producers[n].outputs)}
-    idle = without_sizes(graph, idle_nodes(graph))
+    idle = idle_nodes(graph)
+    idle = idle and without_sizes(graph, idle)
     if idle.isdisjoint(values):  # then idle nodes go where they are in the way
         unread -= idle
         inside |= idle

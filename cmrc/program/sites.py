@@ -172,8 +172,7 @@ class Sites:
 
     @cached_property
     def producers(self) -> dict[str, Node]:
-        producers = {value.name: node for node in self.graph.nodes for value in node.outputs}
-        return producers | {name: node for name, (node, _) in self.hidden_states.items()}
+        return {**self.graph.makers, **{name: node for name, (node, _) in self.hidden_states.items()}}
 
     @cached_property
     def consumers(self) -> dict[str, list[Node]]:

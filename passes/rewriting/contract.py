@@ -220,7 +220,7 @@ def rise_to_copies(rise: Rise, node: Node, wanted: Selection) -> RuleOutcome | N
     """(N, G, 1) expanded to (N, G, r) and merged to (N, G·r): copies are equal, so any n of each kept group are right."""
     axis, keep = wanted.axis, wanted.keep
     x = node.inputs[0]
-    maker = rise.makers.get(str(x))
+    maker = rise.graph.makers.get(str(x))
     if maker is None or maker.op != "expand" or keep.period:
         return None
     before, source = rise.shape(x), rise.shape(maker.inputs[0])

@@ -21,9 +21,10 @@ def idle_and_whole(graph: Graph, idle: frozenset[str], now: frozenset[str]) -> f
     lost = set(now - idle - sizes)  # an input is there anyway
     if not lost:
         return idle
-    makers = {value.name: node.name for node in graph.nodes for value in node.outputs}
     for node in graph.nodes:
-        if node.name in idle and any(makers.get(operand) in lost for operand in node.values()):
+        if node.name in idle and any(
+            operand in graph.makers and graph.makers[operand].name in lost for operand in node.values()
+        ):
             lost.add(node.name)
     return idle - lost
 

@@ -246,8 +246,8 @@ def _rows(tensor: Tensor, keep: Sequence[int], hidden: int, axis: int) -> Tensor
 
 def _is_one_number(rise: Rise, operand: Operand) -> bool:
     """Whether a value is one number at every position, such as an initial state of zeros."""
-    maker = rise.makers.get(operand) if isinstance(operand, str) else None
+    maker = rise.graph.makers.get(operand) if isinstance(operand, str) else None
     while maker is not None and maker.op in ("select", "transpose", "reshape") and isinstance(maker.inputs[0], str):
-        maker = rise.makers.get(maker.inputs[0])
+        maker = rise.graph.makers.get(maker.inputs[0])
     given = maker.inputs[0] if maker is not None and maker.op == "expand" else None
     return isinstance(given, Tensor) and int(np.prod(given.shape)) == 1

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from cmrc.ir.axes import complement as remaining
@@ -237,11 +236,6 @@ class Rise:
 
     def __post_init__(self) -> None:
         self.values = self.graph.values()
-
-    @cached_property
-    def makers(self) -> dict[str, Node]:
-        """The node that computed each value before this walk."""
-        return {value.name: node for node in self.graph.nodes for value in node.outputs}
 
     def shape(self, operand: Operand) -> Shape:
         return self.values[operand].shape if isinstance(operand, str) else operand.shape if operand is not None else ()

@@ -37,8 +37,7 @@ class SpelledNorm:
 
 def spelled_norms(graph: Graph) -> Iterator[SpelledNorm]:
     """Every layer norm and RMS norm over one axis, and every group norm, that is spelled out."""
-    producers = {value.name: node for node in graph.nodes for value in node.outputs}
-    readers = graph.readers
+    producers, readers = graph.makers, graph.readers
     for node in graph.nodes:
         norm = _match(node, producers) or _match_groups(node, producers)
         if norm is not None:
